@@ -1,0 +1,1 @@
+"""Configuration: frozen pydantic models (`configs.schema`), TOML loading with `extends` (`configs.load`)."""

@@ -1,0 +1,18 @@
+"""How plain functions report: a callable `emit(kind, **fields)` handed to them, so that they know no store.
+
+Kinds: `metric` (name, step, value), `sample` (index, fields of one rollout, trace or evaluated item), `call` (one
+attempt at an endpoint) and `progress` (done, total, unit, note). `metric`, `sample` and `call` become catalog rows;
+`progress` only moves the bar.
+"""
+
+from typing import Any, Protocol
+
+
+class Emit(Protocol):
+    """Takes one event. Must be safe to call from several threads and must not block on anything but a local file."""
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+def silent(kind: str, **fields: Any) -> None:
+    """The `Emit` for notebooks and tests that look only at return values."""

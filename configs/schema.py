@@ -1,0 +1,291 @@
+"""The whole configuration as frozen pydantic models: one section per stage, and `RunConfig` that holds them.
+
+A field that alters what a stage writes belongs to that stage's section, for the section is hashed into the key of
+its artifacts. Where nothing is said a value is ours; `configs/nautile_370m.toml` gives the source of the paper's.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from configs.model import ModelConfig, TokenizerConfig
+from configs.section import Section
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class TaskConfig(Section):
+    """One generator of verifiable problems: its name in the registry, its share of a draw, its own parameters."""
+
+    name: str
+    weight: PositiveFloat = 1.0
+    parameters: dict[str, int | float | str] = {}
+
+
+class SourceConfig(Section):
+    """One corpus to ingest. `reader` names how records are had; the rest says which and how many."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    reader: Literal["hub", "parquet", "jsonl", "wikipedia", "reasoning"]
+    form: Literal["web", "synth"]
+    path: str = ""  # Hub id, or a glob of local files; unused by the offline readers
+    subset: str = ""
+    split: str = "train"
+    revision: str = ""  # a pinned commit for the Hub
+    records: PositiveInt | None = None  # None: everything there is
+    tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning"
+    validation_share: Share = 0.01
+    exemplars: NonNegativeInt = 0  # records kept aside for retrieval, stratified by exercise
+    rows_per_shard: PositiveInt = 4096
+
+    @model_validator(mode="after")
+    def _complete(self) -> "SourceConfig":
+        if self.reader in ("hub", "parquet", "jsonl") and not self.path:
+            raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
+        if self.reader == "hub" and not self.revision:
+            raise ValueError(f"source {self.name!r}: a Hub source needs a pinned `revision` (a commit hash)")
+        if (self.reader == "reasoning") != bool(self.tasks):
+            raise ValueError(f"source {self.name!r}: `tasks` goes with reader 'reasoning' and with no other")
+        return self
+
+
+class IngestConfig(Section):
+    """Paper §3.1. Each source becomes its own `tokens` artifact of rows of `row_length` tokens."""
+
+    row_length: PositiveInt = 1024
+    sources: tuple[SourceConfig, ...]
+
+
+class EndpointConfig(Section):
+    """A chat endpoint. Keys come from the environment, by name, and are never written anywhere."""
+
+    kind: Literal["openai", "mistral", "embedded"]
+    model: str
+    url: str = ""  # openai: the base URL, ending in /v1
+    key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
+    concurrency: PositiveInt = 8
+    requests_per_minute: PositiveInt | None = None
+    timeout_s: PositiveFloat = 120.0
+    attempts: PositiveInt = 5
+    dollars_per_million_in: NonNegativeFloat = 0.0
+    dollars_per_million_out: NonNegativeFloat = 0.0
+    structured: Literal["json_schema", "grammar", "none"] = "json_schema"
+    stand_in: bool = False  # shown beside every result that rests on it
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "EndpointConfig":
+        if self.kind == "openai" and not self.url:
+            raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
+        return self
+
+
+class TeacherConfig(Section):
+    """A teacher and the difficulty (0..1) up to which it is chosen (paper §3.3)."""
+
+    endpoint: str
+    up_to: Share = 1.0
+
+
+class DistillConfig(Section):
+    """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
+
+    prompts: PositiveInt
+    prompt_source: Literal["wikipedia", "hub", "jsonl"] = "wikipedia"
+    prompt_path: str = ""
+    prompt_revision: str = ""
+    neighbours: PositiveInt = 5
+    teachers: tuple[TeacherConfig, ...]
+    max_tokens: PositiveInt = 160
+    temperature: NonNegativeFloat = 0.0
+    budget_dollars: NonNegativeFloat = 0.0
+    max_rejected_share: Share = 1.0
+    overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also stand in its neighbours
+
+
+class PhaseConfig(Section):
+    """A stretch of pretraining: its token budget and the weights of the token sources it draws rows from."""
+
+    name: str
+    tokens: PositiveInt
+    mixture: dict[str, PositiveFloat]
+
+
+class OptimizerConfig(Section):
+    name: Literal["adamw", "muon"] = "adamw"
+    learning_rate: PositiveFloat = 1e-3
+    final_learning_rate: NonNegativeFloat = 1e-5
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    decay_share: Share = 0.2  # wsd only: the share of steps spent going down
+    beta1: Share = 0.9
+    beta2: Share = 0.99
+    weight_decay: NonNegativeFloat = 0.01
+    clip: PositiveFloat = 1.0
+
+
+class PretrainConfig(Section):
+    """Paper §3.1: phase 1 on web text, phase 2 on SYNTH with the distilled documents."""
+
+    phases: tuple[PhaseConfig, ...]
+    batch_rows: PositiveInt
+    micro_rows: PositiveInt | None = None  # gradient accumulation when smaller than batch_rows
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss_chunk: PositiveInt = 128
+    z_loss: NonNegativeFloat = 0.0
+    fsdp: PositiveInt = 1
+    save_every: PositiveInt = 1000
+    keep: PositiveInt = 3
+    log_every: PositiveInt = 10
+    validate_every: PositiveInt = 1000
+    validation_rows: PositiveInt = 64
+    sample_every: PositiveInt = 5000
+
+
+class ProblemsConfig(Section):
+    """A set of problems with checkable answers, or prompts for the judge."""
+
+    source: Literal["reasoning", "gsm8k", "wikipedia"] = "reasoning"
+    tasks: tuple[TaskConfig, ...] = ()
+    count: PositiveInt = 1024
+    revision: str = ""
+
+
+class RolloutConfig(Section):
+    """How completions are drawn. A step asks `prompts` questions, `group` completions each (paper §4.2: four)."""
+
+    prompts: PositiveInt
+    group: PositiveInt = 4
+    max_tokens: PositiveInt
+    prompt_length: PositiveInt = 64
+    temperature: PositiveFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: Share = 1.0
+
+    @model_validator(mode="after")
+    def _a_group_compares(self) -> "RolloutConfig":
+        if self.group < 2:
+            raise ValueError("rollout.group must be at least 2: an advantage compares completions of one prompt")
+        return self
+
+
+class PolicyConfig(Section):
+    """The learner's settings, shared by the reinforcement stages."""
+
+    steps: PositiveInt
+    optimizer: OptimizerConfig
+    kl: NonNegativeFloat = 0.0
+    clip_ratio: PositiveFloat = 0.2
+    inner_epochs: PositiveInt = 1
+    micro_rows: PositiveInt = 8
+    refill: PositiveInt = 3  # draws of further groups, at most, to replace groups that carry no signal
+    save_every: PositiveInt = 10
+    guard_every: PositiveInt | None = None  # evaluate the guard set every so many steps
+    guard_problems: PositiveInt = 128
+
+
+class JudgeConfig(Section):
+    """The judge's rubric and the paper's weights (§4.2)."""
+
+    endpoint: str
+    rubric: str = "nautile-judge-1"
+    reason_weight: Share = 0.30
+    answer_weight: Share = 0.55
+    follow_weight: Share = 0.15
+    overlong_penalty: NonNegativeFloat = 0.5
+    mastered_mean: float = 90.0
+    mastered_minimum: float = 85.0
+    max_tokens: PositiveInt = 64
+    calibration_items: NonNegativeInt = 16
+
+
+class AlignConfig(Section):
+    """Stage 1, Dr. GRPO with an LLM judge (paper §4.2)."""
+
+    rollout: RolloutConfig
+    policy: PolicyConfig
+    judge: JudgeConfig
+    problems: ProblemsConfig
+
+
+class ReasonConfig(Section):
+    """Stage 2, gradient-balanced GRPO (paper §4.3)."""
+
+    rollout: RolloutConfig
+    policy: PolicyConfig
+    problems: ProblemsConfig
+    balance: Literal["equalise", "cap", "off"] = "equalise"
+    balance_epsilon: PositiveFloat = 1e-8
+
+
+class SelfDistillConfig(Section):
+    """Stage 3, scored self-distillation (paper §4.4)."""
+
+    rollout: RolloutConfig
+    problems: ProblemsConfig
+    rounds: PositiveInt = 1
+    epochs: PositiveInt = 1
+    batch_rows: PositiveInt = 16
+    optimizer: OptimizerConfig
+
+
+class BenchmarkChoice(Section):
+    """One benchmark to evaluate: its name in `evals/benchmarks.py` and how many items (None: all)."""
+
+    name: str
+    items: PositiveInt | None = None
+
+
+class EvaluateConfig(Section):
+    """Paper §5: zero-shot, strict."""
+
+    benchmarks: tuple[BenchmarkChoice, ...]
+    held_out: ProblemsConfig | None = None  # held-out problems of the reinforcement stages' own kind
+    max_tokens: PositiveInt = 512
+    prompt_length: PositiveInt = 512
+    batch: PositiveInt = 32
+    temperature: NonNegativeFloat = 0.0
+    tables: bool = True
+
+
+class ReportConfig(Section):
+    title: str = "Nautile"
+    samples: PositiveInt = 12
+
+
+class RunConfig(Section):
+    """Everything a run is made of. `configs.load.load` reads one from TOML."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: NonNegativeInt = 0
+    tokenizer: TokenizerConfig
+    model: ModelConfig
+    endpoints: dict[str, EndpointConfig] = {}
+    ingest: IngestConfig
+    distill: DistillConfig
+    pretrain: PretrainConfig
+    align: AlignConfig
+    reason: ReasonConfig
+    self_distill: SelfDistillConfig
+    evaluate: EvaluateConfig
+    report: ReportConfig = ReportConfig()
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> "RunConfig":
+        known = {source.name for source in self.ingest.sources} | {"distilled"}
+        for phase in self.pretrain.phases:
+            if unknown := set(phase.mixture) - known:
+                raise ValueError(
+                    f"pretrain.phases {phase.name!r}: mixture names {sorted(unknown)}; there are {sorted(known)}"
+                )
+        asked = [("align.judge.endpoint", self.align.judge.endpoint)]
+        asked += [(f"distill.teachers.{i}.endpoint", t.endpoint) for i, t in enumerate(self.distill.teachers)]
+        for field, name in asked:
+            if name not in self.endpoints:
+                raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
+        if self.tokenizer.vocabulary > self.model.vocabulary:
+            raise ValueError(
+                f"model.vocabulary {self.model.vocabulary} is smaller than the tokenizer's {self.tokenizer.vocabulary}"
+            )
+        if self.ingest.row_length > self.model.context:
+            raise ValueError(f"ingest.row_length {self.ingest.row_length} exceeds model.context {self.model.context}")
+        return self
