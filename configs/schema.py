@@ -139,6 +139,7 @@ class PretrainConfig(Section):
     validate_every: PositiveInt = 1000
     validation_rows: PositiveInt = 64
     sample_every: PositiveInt = 5000
+    skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 
 class ProblemsConfig(Section):
@@ -229,10 +230,15 @@ class SelfDistillConfig(Section):
 
 
 class BenchmarkChoice(Section):
-    """One benchmark to evaluate: its name in `evals/benchmarks.py` and how many items (None: all)."""
+    """One benchmark to evaluate: its name in `evals/benchmarks.py` and how many items (None: all).
+
+    Its records come from the Hub at the pinned commit `revision`, or from the file `path` in the Hub's own schema.
+    """
 
     name: str
     items: PositiveInt | None = None
+    revision: str = ""
+    path: str = ""
 
 
 class EvaluateConfig(Section):

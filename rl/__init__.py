@@ -1,0 +1,1 @@
+"""Reinforcement (paper §4): one rollout engine, one learner, three small variants."""

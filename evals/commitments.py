@@ -1,0 +1,50 @@
+"""Where an answer commits itself: `\\boxed{…}`, `#### …`, `the answer is …`. Every parser reads these spans first.
+
+A span ends with its sentence, and before a reason or a rejected alternative (`because`, `not`, `rather than`), so that
+"the answer is 12, not 13" commits to 12 alone while "the answer is 12 or 13" holds two candidates.
+"""
+
+import re
+
+_ANSWER_IS = re.compile(
+    r"\b(?:answer|correct\s+(?:option|choice|letter))\b"
+    r"(?:[^\S\n]+(?:to|for)\b[^.\n:=]{0,80}?)?"  # "the answer to the question is"
+    r"\s*(?:\b(?:is|was|would\s+be|must\s+be|should\s+be|will\s+be|equals)\b(?![^\S\n]*not\b)[^\S\n]*:?|[=:：])"
+    r"[\s:]*",
+    re.IGNORECASE,
+)
+_HASHES = re.compile(r"####\s*")
+_SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|\n|;")
+_REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re.IGNORECASE)
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+
+
+def commitments(text: str) -> list[str]:
+    """The spans of `text` that state an answer, in the order in which they stand; empty when none does."""
+    text = text.replace("**", "")
+    found = [(start, content) for start, content in _boxed_at(text)]
+    for mark, ends in ((_ANSWER_IS, _SENTENCE_END), (_HASHES, re.compile(r"\n"))):
+        for match in mark.finditer(text):
+            rest = text[match.end() :]
+            end = ends.search(rest)
+            sentence = rest[: end.start()] if end else rest
+            reason = _REASON.search(sentence)
+            found.append((match.end(), sentence[: reason.start()] if reason else sentence))
+    return [span.strip() for _, span in sorted(found) if span.strip()]
+
+
+def boxed(text: str) -> list[str]:
+    r"""What stands inside each `\boxed{…}`, braces balanced, in order. A box that never closes is none."""
+    return [content.strip() for _, content in _boxed_at(text)]
+
+
+def _boxed_at(text: str) -> list[tuple[int, str]]:
+    boxes = []
+    for match in _BOXED.finditer(text):
+        depth = 1
+        for position in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if depth == 0:
+                boxes.append((match.end(), text[match.end() : position]))
+                break
+    return boxes

@@ -1,0 +1,74 @@
+"""How sure a score is: Wilson's interval of a share, a bootstrap for composites, an exact paired test of two models."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of the share `correct` / `n`; the whole of [0, 1] when nothing was asked."""
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} of {n} is no share")
+    if n == 0:
+        return 0.0, 1.0
+    share = correct / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def bootstrap_mean(groups: Sequence[Sequence[bool]], seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
+    """95 % interval of the mean of the groups' means, each group resampled on its own (a mean of benchmarks).
+
+    A resampled share of n independent right-or-wrong questions is binomial, so no question is drawn one by one.
+    Raises `ValueError` for no groups or an empty one.
+    """
+    if not groups or not all(len(group) for group in groups):
+        raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
+    draw = np.random.default_rng(seed)
+    shares = [draw.binomial(len(group), np.mean(group), size=draws) / len(group) for group in groups]
+    low, high = np.quantile(np.mean(shares, axis=0), [0.025, 0.975])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two models on the same `n` questions: who alone got how many right, b's lead, and McNemar's exact p."""
+
+    n: int
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+    lead: float
+    low: float
+    high: float
+    p: float
+
+
+def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
+    """`lead` = accuracy of `b` less that of `a`, with its 95 % interval (Agresti and Min: half a pair added to each kind).
+
+    `p`: McNemar's exact test, two-sided: were both equally good, how likely is a split of the questions that only one
+    of them got right at least this uneven. Raises `ValueError` unless both have the same number of questions.
+    """
+    if len(a) != len(b) or not len(a):
+        raise ValueError(f"a paired test needs the same questions on both sides, not {len(a)} and {len(b)}")
+    n = len(a)
+    only_a = sum(x and not y for x, y in zip(a, b, strict=True))
+    only_b = sum(y and not x for x, y in zip(a, b, strict=True))
+    both = sum(x and y for x, y in zip(a, b, strict=True))
+    lead = (only_b - only_a) / n
+    spread = z * math.sqrt(only_a + only_b + 1 - (only_b - only_a) ** 2 / (n + 2)) / (n + 2)
+    centre = (only_b - only_a) / (n + 2)
+    low, high = max(-1.0, min(lead, centre - spread)), min(1.0, max(lead, centre + spread))
+    return Paired(n, both, only_a, only_b, n - both - only_a - only_b, lead, low, high, _mcnemar(only_a, only_b))
+
+
+def _mcnemar(only_a: int, only_b: int) -> float:
+    """Twice the smaller tail of a fair coin over the discordant pairs, in whole numbers until the end."""
+    pairs = only_a + only_b
+    tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
+    return min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))

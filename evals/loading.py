@@ -1,0 +1,83 @@
+"""Where a benchmark's records come from: a file in the Hub's schema, or the Hub at a pinned commit; and every name that
+`evaluate.benchmarks` may hold, real benchmarks and offline stand-ins alike."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import BenchmarkChoice
+from configs.section import ConfigError, Retryable
+from evals.benchmarks import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
+from evals.items import Item
+from evals.offline import STAND_INS
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
+    """The items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+
+    Raises `ConfigError` for an unknown name, a missing revision, an unreadable file or a record that does not fit;
+    `Retryable` when the Hub does not answer.
+    """
+    if choice.name in STAND_INS:
+        if choice.revision or choice.path:
+            raise ConfigError(f"evaluate.benchmarks: the stand-in {choice.name!r} takes neither `revision` nor `path`")
+        return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
+    loaded = {}
+    for name in COMPOSITES.get(choice.name, (choice.name,)):
+        if name not in BENCHMARKS:
+            known = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
+            raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
+        benchmark = BENCHMARKS[name]
+        if choice.path and choice.name in COMPOSITES:
+            raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
+        records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, choice.revision)
+        loaded[name] = choose(items_of(benchmark, records, seed), choice.items, seed)
+    return loaded
+
+
+def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
+    """Records of a JSONL or Parquet file in the Hub's schema of `benchmark`."""
+    where = f"{benchmark.name}: {path}"
+    if not path.is_file():
+        raise ConfigError(f"{where}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records")
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            yield from pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ConfigError(f"{where}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{where}: line {number} is not JSON ({error})") from None
+            if not isinstance(record, dict):
+                raise ConfigError(f"{where}: line {number} is not a JSON object")
+            yield record
+
+
+def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
+    """Records of the reported split at the commit `revision` of the Hub."""
+    if not COMMIT.fullmatch(revision):
+        raise ConfigError(
+            f"evaluate.benchmarks: {benchmark.name!r} needs `revision`, a full commit hash of {benchmark.hub} (from its "
+            f"page's history), so that the score can be had again; or `path`, a file of its records"
+        )
+    import datasets
+
+    where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
+    gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
+    try:
+        yield from datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
+    except (datasets.exceptions.DatasetNotFoundError, datasets.exceptions.DatasetBuildError, ValueError) as error:
+        raise ConfigError(f"{where}: not to be had ({str(error).splitlines()[0]}){gate}") from None
+    except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
+        raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {error})") from None

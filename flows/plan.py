@@ -1,0 +1,162 @@
+"""What a configuration means as work: every execution of a stage, in order, with the key of what it will write.
+
+Keys follow from the configuration alone (stage, version, section, keys of the inputs), so nothing is run or read to
+know them. `nautile run`, `status`, `--from`, `--until` and `--only` all rest on this one list.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol
+
+from configs.load import STAGES, stage_section
+from configs.schema import RunConfig
+from configs.section import ConfigError, Section
+
+EVALUATED = ("pretrain", "align", "reason", "self_distill")  # paper Table 1: one evaluation after each
+DISTILLED = "distilled"
+
+
+class StageLike(Protocol):
+    """The part of `tasks.stage.Stage` that planning needs."""
+
+    name: str
+    outputs: tuple[str, ...]
+
+    def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Need:
+    """One input: the artifact of `kind` that the execution labelled `producer` writes."""
+
+    producer: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`."""
+
+    stage: str
+    label: str
+    section: dict[str, Any]
+    needs: dict[str, Need]
+    outputs: tuple[str, ...]
+    key: str
+
+
+class Selection(Section):
+    """Which executions of the plan to run, by stage (`evaluate`) or by label (`evaluate:align`). Nothing given: all."""
+
+    first: str | None = None
+    last: str | None = None
+    only: str | None = None
+    force: bool = False
+
+    def again(self, stopped_at: str | None = None) -> str:
+        """The options of `nautile run` that go on with this choice after it stopped at an execution.
+
+        A forced choice goes on from there, so that what it has just made is not made once more.
+        """
+        first = stopped_at if self.force and not self.only and stopped_at else self.first
+        given = (("--from", first), ("--until", self.last), ("--only", self.only))
+        return "".join(f" {option} {value}" for option, value in given if value) + (" --force" if self.force else "")
+
+
+@dataclass
+class _Node:
+    stage: str
+    label: str
+    source: str | None = None
+    needs: dict[str, Need] = field(default_factory=dict)
+
+
+def stage_named(name: str) -> Any:
+    """The `tasks.stage.Stage` of that name, imported only now."""
+    if name not in STAGES:
+        raise ConfigError(f"no stage {name!r}; there are {', '.join(STAGES)}")
+    return getattr(import_module(f"tasks.{name}"), name)
+
+
+def plan(config: RunConfig, stages: Callable[[str], StageLike] | None = None) -> list[Execution]:
+    """Every execution that `config` asks for, producers before consumers, with their keys.
+
+    `stages` finds a stage by name (default: the project's own). Raises `ConfigError` if the parts do not fit together.
+    """
+    stages = stages or stage_named
+    made: dict[str, Execution] = {}
+    for node in [*_graph(config), _Node("report", "report")]:
+        stage = stages(node.stage)
+        if node.stage == "report":
+            node.needs = {f"{e.label}.{kind}": Need(e.label, kind) for e in made.values() for kind in e.outputs}
+        section = stage_section(config, node.stage, node.source)
+        inputs = {name: artifact_name(need.kind, made[need.producer].key) for name, need in node.needs.items()}
+        outputs = _outputs(config, node, stage.outputs)
+        made[node.label] = Execution(node.stage, node.label, section, node.needs, outputs, stage.key(section, inputs))
+    return list(made.values())
+
+
+def artifact_name(kind: str, key: str) -> str:
+    """How an artifact is referred to in full: `checkpoint/<64 hex digits>`."""
+    return f"{kind}/{key}"
+
+
+def choose(executions: Sequence[Execution], selection: Selection) -> set[str]:
+    """Labels of the executions that `selection` picks. Raises `ConfigError` for a name that fits none."""
+    if selection.only and (selection.first or selection.last):
+        raise ConfigError("--only stands alone: leave out --from and --until")
+    labels = [execution.label for execution in executions]
+    if selection.only:
+        return set(_matching(executions, selection.only, "--only"))
+    start = labels.index(_matching(executions, selection.first, "--from")[0]) if selection.first else 0
+    end = labels.index(_matching(executions, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
+    if start > end:
+        raise ConfigError(f"--from {selection.first} comes after --until {selection.last}: nothing would run")
+    return set(labels[start : end + 1])
+
+
+def outside_needs(executions: Sequence[Execution], chosen: set[str]) -> dict[str, list[Need]]:
+    """For each execution that is not chosen but whose outputs a chosen one reads: what is read of it."""
+    found: dict[str, list[Need]] = {}
+    for execution in executions:
+        for need in execution.needs.values() if execution.label in chosen else ():
+            if need.producer not in chosen and need not in found.setdefault(need.producer, []):
+                found[need.producer].append(need)
+    return found
+
+
+def _matching(executions: Sequence[Execution], name: str, option: str) -> list[str]:
+    labels = [execution.label for execution in executions if name in (execution.stage, execution.label)]
+    if labels:
+        return labels
+    known = list(dict.fromkeys(e.stage for e in executions))
+    several = [e.label for e in executions if e.label != e.stage]
+    raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(known)} (or one of {', '.join(several)})")
+
+
+def _outputs(config: RunConfig, node: _Node, outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """An ingest keeps exemplars only where the source says so; every other stage writes all its kinds."""
+    if node.stage != "ingest":
+        return outputs
+    source = next(s for s in config.ingest.sources if s.name == node.source)
+    return outputs if source.exemplars else tuple(kind for kind in outputs if kind != "exemplars")
+
+
+def _graph(config: RunConfig) -> list[_Node]:
+    nodes = [_Node("ingest", f"ingest:{s.name}", s.name) for s in config.ingest.sources]
+    keepers = [s.name for s in config.ingest.sources if s.exemplars]
+    if len(keepers) != 1:
+        what = f"{', '.join(keepers)} do" if keepers else "none does"
+        raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
+    nodes.append(_Node("distill", "distill", needs={"exemplars": Need(f"ingest:{keepers[0]}", "exemplars")}))
+    used = list(dict.fromkeys(name for phase in config.pretrain.phases for name in phase.mixture))
+    tokens = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in sorted(used)}
+    nodes.append(_Node("pretrain", "pretrain", needs=tokens))
+    before = "pretrain"
+    for trained in EVALUATED:
+        if trained != "pretrain":
+            nodes.append(_Node(trained, trained, needs={"checkpoint": Need(before, "checkpoint")}))
+        nodes.append(_Node("evaluate", f"evaluate:{trained}", needs={"checkpoint": Need(trained, "checkpoint")}))
+        before = trained
+    return nodes

@@ -1,0 +1,151 @@
+"""Prefect without noise: settings for a run from the terminal, and the small API server that a run brings along.
+
+Call `quiet` before anything imports `prefect`: it reads its settings once. Whatever the operator has set stays.
+
+The server is our own child rather than Prefect's ephemeral one, for three reasons measured here: that one outlives a
+`kill -9` of the run, writes to the terminal, and fails when its first start (17 to 31 s with the migrations, two cores)
+meets its default limit of 20 s.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.section import ConfigError
+from store.artifacts import Store
+
+log = logging.getLogger(__name__)
+
+STARTUP_S = 180.0
+_QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_LEVEL": "INFO",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(STARTUP_S)),
+}
+_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
+_SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+
+
+def quiet(store: Store) -> Path:
+    """Set what is not set: no analytics, Prefect's own files and the log under the store. Returns the log's path.
+
+    Raises `ConfigError` if the store cannot be written.
+    """
+    store.prepare()
+    log_file = store.root / "logs" / "nautile.log"
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_HOME", str(store.root / "prefect"))
+    os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_FILE_FILENAME", str(log_file))
+    return log_file
+
+
+@contextmanager
+def api() -> Iterator[str]:
+    """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        if not _healthy(url, timeout_s=10.0):
+            raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
+        yield url
+        return
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    process, url = _start(home)
+    os.environ["PREFECT_API_URL"] = url
+    try:
+        yield url
+    finally:
+        _drain()
+        del os.environ["PREFECT_API_URL"]
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the server and wait for it. The lock keeps two first starts from migrating one database at once."""
+    with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        port = _free_port()
+        url = f"http://127.0.0.1:{port}/api"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
+            env={**os.environ, **_SERVER, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": output.name},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the run, which still has states to report
+        )
+        deadline = time.monotonic() + STARTUP_S
+        try:
+            while not _healthy(url, timeout_s=5.0):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
+                    raise RuntimeError(f"the embedded Prefect server {how}; see {output.name}")
+                time.sleep(0.1)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    log.info("embedded Prefect server at %s", url)
+    return process, url
+
+
+def _healthy(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _drain() -> None:
+    """Let Prefect send the logs and events it still holds, or it would complain on the terminal of a server gone."""
+    if "prefect" in sys.modules:
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+
+        APILogWorker.drain_all(timeout=5)
+        EventsWorker.drain_all(timeout=5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(port: int, parent: int) -> None:
+    """The server's process: it ends with the run that started it, however that ends."""
+    from tasks.launch import die_with
+
+    die_with(parent)
+    import uvicorn
+
+    uvicorn.run(
+        "prefect.server.api.server:create_app",
+        factory=True,
+        host="127.0.0.1",
+        port=port,
+        log_level="error",
+        lifespan="on",
+    )
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

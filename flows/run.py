@@ -1,0 +1,143 @@
+"""`nautile run`: the pipeline in this process, shown line by line, with a plain account of whatever stops it."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from configs.schema import RunConfig
+from configs.section import ConfigError, Retryable
+from flows import plan as planning
+from flows import prefect_env
+from flows.board import Board, duration
+from flows.display import Display, display_for, summary
+from flows.plan import Selection, choose
+from store.artifacts import Store
+from tasks.progress import StageUpdate, subscribe
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Turns what stages report into what the display shows."""
+
+    board: Board
+    display: Display
+
+    def __call__(self, update: StageUpdate) -> None:
+        if update.label not in self.board.lines:
+            return
+        line = self.board.lines[update.label]
+        if update.state in ("running", "publishing", "waiting"):
+            note = "publishing" if update.state == "publishing" else update.note
+            if line.state != "running" or update.attempt != line.attempt:
+                self.board.begin(update.label, update.attempt)
+            self.board.advance(update.label, update.done, update.total, update.unit, note)
+        elif update.state == "retrying":
+            self.board.begin(update.label, update.attempt + 1)
+            self.board.advance(update.label, None, None, "", f"trying again: {first_line(update.error or '')}")
+        else:
+            self.board.end(update.label, update.state, update.outputs.values())
+        self.display.changed(update.label)
+
+
+def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: Console) -> int:
+    """Run it, print how it went, and return the exit code. `typed` is the configuration as the operator named it.
+
+    Raises `ConfigError` for what is wrong before anything has started.
+    """
+    store = Store()
+    executions = planning.plan(config)
+    chosen = choose(executions, selection)
+    log_file = prefect_env.quiet(store)
+
+    from flows.pipeline import given_artifacts
+
+    given_artifacts(store, executions, chosen, typed)
+    board = Board(e.label for e in executions if e.label in chosen)
+    display = display_for(board, out)
+    begun = time.monotonic()
+    unsubscribe = subscribe(Watch(board, display))
+    try:
+        with _terminable(), display, prefect_env.api():
+            from flows.pipeline import StageFailed, pipeline
+
+            try:
+                made = pipeline(config, selection, str(store.root))
+            except StageFailed as failure:
+                stopped: StageFailed | None = failure
+            else:
+                stopped = None
+    except (KeyboardInterrupt, SystemExit):
+        label = next((line.label for line in board.lines.values() if line.state in ("running", "cancelled")), None)
+        where = f" in {label}" if label else ""
+        err.print(f"stopped{where}; its processes are ended and what was finished is kept.")
+        err.print(f"Go on with: {command(typed, selection, label)}")
+        return INTERRUPTED
+    finally:
+        unsubscribe()
+    if stopped:
+        _account(err, stopped.label, stopped.__cause__, typed, selection, log_file)
+        return BAD_INPUT if isinstance(stopped.__cause__, (ConfigError, Retryable)) else FAILED
+    out.print()
+    out.print(summary(board))
+    out.print()
+    out.print(f"{len(chosen)} stages in {duration(time.monotonic() - begun)}", highlight=False)
+    if page := report_page(store, made.get("report", {}).get("report")):
+        out.print(f"report: {page}", soft_wrap=True, highlight=False)
+    return OK
+
+
+def report_page(store: Store, artifact_id: str | None) -> Path | None:
+    """The HTML page of a report artifact, relative to where we stand when it lies below."""
+    if artifact_id is None:
+        return None
+    page = store.get(artifact_id).path / "report.html"
+    return page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page
+
+
+def command(typed: str, selection: Selection, stopped_at: str | None = None) -> str:
+    """The shell command that goes on, as it works from here."""
+    program = Path(sys.argv[0])
+    if os.access(program, os.X_OK) and str(program.parent) not in os.environ.get("PATH", "").split(os.pathsep):
+        near = program.absolute()
+        name = str(near.relative_to(Path.cwd())) if near.is_relative_to(Path.cwd()) else str(near)
+    else:
+        name = "nautile"
+    return f"{name} run {shlex.quote(typed)}{selection.again(stopped_at)}"
+
+
+def first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _account(
+    err: Console, label: str, cause: BaseException | None, typed: str, selection: Selection, log_file: Path
+) -> None:
+    """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""
+    err.print(f"stage {label} failed: {str(cause).removeprefix(f'stage {label}: ')}", style="red", soft_wrap=True)
+    err.print(f"What was finished is kept. Go on with: {command(typed, selection, label)}", soft_wrap=True)
+    err.print(f"The run's log is {log_file}", soft_wrap=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does: children ended, states recorded, the way on printed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

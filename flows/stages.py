@@ -1,0 +1,33 @@
+"""One flow for each stage, for reruns: the same keys and the same reuse as in the whole chain, and nothing else run.
+
+`flow_of("reason")` is the Prefect flow that a deployment serves; it takes the configuration and whether to force.
+"""
+
+from functools import cache
+from typing import Any
+
+from prefect import Flow, flow
+
+from configs.load import STAGES
+from configs.schema import RunConfig
+from configs.section import ConfigError
+from flows.pipeline import Outputs, pipeline
+from flows.plan import Selection
+
+
+@cache
+def flow_of(stage: str) -> Flow[Any, Outputs]:
+    """The flow that runs one stage of a configuration, everywhere the chain uses it. Its inputs must be made."""
+    if stage not in STAGES:
+        raise ConfigError(f"no stage {stage!r}; there are {', '.join(STAGES)}")
+
+    def rerun(config: RunConfig, force: bool = False, store_root: str | None = None) -> Outputs:
+        return pipeline.fn(config, Selection(only=stage, force=force), store_root)
+
+    rerun.__doc__ = f"Run the stage `{stage}` of a configuration; `force` makes it anew and keeps what it replaces."
+    return flow(name=stage, flow_run_name=f"{stage} of {{config.name}}", log_prints=False)(rerun)
+
+
+def all_flows() -> list[Flow[Any, Outputs]]:
+    """A flow for every stage, in the chain's order."""
+    return [flow_of(stage) for stage in STAGES]

@@ -1,0 +1,146 @@
+"""The decode state, the parallel prefill that makes it, and the one-token step that carries it on.
+
+Ragged prompts stand right-aligned in their batch (padding on the left), so every row's next token goes to the same
+column: one slice is written per layer and step, in place, and nothing of the context's size is copied. Blocks are
+unrolled here, each with arrays of its own, for a scan over stacked caches would copy them at every step.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from configs.model import ModelConfig
+from configs.section import ConfigError
+from model.attention import attention, feed_forward, project
+from model.layers import Params, compute_dtype, linear
+from model.nautile import check_rows, embed, sca_names
+from model.sca import SCAState, Spectrum, sca, sca_step, spectrum
+
+_MASKED = -1e30
+# Matrices go to the compute type once per decode; the rest of a layer's parameters stay float32.
+_MATRICES = {"in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
+
+
+class BlockCache(NamedTuple):
+    """One block: a state per SCA layer, and the Transformer layer's keys and values [B, kv heads, S, H]."""
+
+    sca: tuple[SCAState, ...]
+    keys_BGSH: Array
+    values_BGSH: Array
+
+
+class Cache(NamedTuple):
+    """All blocks; the column at which each row's prompt starts; how many columns are filled (the same in every row)."""
+
+    blocks: tuple[BlockCache, ...]
+    start_B: Array
+    filled: Array
+
+
+class DecodeWeights(NamedTuple):
+    """The parameters as the step wants them: one dict per block, matrices in the compute type, spectra worked out."""
+
+    embedding: Array
+    blocks: tuple[Params, ...]
+    spectra: tuple[tuple[Spectrum, ...], ...]
+
+
+def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
+    """Unstack and cast the parameters, once for a whole generation."""
+    dtype = compute_dtype(config)
+
+    def block(index: int) -> Params:
+        def leaf(path: tuple, stacked: Array) -> Array:
+            return stacked[index].astype(dtype) if path[-1].key in _MATRICES else stacked[index]
+
+        return jax.tree_util.tree_map_with_path(leaf, params["blocks"])
+
+    blocks = tuple(block(index) for index in range(config.blocks))
+    spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
+    return DecodeWeights(params["embedding"].astype(dtype), blocks, spectra)
+
+
+def prefill(
+    weights: DecodeWeights, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
+) -> tuple[Array, Cache]:
+    """Run right-aligned prompts in parallel: the last token's hidden state [B, D], and a cache of `capacity` columns.
+
+    `lengths_B` (1 to P) says how many of each row's last columns are its prompt. Raises ConfigError where `capacity`
+    is below P.
+    """
+    batch, length = tokens_BP.shape
+    if capacity < length:
+        raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
+    start_B = length - lengths_B
+    positions_BP = jnp.arange(length) - start_B[:, None]
+    segments_BP = (positions_BP >= 0).astype(jnp.int32)
+    positions_BP = jnp.maximum(positions_BP, 0)
+    check_rows(tokens_BP, segments_BP, positions_BP)
+    x_BPD = embed({"embedding": weights.embedding}, config, tokens_BP)
+    room = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
+    blocks = []
+    for layers in weights.blocks:
+        states = []
+        for name in sca_names(config):
+            x_BPD, state = sca(layers[name], config, x_BPD, segments_BP, positions_BP)
+            states.append(state)
+        x_BPD, (k, v) = attention(layers["attention"], config, x_BPD, segments_BP, positions_BP)
+        keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), room) for part in (k, v))
+        blocks.append(BlockCache(tuple(states), keys, values))
+    return x_BPD[:, -1], Cache(tuple(blocks), start_B, jnp.asarray(length, jnp.int32))
+
+
+def decode_step(
+    weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache
+) -> tuple[Array, Cache]:
+    """One token for every row: its hidden state [B, D] and the next cache. The caller sees to it that there is room."""
+    x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
+    positions_B = cache.filled - cache.start_B
+    column_S = jnp.arange(cache.blocks[0].keys_BGSH.shape[2])
+    seen_BS = (column_S >= cache.start_B[:, None]) & (column_S <= cache.filled)
+    blocks = []
+    for layers, spectra, held in zip(weights.blocks, weights.spectra, cache.blocks, strict=True):
+        states = []
+        for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
+            x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
+            states.append(state)
+        x_BD, keys, values = _attention_step(layers["attention"], config, x_BD, positions_B, held, seen_BS, cache.filled)
+        blocks.append(BlockCache(tuple(states), keys, values))
+    return x_BD, Cache(tuple(blocks), cache.start_B, cache.filled + 1)
+
+
+def grow(cache: Cache, capacity: int) -> Cache:
+    """The same cache with room for `capacity` columns."""
+    missing = capacity - cache.blocks[0].keys_BGSH.shape[2]
+    if missing < 0:
+        raise ConfigError(f"cache: {cache.blocks[0].keys_BGSH.shape[2]} columns cannot shrink to {capacity}")
+    room = ((0, 0), (0, 0), (0, missing), (0, 0))
+    blocks = tuple(
+        held._replace(keys_BGSH=jnp.pad(held.keys_BGSH, room), values_BGSH=jnp.pad(held.values_BGSH, room))
+        for held in cache.blocks
+    )
+    return cache._replace(blocks=blocks)
+
+
+def _attention_step(
+    params: Params,
+    config: ModelConfig,
+    x_BD: Array,
+    positions_B: Array,
+    held: BlockCache,
+    seen_BS: Array,
+    column: Array,
+) -> tuple[Array, Array, Array]:
+    q_BNH, k_BGH, v_BGH = project(params, config, x_BD, positions_B)
+    place = (0, 0, column, 0)
+    keys_BGSH = jax.lax.dynamic_update_slice(held.keys_BGSH, k_BGH[:, :, None], place)
+    values_BGSH = jax.lax.dynamic_update_slice(held.values_BGSH, v_BGH[:, :, None], place)
+    batch, groups, head_dim = k_BGH.shape
+    q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
+    scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
+    mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", weights, values_BGSH).reshape(x_BD.shape)
+    return feed_forward(params, config, x_BD + linear(mixed_BD, params["out_proj"])), keys_BGSH, values_BGSH

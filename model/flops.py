@@ -1,0 +1,45 @@
+"""Floating-point operations of a training step, by formula: XLA's own count takes the body of a scan once.
+
+A multiply-add counts 2, the backward pass twice the forward one, and what rematerialisation computes again is not
+counted: these are the operations the model needs, so utilisations compare between settings.
+"""
+
+from configs.model import ModelConfig
+
+# Dense bfloat16 peaks of one chip, FLOP/s, from the vendors' sheets.
+PEAK_FLOPS = {"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12, "a100": 312e12, "h100": 989e12, "h200": 989e12}
+
+# Per element of the memory [K, H, M] and token: phase and encoding 6, the two running sums 4, normalising 2, readout 8.
+_MIXING = 20
+
+
+def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
+    """FLOPs of the forward pass per token of a row of `length` tokens in one document, by part of the model."""
+    width, heads, head_dim = config.width, config.memory_heads, config.head_dim
+    memory = heads * head_dim * config.spectral_samples
+    projected = heads * (head_dim + 1) + 2 * config.query_heads * head_dim * config.spectral_samples
+    gated = 2 * head_dim * heads
+    expanded = config.readout_expand * head_dim * heads
+    readout = heads * 2 * head_dim * 2 * config.readout_expand * head_dim
+    sca = 2 * (width * (projected + gated) + config.convolution * projected + readout + expanded * width)
+    shared = config.kv_heads * config.attention_head_dim
+    products = 2 * width * (2 * width + 2 * shared)
+    seen = 2 * 2 * width * (length + 1) / 2  # scores and values against half of the row, on average
+    layers = config.blocks * config.sca_per_block
+    return {
+        "sca": float(layers * sca),
+        "mixing": float(layers * _MIXING * memory),
+        "attention": config.blocks * (products + seen),
+        "feed_forward": float(config.blocks * 2 * 3 * width * config.feed_forward),
+        "head": float(2 * width * config.vocabulary),
+    }
+
+
+def training_flops(config: ModelConfig, length: int) -> float:
+    """FLOPs per token of a training step: three times the forward pass."""
+    return 3 * sum(forward_flops(config, length).values())
+
+
+def utilisation(flops_per_token: float, tokens_per_second: float, peak_flops: float) -> float:
+    """MFU: the share of the chips' peak that the model's own operations make up. `peak_flops` is that of all chips."""
+    return flops_per_token * tokens_per_second / peak_flops

@@ -1,0 +1,214 @@
+"""Batched sampling: prompts in, completions with log-probabilities out.
+
+A batch is prefilled in parallel and then decoded in jitted loops that end as soon as every row has. The loops come in
+stages of growing cache (128 more tokens, 256, 512, …), so that attention at token 10 does not pay for token 1,000;
+each (rows, prompt length, stage, sampling) compiles once per process.
+
+A sample is fixed by its prompt, its seed and the parameters: not by its neighbours, its row or the batch size.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from configs.model import ModelConfig
+from configs.section import ConfigError
+from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow, prefill
+from model.layers import Params
+from model.loss import masked_logits
+from model.sampling import Sampling, draw, sample_keys
+
+FIRST_STAGE = 128
+
+__all__ = ["Completion", "Generator", "Sampling"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What followed a prompt: ids (the stop id last, if it stopped) and log π(id), untruncated and at temperature 1.
+
+    `truncated`: `max_tokens` came before a stop id. `forced`: the index in `ids` of a `think_end` that the thinking
+    budget put in, and that the model did not choose.
+    """
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    truncated: bool
+    forced: int | None = None
+
+
+class _Loop(NamedTuple):
+    cache: Cache
+    hidden_BD: Array
+    keys_B2: Array
+    index: Array
+    done_B: Array
+    thinking_B: Array
+    forced_B: Array
+    counts_B: Array
+    ids_BT: Array
+    logprobs_BT: Array
+
+
+class Generator:
+    """Samples completions in batches of `rows`, for prompts of up to `prompt_length` tokens.
+
+    Raises ConfigError where prompt and completion together pass the model's context.
+    """
+
+    def __init__(self, config: ModelConfig, sampling: Sampling, rows: int, prompt_length: int) -> None:
+        if rows < 1 or prompt_length < 1:
+            raise ConfigError(f"generate: rows {rows} and prompt_length {prompt_length} must be 1 or more")
+        if prompt_length + sampling.max_tokens > config.context:
+            raise ConfigError(
+                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
+                f"{prompt_length + sampling.max_tokens} is over the model's context of {config.context} tokens"
+            )
+        self.config, self.sampling, self.rows, self.prompt_length = config, sampling, rows, prompt_length
+
+    def __call__(
+        self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
+    ) -> list[Completion]:
+        """One completion per prompt, in order. `seeds[i]` identifies sample i; equal prompt and seed, equal sample."""
+        self._check(prompts, seeds)
+        if not prompts:
+            return []
+        weights = _decode_weights(params, self.config)
+        keys = sample_keys(seeds)
+        completions: dict[int, Completion] = {}
+        for members in self._batches(prompts):
+            loop = self._run(weights, [prompts[index] for index in members], keys[members])
+            parts = (np.asarray(part) for part in (loop.ids_BT, loop.logprobs_BT, loop.counts_B, loop.forced_B, loop.done_B))
+            for index, ids_T, logprobs_T, count, forced, done in zip(members, *parts, strict=False):
+                completions[index] = Completion(
+                    ids_T[:count].copy(), logprobs_T[:count].copy(), not done, None if forced < 0 else int(forced)
+                )
+        return [completions[index] for index in range(len(prompts))]
+
+    def _check(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> None:
+        if len(prompts) != len(seeds):
+            raise ConfigError(f"generate: {len(prompts)} prompts but {len(seeds)} seeds")
+        for index, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= self.prompt_length:
+                raise ConfigError(
+                    f"generate: prompt {index} has {len(prompt)} tokens, and must have 1 to {self.prompt_length}"
+                )
+            if not 0 <= min(prompt) <= max(prompt) < self.config.vocabulary:
+                raise ConfigError(
+                    f"generate: prompt {index} has ids {min(prompt)} to {max(prompt)}, outside the vocabulary of "
+                    f"{self.config.vocabulary}"
+                )
+
+    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+        for first in range(0, len(order), self.rows):
+            yield order[first : first + self.rows]
+
+    def _run(self, weights: DecodeWeights, prompts: Sequence[Sequence[int]], keys: np.ndarray) -> _Loop:
+        """One batch to its end; rows without a prompt start out done."""
+        tokens_BP = np.zeros((self.rows, self.prompt_length), np.int32)
+        lengths_B = np.ones(self.rows, np.int32)
+        keys_B2 = np.zeros((self.rows, 2), np.uint32)
+        keys_B2[: len(prompts)] = keys
+        for row, prompt in enumerate(prompts):
+            tokens_BP[row, -len(prompt) :] = prompt
+            lengths_B[row] = len(prompt)
+        idle_B = np.arange(self.rows) >= len(prompts)
+        ends = list(stage_ends(self.sampling.max_tokens))
+        loop = _start(
+            weights, tokens_BP, lengths_B, keys_B2, idle_B, self.config, self.sampling, self.prompt_length + ends[0]
+        )
+        for end in ends:
+            loop = _decode(weights, loop, self.config, self.sampling, end, self.prompt_length + end)
+            if bool(jnp.all(loop.done_B)):
+                break
+        return loop
+
+
+def stage_ends(max_tokens: int) -> Iterator[int]:
+    """The completion lengths at which the cache grows: 128, 256, 512, … and `max_tokens` itself."""
+    end = FIRST_STAGE
+    while end < max_tokens:
+        yield end
+        end *= 2
+    yield max_tokens
+
+
+@partial(jax.jit, static_argnames="config")
+def _decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
+    return decode_weights(params, config)
+
+
+@partial(jax.jit, static_argnames=("config", "sampling", "capacity"))
+def _start(
+    weights: DecodeWeights,
+    tokens_BP: Array,
+    lengths_B: Array,
+    keys_B2: Array,
+    idle_B: Array,
+    config: ModelConfig,
+    sampling: Sampling,
+    capacity: int,
+) -> _Loop:
+    """Prefill, and an empty completion for every row."""
+    hidden_BD, cache = prefill(weights, config, tokens_BP, lengths_B, capacity)
+    rows = tokens_BP.shape[0]
+    return _Loop(
+        cache,
+        hidden_BD,
+        keys_B2,
+        jnp.zeros((), jnp.int32),
+        idle_B,
+        jnp.ones(rows, bool),
+        jnp.full(rows, -1, jnp.int32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros((rows, sampling.max_tokens), jnp.int32),
+        jnp.zeros((rows, sampling.max_tokens), jnp.float32),
+    )
+
+
+@partial(jax.jit, static_argnames=("config", "sampling", "end", "capacity"), donate_argnames="loop")
+def _decode(
+    weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling, end: int, capacity: int
+) -> _Loop:
+    """Tokens up to index `end`, or until every row is done."""
+    loop = loop._replace(cache=grow(loop.cache, capacity))
+
+    def unfinished(loop: _Loop) -> Array:
+        return (loop.index < end) & ~jnp.all(loop.done_B)
+
+    return jax.lax.while_loop(unfinished, lambda loop: _one_token(weights, loop, config, sampling), loop)
+
+
+def _one_token(weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling) -> _Loop:
+    """Draw the next token of every row from its hidden state, write it down, and feed it."""
+    logits_BV = masked_logits(loop.hidden_BD, weights.embedding, config.vocabulary)
+    ids_B = draw(logits_BV, loop.keys_B2, loop.index, sampling)
+    thinking_B, forced_B = loop.thinking_B, loop.forced_B
+    if sampling.thinking_budget is not None:
+        force_B = thinking_B & (loop.index >= sampling.thinking_budget) & (ids_B != sampling.think_end)
+        ids_B = jnp.where(force_B, sampling.think_end, ids_B)
+        forced_B = jnp.where(force_B & ~loop.done_B, loop.index, forced_B)
+        thinking_B = thinking_B & (ids_B != sampling.think_end)
+    chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
+    logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+    stop_B = jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32)) if sampling.stop_ids else jnp.zeros_like(loop.done_B)
+    hidden_BD, cache = decode_step(weights, config, ids_B, loop.cache)
+    place = (0, loop.index)
+    return loop._replace(
+        cache=cache,
+        hidden_BD=hidden_BD,
+        index=loop.index + 1,
+        done_B=loop.done_B | stop_B,
+        thinking_B=thinking_B,
+        forced_B=forced_B,
+        counts_B=loop.counts_B + ~loop.done_B,
+        ids_BT=jax.lax.dynamic_update_slice(loop.ids_BT, ids_B[:, None], place),
+        logprobs_BT=jax.lax.dynamic_update_slice(loop.logprobs_BT, logprobs_B[:, None], place),
+    )

@@ -1,0 +1,102 @@
+"""What the layers share: RMS norm, RoPE, the causal depthwise convolution, and how a parameter is born.
+
+Norms, angles and softmax are float32 whatever the compute type. Parameters are float32 masters; `cast` brings the
+matrices of a layer to the compute type once per use, so bfloat16 runs keep no second copy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from configs.model import ModelConfig
+
+Params = dict[str, Any]
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def compute_dtype(config: ModelConfig) -> jnp.dtype:
+    """The type of activations and matrix products."""
+    return jnp.dtype(_DTYPES[config.compute_dtype])
+
+
+def parameter(value: Array, *axes: str | None) -> nnx.Param:
+    """A float32 master with the logical names of its axes, which a mesh's rules turn into a sharding."""
+    if len(axes) != value.ndim:
+        raise ValueError(f"{len(axes)} axis names for an array of shape {value.shape}")
+    return nnx.Param(value, axes=axes)
+
+
+def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], *axes: str | None, scale: float = 1.0) -> nnx.Param:
+    """A normal matrix of standard deviation scale/√fan_in, the fan-in being the last axis but one."""
+    return parameter(jax.random.normal(rngs.params(), shape) * (scale * shape[-2] ** -0.5), *axes)
+
+
+def linear(x: Array, weight_IO: Array) -> Array:
+    """x · W in the type of x."""
+    return x @ weight_IO.astype(x.dtype)
+
+
+def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
+    """x / rms(x), times a learned scale if there is one; computed in float32, given back in the type of x."""
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    return (normed if scale_D is None else normed * scale_D).astype(x.dtype)
+
+
+def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Array]:
+    """Cosine and sine of every position's angles, float32 [..., head_dim / 2]; positions count from the document."""
+    frequencies = base ** (-jnp.arange(head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
+    """RoPE on [..., heads, head_dim]: the first half of the head pairs with the second half, as in the author's code."""
+    cos, sin = (part[..., None, :] for part in angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history_BTC: Array | None = None) -> Array:
+    """Depthwise convolution over the last T inputs of the same document (paper §2.2.4, step 1); the last tap is now.
+
+    `history_BTC` holds the T-1 inputs before the row (zero where there was none); it belongs to the row's first
+    document. An input of another segment counts as zero, so nothing leaks between packed documents.
+    """
+    taps_TC = taps_TC.astype(x_BLC.dtype)
+    reach = taps_TC.shape[0] - 1
+    length = x_BLC.shape[1]
+    if history_BTC is None:
+        padded = jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0)))
+        owners = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    else:
+        padded = jnp.concatenate([history_BTC.astype(x_BLC.dtype), x_BLC], axis=1)
+        owners = jnp.pad(segments_BL, ((0, 0), (reach, 0)), mode="edge")
+    out = x_BLC * taps_TC[reach]
+    for back in range(1, reach + 1):
+        start = reach - back
+        same_BL1 = (owners[:, start : start + length] == segments_BL)[..., None]
+        out = out + jnp.where(same_BL1, padded[:, start : start + length], 0) * taps_TC[start]
+    return out
+
+
+def pure(module: nnx.Module) -> Params:
+    """The parameters of a module as a nested plain dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def axis_names(build: Callable[[], nnx.Module]) -> Params:
+    """The logical axis names of every parameter that `build` would make, as a nested plain dict of tuples."""
+    state = nnx.state(nnx.eval_shape(build), nnx.Param)
+    names: Params = {}
+    for path, variable in nnx.to_flat_state(state):
+        node = names
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = variable.get_metadata()["axes"]
+    return names

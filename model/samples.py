@@ -1,0 +1,86 @@
+"""Text that a model in training writes, from the beginnings of validation documents, so that one can see it learn."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.emit import Emit
+from configs.model import ModelConfig, TokenizerConfig
+from data.loader import Loader
+from data.tokenizer import Tokenizer, tokenizer_for
+from model.generate import Generator, Sampling
+from model.layers import Params
+
+PER_SOURCE = 4
+OPENING = 16  # tokens of a plain document that are given
+PROMPT_LIMIT = 64
+WRITTEN = 96
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The beginning of a validation document, and how it really goes on."""
+
+    source: str
+    prompt: tuple[int, ...]
+    rest: tuple[int, ...]
+
+
+class Sampler:
+    """Emits `sample` events of greedy continuations. Compiles the first time that it is asked to `show`."""
+
+    def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
+        self._model, self._loader, self._emit = model, loader, emit
+        self._tokenizer = tokenizer_for(tokenizer)
+        self._generator: Generator | None = None
+        self._openings: list[Opening] = []
+
+    def show(self, params: Params, step: int) -> None:
+        """Write one sample for each opening, in a set of their own for each step."""
+        if self._generator is None:
+            self._prepare()
+        if self._generator is None:
+            return
+        prompts = [opening.prompt for opening in self._openings]
+        seeds = [(step, index) for index in range(len(prompts))]
+        for index, completion in enumerate(self._generator(params, prompts, seeds)):
+            opening = self._openings[index]
+            self._emit(
+                "sample",
+                set=f"pretrain-{step}",
+                index=index,
+                step=step,
+                source=opening.source,
+                prompt=self._tokenizer.decode(opening.prompt),
+                text=self._tokenizer.decode(completion.ids.tolist()),
+                reference=self._tokenizer.decode(opening.rest),
+                truncated=completion.truncated,
+            )
+
+    def _prepare(self) -> None:
+        self._openings = [
+            found for source in self._loader.names for found in openings(self._loader, source, self._tokenizer)
+        ]
+        if self._openings:
+            longest = max(len(opening.prompt) for opening in self._openings)
+            room = self._model.context - longest
+            stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
+            sampling = Sampling(max_tokens=min(WRITTEN, room), temperature=0.0, stop_ids=stops)
+            self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
+
+
+def openings(loader: Loader, source: str, tokenizer: Tokenizer) -> list[Opening]:
+    """The first validation documents of a source that are worth a sample, at most four, one a row.
+
+    A chat document is cut where the assistant begins to think, any other after 16 tokens.
+    """
+    found = []
+    batch = loader.validation(source, 4 * PER_SOURCE)
+    for tokens_L, segments_L in zip(batch["tokens"], batch["segments"], strict=True):
+        document = tokens_L[segments_L == 1].tolist()
+        is_chat = tokenizer.think_start in document
+        cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
+        if cut <= PROMPT_LIMIT and cut < len(document):
+            rest = np.asarray(document[cut : cut + WRITTEN]).tolist()
+            found.append(Opening(source, tuple(document[:cut]), tuple(rest)))
+    return found[:PER_SOURCE]

@@ -1,0 +1,275 @@
+"""The store: artifacts by content key, published whole by one rename, and the staging folders where they are made.
+
+    <root>/artifacts/<kind>/<key>/        a live artifact: its files and manifest.json
+    <root>/artifacts/<kind>/<key>.<n>/    one that a forced rerun replaced, kept with its lineage
+    <root>/staging/<key>/                 work in progress; survives a crash, so a retry goes on from there
+    <root>/events/*.jsonl  logs/  locks/  catalog.duckdb
+
+Two processes that publish one key are safe without any lock: a rename onto a folder that is not empty fails, so the
+first wins and the second takes what it finds.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from configs.section import ConfigError, fingerprint
+from store import manifest as manifests
+from store.durable import sync_folder, write_json, writing
+from store.locks import KeyLock
+from store.manifest import stage_key
+from store.verification import damaged_files
+
+__all__ = ["Artifact", "Store", "refusal", "stage_key"]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One published folder. `superseded` is 0 for the live one, else the `n` of `<key>.<n>`."""
+
+    kind: str
+    key: str
+    path: Path
+    manifest: dict[str, Any]
+    superseded: int = 0
+
+    @property
+    def id(self) -> str:
+        """The short id, `kind/<12 digits>`, with `.n` on a superseded one."""
+        return f"{self.kind}/{self.key[:12]}" + (f".{self.superseded}" if self.superseded else "")
+
+    @property
+    def full_id(self) -> str:
+        """`kind/<64 digits>`: what keys are taken of."""
+        return f"{self.kind}/{self.key}"
+
+    @property
+    def execution(self) -> str:
+        return self.manifest["execution"]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file["bytes"] for file in self.manifest["files"].values())
+
+
+class Store:
+    """The artifacts under one root. Cheap to construct; nothing is created until something is written."""
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        """`root` None: `$NAUTILE_STORE`, else `./.nautile`. Raises `ConfigError` for a URL that is not `file://`."""
+        self.root = _local(str(root if root is not None else os.environ.get("NAUTILE_STORE") or ".nautile"))
+
+    @property
+    def catalog_path(self) -> Path:
+        return self.root / "catalog.duckdb"
+
+    def prepare(self) -> None:
+        """Create the folders and try to write. Raises `ConfigError` if the store cannot be written."""
+        with writing(self.root):
+            for name in ("artifacts", "staging", "events", "logs", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
+            probe.write_bytes(b"\0")
+            probe.unlink()
+
+    def find(self, kind: str, key: str) -> Artifact | None:
+        """The live artifact, None if there is none. Raises `ConfigError` if its manifest is damaged."""
+        folder = self._folder(kind, key)
+        if not folder.is_dir():
+            return None
+        manifest = manifests.read_manifest(folder)
+        if manifest is None and not folder.is_dir():
+            return None  # superseded between the two looks
+        if manifest is None:
+            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.NAME], None))
+        return Artifact(kind, key, folder, manifest)
+
+    def get(self, artifact_id: str) -> Artifact:
+        """The artifact that `kind/prefix`, `kind/prefix.n` or a bare key prefix means.
+
+        Raises `ConfigError` if nothing, or more than one, is meant, or if its manifest is damaged.
+        """
+        kind, slash, rest = artifact_id.strip().rpartition("/")
+        prefix, _, number = rest.partition(".")
+        wanted = 0 if not number else int(number) if number.isdigit() else -1
+        matches = [
+            (found, folder)
+            for found, key, n, folder in self.folders(kind if slash else None)
+            if prefix and key.startswith(prefix) and n == wanted
+        ]
+        if not matches:
+            raise ConfigError(f"no artifact {artifact_id!r} in {self.root}: `nautile artifacts` lists what there is")
+        if len(matches) > 1:
+            some = ", ".join(f"{found}/{folder.name[:16]}" for found, folder in matches[:4])
+            raise ConfigError(
+                f"artifact id {artifact_id!r} means more than one ({some}): give more digits, or the kind"
+            )
+        found, folder = matches[0]
+        artifact = self._read(found, folder)
+        if artifact is None:
+            raise ConfigError(refusal(f"{found}/{folder.name[:12]}", [manifests.NAME], None))
+        return artifact
+
+    def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:
+        """(kind, key, n, folder) of all that lies under artifacts/, readable or not; n is 0 for the live ones."""
+        found = []
+        for parent in sorted((self.root / "artifacts").glob("*")):
+            for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
+                key, dot, number = folder.name.partition(".")
+                if manifests.KEY.fullmatch(key) and (number.isdigit() if dot else True):
+                    found.append((parent.name, key, int(number) if dot else 0, folder))
+        return found
+
+    def staging(self, key: str) -> Path:
+        """The folder in which `key` is made; created if need be. Hold `lock(key)` while working in it."""
+        if not manifests.KEY.fullmatch(key):
+            raise ValueError(f"not a key: {key!r}")
+        folder = self.root / "staging" / key
+        with writing(self.root):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def lock(self, key: str) -> KeyLock:
+        """The lock of `key`, held by whoever makes it; it falls with the process that holds it."""
+        return KeyLock(self.root / "locks" / f"{key}.lock")
+
+    def publish(
+        self,
+        kind: str,
+        key: str,
+        source: Path,
+        *,
+        stage: str,
+        version: int,
+        config: dict[str, Any],
+        inputs: Mapping[str, "str | Artifact"],
+        facts: dict[str, Any],
+        execution: str = "",
+        outputs: tuple[str, ...] = (),
+        run: str = "",
+        supersede: bool = False,
+    ) -> Artifact:
+        """Move the folder `source` (on the store's file system) to `kind/key`, and return what now lies there.
+
+        If `kind/key` is there already, it stays and `source` is dropped, unless `supersede`: then the old one becomes
+        `<key>.<n>`. `outputs` are all the kinds this execution publishes. Raises `ConfigError` on an unknown input or
+        a store that cannot be written, `ValueError` on a folder that cannot be an artifact.
+        """
+        folder = self._folder(kind, key)
+        given = {name: self.get(a) if isinstance(a, str) else a for name, a in inputs.items()}
+        with writing(self.root):
+            files = manifests.describe_files(source)
+            manifest = {
+                "format": manifests.FORMAT,
+                "kind": kind,
+                "key": key,
+                "stage": stage,
+                "version": version,
+                "config": config,
+                "inputs": {name: artifact.full_id for name, artifact in given.items()},
+                "input_executions": {name: artifact.execution for name, artifact in given.items()},
+                "outputs": sorted(outputs or (kind,)),
+                "files": files,
+                "digest": fingerprint(files),
+                "facts": facts,
+                "commit": manifests.code_commit(),
+                "created": manifests.now(),
+                "execution": execution or uuid.uuid4().hex,
+                "run": run,
+                "host": manifests.host(),
+            }
+            write_json(source / manifests.NAME, manifests.sealed(manifest))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            while not _moved(source, folder):
+                if not supersede:
+                    self.discard(source)
+                    break
+                self._set_aside(folder)
+            sync_folder(folder.parent)
+        artifact = self.find(kind, key)
+        if artifact is None:
+            raise ConfigError(f"{kind}/{key[:12]} vanished from {self.root} while it was published")
+        return artifact
+
+    def verify(self, artifact: Artifact) -> list[str]:
+        """The damaged files by name (changed, missing, unexpected), every byte read. Empty: the artifact is whole."""
+        if manifests.read_manifest(artifact.path) is None:
+            return [manifests.NAME]
+        return damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=False)
+
+    def check(self, artifact: Artifact) -> None:
+        """Raise `ConfigError`, with the way out, if the artifact is damaged. What was read once is not read again."""
+        if damaged := damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=True):
+            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["stage"]))
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder so that a crash halfway leaves nothing under its name."""
+        trash = self.root / "staging" / f".trash-{uuid.uuid4().hex}"
+        trash.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.rename(trash)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _folder(self, kind: str, key: str) -> Path:
+        if not (manifests.KIND.fullmatch(kind) and manifests.KEY.fullmatch(key)):
+            raise ValueError(f"not a kind and a key: {kind!r}, {key!r}")
+        return self.root / "artifacts" / kind / key
+
+    def _read(self, kind: str, folder: Path) -> Artifact | None:
+        key, _, number = folder.name.partition(".")
+        manifest = manifests.read_manifest(folder)
+        return None if manifest is None else Artifact(kind, key, folder, manifest, int(number or 0))
+
+    def _set_aside(self, folder: Path) -> None:
+        taken = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
+        target = folder.with_name(f"{folder.name}.{max(taken, default=0) + 1}")
+        try:
+            folder.rename(target)
+        except FileNotFoundError:
+            return  # somebody else set it aside
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+
+    def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
+        """The live artifacts (and with `superseded` the replaced ones) whose manifests can be read, oldest first."""
+        found = [self._read(k, folder) for k, _, n, folder in self.folders(kind) if superseded or not n]
+        return sorted((a for a in found if a), key=lambda a: (a.manifest["created"], a.id))
+
+
+def refusal(artifact_id: str, damaged: list[str], stage: str | None) -> str:
+    """The one message about a damaged artifact: which, what is wrong with it, and how to make it anew."""
+    name = stage or "STAGE"
+    more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+    return (
+        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Make it anew with `nautile run "
+        f"--only {name} --force`, or with all that follows from it: `nautile run --from {name} --force`"
+    )
+
+
+def _moved(source: Path, target: Path) -> bool:
+    """Rename folder `source` to `target`; False if something is there."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    return True
+
+
+def _local(root: str) -> Path:
+    parts = urlsplit(root)
+    if "://" in root and parts.scheme != "file":
+        raise ConfigError(f"NAUTILE_STORE {root!r}: only a local folder or a file:// URL can hold the store")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"NAUTILE_STORE {root!r}: a file:// URL names a path on this machine (file:///path)")
+    return Path(unquote(parts.path) if parts.scheme == "file" else root).expanduser().absolute()

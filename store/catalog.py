@@ -1,0 +1,261 @@
+"""The catalog: six DuckDB tables over the manifests and event files, built from them and rebuilt at any time.
+
+While one process has a DuckDB file open to write, every other open of it fails, read-only ones too. So nobody keeps
+it open: each transaction is open, work, close (about 50 ms), tried again with jitter while another has the file.
+A bookkeeping table says how far each file has been taken in; a cursor and its rows are written in one transaction.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from configs.section import ConfigError, Retryable
+from store import manifest as manifests
+from store.artifacts import Artifact, Store
+from store.durable import writing
+from store.events import READ_LIMIT, read_events
+from store.tables import (
+    ARTIFACTS,
+    BY_EVENT,
+    INPUTS,
+    LINEAGE,
+    SCHEMA,
+    TABLES,
+    Table,
+    artifact_row,
+    event_row,
+    input_rows,
+)
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+# DuckDB would look for extensions on the network; the two threads are enough for transactions this small.
+_SETTINGS = {"autoinstall_known_extensions": False, "threads": 2}
+
+_within = threading.RLock()  # one process cannot open the file twice with different settings
+
+
+class CatalogBusy(Retryable):
+    """Another process kept the catalog open longer than we were ready to wait. Nothing is lost by it."""
+
+
+class Catalog:
+    """The catalog of one store. Holds no connection; safe to use from several threads and processes."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.path = store.catalog_path
+
+    def ingest(self, *, patience: float = PATIENCE_S) -> int:
+        """Take in what has been written since the last time; returns the number of rows written.
+
+        Idempotent, and safe beside other processes doing the same. Raises `CatalogBusy` after `patience` seconds
+        behind a lock, `ConfigError` if the file is not a catalog or the store cannot be written.
+        """
+        rows = 0
+        more = True
+        while more:  # a long backlog goes in several short transactions
+            with self._transaction(patience) as connection:
+                written, more = self._take_in(connection, budget=READ_LIMIT)
+                rows += written
+        return rows
+
+    def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
+        """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table."""
+        try:
+            return self._rebuild(patience)
+        except ConfigError:
+            if not self.path.exists():
+                raise
+            logger.warning("%s is not a catalog that can be read: begun anew", self.path)
+        for path in (self.path, self.path.with_name(self.path.name + ".wal")):
+            with writing(self.store.root):
+                path.unlink(missing_ok=True)
+        return self._rebuild(patience)
+
+    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[dict[str, Any]]:
+        """The rows of a read-only query as dicts in the order of its columns. See `select` for the errors."""
+        columns, rows = self.select(sql, parameters, patience=patience)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def select(
+        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Column names and rows of a read-only query.
+
+        Raises `ConfigError` with DuckDB's own words if the query is wrong or would write, `CatalogBusy` as `ingest`.
+        """
+        if not self.path.exists():
+            self.ingest(patience=patience)
+        with self._open(patience, read_only=True) as connection:
+            try:
+                result = connection.execute(sql, list(parameters))
+                return [column[0] for column in result.description or ()], result.fetchall()
+            except duckdb.Error as error:
+                raise ConfigError(f"the query was refused: {str(error).strip()}") from None
+
+    def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
+        """Every artifact that `artifact_id` was made from, itself first: a row of `artifacts` each, with `depth`, the
+        `name` under which `made` read it, and `calls`, the endpoint calls of its making. Raises `ConfigError`."""
+        artifact = self.store.get(artifact_id)
+        self.ingest()
+        return self.query(
+            "SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls FROM lineage(?) l "
+            "ORDER BY l.depth, l.kind, l.id",
+            [artifact.id],
+        )
+
+    def _rebuild(self, patience: float) -> dict[str, int]:
+        with self._transaction(patience) as connection:
+            for table in TABLES:
+                connection.execute(f"DELETE FROM {table.name}")
+            connection.execute("DELETE FROM ingested")
+            more = True
+            while more:
+                _, more = self._take_in(connection, budget=READ_LIMIT)
+            counts = [connection.execute(f"SELECT count(*) FROM {table.name}").fetchone() for table in TABLES]
+            return {table.name: count[0] for table, count in zip(TABLES, counts, strict=True) if count}
+
+    def _take_in(self, connection: duckdb.DuckDBPyConnection, budget: int) -> tuple[int, bool]:
+        """One transaction's worth: rows written, and whether there is more."""
+        known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
+        written = self._take_in_artifacts(connection, known)
+        for path in sorted((self.store.root / "events").glob("*.jsonl")):
+            name = f"events/{path.name}"
+            position = known.get(name, 0)
+            if path.stat().st_size <= position:
+                continue
+            if budget <= 0:
+                return written, True
+            events, reached = read_events(path, position, budget)
+            written += _insert_events(connection, events, path)
+            if reached > position:
+                _advance(connection, name, reached)
+                budget -= reached - position
+                if path.stat().st_size - reached > READ_LIMIT:
+                    return written, True
+        return written, budget <= 0
+
+    def _take_in_artifacts(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
+        """Rows for manifests that are new or have moved; none for those that are gone."""
+        root, found, new = self.store.root, set(), []
+        for kind, key, number, folder in self.store.folders():
+            name = str((folder / manifests.NAME).relative_to(root))
+            try:
+                stamp = (folder / manifests.NAME).stat().st_mtime_ns
+            except OSError:
+                continue
+            found.add(name)
+            if known.get(name) == stamp:
+                continue
+            manifest = manifests.read_manifest(folder)
+            if manifest is None:
+                found.discard(name)
+                continue
+            new.append((name, stamp, Artifact(kind, key, folder, manifest, number)))
+        gone = [name for name in known if name.startswith("artifacts/") and name not in found]
+        for name in (*gone, *(name for name, _, _ in new)):
+            _forget(connection, name)
+        if new:
+            _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
+            _insert(connection, INPUTS, [row for _, _, artifact in new for row in input_rows(artifact)])
+            for name, stamp, _ in new:
+                _advance(connection, name, stamp)
+        return len(new)
+
+    @contextmanager
+    def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
+        with writing(self.store.root):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open(patience, read_only=False) as connection:
+            connection.execute("BEGIN")
+            _create(connection)
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        deadline = time.monotonic() + patience
+        with _within:
+            connection = self._connect(deadline, read_only)
+            try:
+                yield connection
+            finally:
+                connection.close()
+
+    def _connect(self, deadline: float, read_only: bool) -> duckdb.DuckDBPyConnection:
+        wait = 0.01
+        while True:
+            try:
+                return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
+            except duckdb.Error as error:
+                text = str(error).strip().splitlines()[0]
+                if "lock" not in text.lower():
+                    raise ConfigError(
+                        f"{self.path} cannot be opened ({text}); if it is damaged, `nautile store rebuild` mends it"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
+            time.sleep(random.uniform(0.5, 1.5) * wait)
+            wait = min(0.3, wait * 1.5)
+
+
+def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    """The tables, made anew (and so refilled) if they are of another schema."""
+    connection.execute("CREATE TABLE IF NOT EXISTS ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
+    found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
+    if found == (SCHEMA,):
+        return
+    for table in TABLES:
+        connection.execute(f"DROP TABLE IF EXISTS {table.name}")
+        connection.execute(table.create())
+    connection.execute("DELETE FROM ingested")
+    connection.execute(LINEAGE)
+    _advance(connection, "schema", SCHEMA)
+
+
+def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str, Any]], path: Path) -> int:
+    """Insert the events; one that has no place in its table is logged and passed over, as a torn line is."""
+    by_table: dict[str, dict[str, dict[str, Any]]] = {}
+    for event in events:
+        if event["kind"] not in BY_EVENT:
+            logger.warning("%s: an event of unknown kind %r is passed over", path, event["kind"])
+            continue
+        try:
+            row = event_row(event)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            logger.warning("%s: event %s is passed over: %s", path, event["id"], error)
+            continue
+        rows = by_table.setdefault(event["kind"], {})
+        if row["id"] not in rows or row["time"] >= rows[row["id"]]["time"]:
+            rows[row["id"]] = row
+    for kind, rows in by_table.items():
+        _insert(connection, BY_EVENT[kind], list(rows.values()))
+    return sum(len(rows) for rows in by_table.values())
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        connection.execute(table.upsert(), [[row[name] for row in rows] for name in table.columns])
+
+
+def _advance(connection: duckdb.DuckDBPyConnection, name: str, position: int) -> None:
+    connection.execute("INSERT OR REPLACE INTO ingested VALUES (?, ?)", [name, position])
+
+
+def _forget(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Drop the rows of the artifact whose manifest was at `name`."""
+    _, kind, folder, _ = name.split("/")
+    key, dot, number = folder.partition(".")
+    artifact_id = f"{kind}/{key[:12]}{dot}{number}"
+    connection.execute("DELETE FROM inputs WHERE artifact = ?", [artifact_id])
+    connection.execute("DELETE FROM artifacts WHERE id = ?", [artifact_id])
+    connection.execute("DELETE FROM ingested WHERE path = ?", [name])

@@ -1,0 +1,86 @@
+"""Writes that survive a crash, and the one place where a failing disk becomes a clear message.
+
+A file is written beside its final name, fsynced, and renamed over it; a folder is fsynced after a rename in it, for a
+rename is only as durable as its folder.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.section import ConfigError
+
+_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
+
+
+@contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Turn "no space", "read-only", "permission denied" inside the block into a `ConfigError` naming the store."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise ConfigError(not_writable(root, error)) from error
+
+
+def not_writable(root: Path, error: OSError) -> str:
+    where = f" at {error.filename}" if error.filename else ""
+    return (
+        f"the store {root} cannot be written ({error.strerror}{where}): free some space or mend its permissions, "
+        "or point NAUTILE_STORE at another folder"
+    )
+
+
+def is_full_or_read_only(error: OSError) -> bool:
+    """True for the errors that mean "this place cannot be written", whichever call met them."""
+    return error.errno in _NOT_WRITABLE
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Replace `path` by `value` as indented JSON, atomically; `durable=False` skips the fsyncs (live progress)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, sort_keys=True, allow_nan=False)
+            file.write("\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any | None:
+    """The JSON in `path`; None if there is no such file or it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def sync_folder(path: Path) -> None:
+    """Make the renames and creations in folder `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path, *, sync: bool = False) -> str:
+    """sha256 of a file as hexadecimal digits; `sync` also fsyncs it."""
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

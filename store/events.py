@@ -1,0 +1,220 @@
+"""What a process reports, one JSON object a line, in a file of its own: the truth that the catalog is built from.
+
+A line is handed to the kernel in one write, so a killed process loses nothing it was told had been taken; lines of
+`call` are fsynced too, for a paid reply cannot be measured again. Ids of metrics and samples are derived from what
+they measure: a stage that resumes and measures a step twice yields one row.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.section import fingerprint
+from store.durable import is_full_or_read_only, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+LIVE_EVERY_S = 0.3
+READ_LIMIT = 8 * 2**20
+
+
+class EventWriter:
+    """The `configs.emit.Emit` of one process. Safe to call from several threads.
+
+    `live`: a small JSON file kept at the newest progress and metric values, for whoever watches; it is replaced at
+    most every 0.3 s. Raises `ValueError` on an event that lacks its required fields and `OSError` if the disk is full.
+    """
+
+    def __init__(self, path: Path, execution: str, *, stage: str = "", live: Path | None = None) -> None:
+        self.path = path
+        self.execution = execution
+        self.stage = stage
+        self._live_path = live
+        self._live: dict[str, Any] = {"metrics": {}, "samples": 0, "calls": 0}
+        self._live_at = -math.inf
+        self._lock = threading.Lock()
+        self._writer = uuid.uuid4().hex
+        self._count = 0
+        self._last_us = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._torn = _ends_torn(self._descriptor)
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Take one event: `metric`, `sample`, `call`, `run` or `progress` (which only moves the live file)."""
+        if kind == "progress":
+            with self._lock:
+                self._live.update(fields)
+                self._show(now=fields.get("done") is not None and fields.get("done") == fields.get("total"))
+            return
+        if kind == "metric" and fields.get("value", 0) is None:
+            return  # not measured; there is no row for what is not known
+        identity = self._identity(kind, fields)
+        with self._lock:
+            if self._descriptor is None:
+                raise ValueError(f"{self.path}: the event file is closed")
+            self._count += 1
+            # Strictly rising within a writer, so that the newest of two events with one id is never in doubt.
+            self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
+            event = {
+                "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
+                "kind": kind,
+                "execution": self.execution,
+                "stage": self.stage,
+                "time": self._last_us,
+                "fields": fields,
+            }
+            if kind == "run":
+                event["id"] = str(fields["id"])
+            self._write(to_json(event).encode() + b"\n")
+            descriptor = os.dup(self._descriptor) if kind == "call" else None
+            self._count_live(kind, fields)
+        if descriptor is not None:
+            # Outside the lock: endpoints answer in many threads, and none should wait for the disk of another.
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """Show the last live values, sync and close. Later events are refused."""
+        with self._lock:
+            if self._descriptor is not None:
+                self._show(now=True)
+                os.fsync(self._descriptor)
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _identity(self, kind: str, fields: Mapping[str, Any]) -> list[Any] | None:
+        """What makes two events the same one; None for those that never are."""
+        try:
+            if kind == "metric":
+                float(fields["value"])
+                source = fields.get("source")
+                return [
+                    self.execution,
+                    kind,
+                    str(fields["name"]),
+                    int(fields["step"]),
+                    "" if source is None else source,
+                ]
+            if kind == "sample":
+                group = fields.get("set")
+                return [self.execution, kind, "" if group is None else str(group), int(fields["index"])]
+            if kind == "run":
+                return [fields["id"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"event {kind!r} of {self.stage or 'a stage'}: {error!r} in {sorted(fields)}") from None
+        if kind != "call":
+            raise ValueError(f"event of unknown kind {kind!r}: there are metric, sample, call, progress and run")
+        return None
+
+    def _write(self, line: bytes) -> None:
+        """One write; if the disk takes only a part, the next line starts on a line of its own."""
+        assert self._descriptor is not None
+        rest = b"\n" + line if self._torn else line
+        while rest:
+            self._torn = True
+            rest = rest[os.write(self._descriptor, rest) :]
+        self._torn = False
+
+    def _count_live(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind == "metric":
+            self._live["metrics"][str(fields["name"])] = float(fields["value"])
+        elif kind in ("sample", "call"):
+            self._live[f"{kind}s"] += 1
+        self._show(now=False)
+
+    def _show(self, *, now: bool) -> None:
+        moment = time.monotonic()
+        if self._live_path is None or not (now or moment - self._live_at >= LIVE_EVERY_S):
+            return
+        self._live_at = moment
+        try:
+            write_json(self._live_path, json.loads(to_json(self._live)), durable=False)
+        except OSError as error:
+            if not is_full_or_read_only(error):
+                raise
+            logger.warning("%s: live progress cannot be written (%s)", self._live_path, error.strerror)
+
+
+def read_live(path: Path) -> dict[str, Any]:
+    """The newest progress and metric values of a child, empty if it has not shown any yet."""
+    live = read_json(path)
+    return live if isinstance(live, dict) else {}
+
+
+def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[dict[str, Any]], int]:
+    """The events from byte `offset` on, in about `limit` bytes, and the offset to go on from.
+
+    A last line without its newline is left for the next time; a whole line that is not an event (torn by a crash
+    that was written on after) is passed over and logged.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        block = file.read(limit)
+        while block and b"\n" not in block and (more := file.read(limit)):
+            block += more  # a line longer than the limit
+    whole = block[: block.rfind(b"\n") + 1]
+    events = []
+    for line in whole.splitlines():
+        event = _parse(line)
+        if event is not None:
+            events.append(event)
+        elif line.strip():
+            logger.warning("%s: a torn line of %d bytes is passed over", path, len(line))
+    return events, offset + len(whole)
+
+
+def to_json(value: Any) -> str:
+    """One line of strict JSON; numpy and jax arrays and scalars become lists and numbers, a NaN or infinity its name."""
+    try:
+        return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_named(value), separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    for name in ("tolist", "model_dump"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"an event cannot hold a {type(value).__name__}")
+
+
+def _named(value: Any) -> Any:
+    """`value` as plain JSON data, with NaN and infinities as the strings "nan", "inf", "-inf"."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(name): _named(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_named(item) for item in value]
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return _named(_plain(value))
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(event, dict) and isinstance(event.get("fields"), dict)
+    return event if whole and {"id", "kind", "execution", "time"} <= event.keys() else None
+
+
+def _ends_torn(descriptor: int) -> bool:
+    """True if the file's last byte is not a newline: a crash cut its last line."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

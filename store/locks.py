@@ -1,0 +1,62 @@
+"""One worker a key: an flock on a file of the store, which the kernel drops when the process that holds it dies."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from store.durable import writing
+
+
+class KeyLock:
+    """`with lock:` waits for its turn. Not reentrant. A child process does not inherit it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free. Raises `ConfigError` if the store cannot be written."""
+        with writing(self.path.parent.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return True
+
+    def acquire(self, wait: Callable[[float], object] = time.sleep) -> None:
+        """Take the lock, calling `wait(seconds)` between tries; whatever it raises ends the waiting."""
+        while not self.try_acquire():
+            wait(0.2)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def held_elsewhere(self) -> bool:
+        """True while some process (or another lock object of this one) holds it."""
+        if not self.path.exists():
+            return False
+        if self.try_acquire():
+            self.release()
+            return False
+        return True
+
+    def __enter__(self) -> "KeyLock":
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

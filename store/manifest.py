@@ -1,0 +1,105 @@
+"""The manifest: what an artifact is, which files it has by digest, and what it came from.
+
+It is written last, inside the folder that is then renamed into place, and carries a seal (a digest of itself), so
+that a flipped byte in the manifest shows as well as one in a payload file. It holds no secrets: a configuration names
+the environment variables of keys, never their values.
+"""
+
+import os
+import re
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import configs
+from configs.section import ConfigError, fingerprint
+from store.durable import read_json, sha256_of, sync_folder
+
+FORMAT = 1
+NAME = "manifest.json"
+KEY = re.compile(r"[0-9a-f]{64}")
+KIND = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[str, str]) -> str:
+    """The content key of what a stage makes: 64 hexadecimal digits, the same on every machine and in every process.
+
+    `section` is plain JSON data, `inputs` maps a name to `kind/<full key>`. Raises `ConfigError` on a short id, for
+    a key must not depend on how an id was abbreviated.
+    """
+    for name, full_id in inputs.items():
+        kind, _, key = full_id.partition("/")
+        if not (KIND.fullmatch(kind) and KEY.fullmatch(key)):
+            raise ConfigError(f"stage {stage}: input {name!r} is {full_id!r}, but a key is taken of `kind/<64 digits>`")
+    return fingerprint({"stage": stage, "version": version, "section": section, "inputs": inputs})
+
+
+def describe_files(source: Path) -> dict[str, dict[str, Any]]:
+    """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders."""
+    paths: list[str] = []
+    for folder, folders, names in os.walk(source):
+        for name in (*folders, *names):
+            path = Path(folder, name)
+            if path.is_symlink():
+                raise ValueError(f"{path}: an artifact cannot hold a symbolic link")
+        paths += [Path(folder, name).relative_to(source).as_posix() for name in names]
+    paths = sorted(path for path in paths if path != NAME)
+    if not paths:
+        raise ValueError(f"{source}: nothing to publish, the folder holds no file")
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        digests = list(pool.map(lambda path: sha256_of(source / path, sync=True), paths))
+    for folder, _, _ in os.walk(source):
+        sync_folder(Path(folder))
+    return {
+        path: {"bytes": (source / path).stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
+
+
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with its seal."""
+    return {**manifest, "seal": fingerprint(manifest)}
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest in `folder`; None if it is missing, is not JSON, or its seal does not fit."""
+    manifest = read_json(folder / NAME)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None
+    unsealed = {name: value for name, value in manifest.items() if name != "seal"}
+    try:
+        return manifest if fingerprint(unsealed) == manifest.get("seal") else None
+    except ValueError:
+        return None
+
+
+def now() -> str:
+    """This moment in UTC, to the microsecond, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@cache
+def host() -> str:
+    return socket.gethostname()
+
+
+@cache
+def code_commit() -> str | None:
+    """The commit of the running code, with `-dirty` when tracked files differ from it; None outside a checkout."""
+    root = Path(configs.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

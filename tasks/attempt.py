@@ -1,0 +1,293 @@
+"""One attempt at one stage: reuse what has its key, or run its child, watch it, and publish what it made.
+
+The order of writes is what makes a crash harmless at any point: the execution's record before the child, `done.json`
+by the child, then one rename a kind, then the staging folder goes. A process that comes after finds either artifacts,
+or a staging folder that says how far it got.
+"""
+
+import logging
+import os
+import shutil
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from configs.section import ConfigError, Retryable
+from store.artifacts import Artifact, Store
+from store.catalog import Catalog, CatalogBusy
+from store.durable import write_json, writing
+from store.events import read_live
+from store.manifest import code_commit, host, now
+from tasks import launch
+from tasks.child import Exit, pause, run_child
+from tasks.journal import journal
+from tasks.progress import StageUpdate, State, notify
+from tasks.stage import RunContext, Stage, StageCancelled, StageCrash
+from tasks.workspace import Workspace, open_workspace
+
+logger = logging.getLogger(__name__)
+
+INGEST_EVERY_S = 5.0
+INGEST_PATIENCE_S = 0.5
+
+
+def run_stage(stage: Stage, section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
+    """See `Stage.run`."""
+    store = Store(context.store_root)
+    store.prepare()
+    given = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
+    key = stage.key(section, {name: artifact.full_id for name, artifact in given.items()})
+    return _Attempt(store, stage, section, given, context, key).run()
+
+
+@dataclass
+class _Attempt:
+    store: Store
+    stage: Stage
+    section: dict[str, Any]
+    inputs: dict[str, Artifact]
+    context: RunContext
+    key: str
+    row: dict[str, Any] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+    update: StageUpdate = field(init=False)
+
+    def __post_init__(self) -> None:
+        label = self.context.label or self.stage.name
+        self.update = StageUpdate(self.stage.name, label, "waiting", self.key, self.context.run_id)
+
+    def run(self) -> dict[str, str]:
+        if reused := self._reusable():
+            return self._reuse(reused)
+        lock = self.store.lock(self.key)
+        if not lock.try_acquire():
+            self._notify("waiting", note="another run works on it")
+            lock.acquire(wait=pause)
+        try:
+            # Whoever held the lock before may have made it.
+            if reused := self._reusable():
+                return self._reuse(reused)
+            return self._make()
+        finally:
+            lock.release()
+
+    def _reusable(self) -> dict[str, Artifact] | None:
+        """The verified artifacts that have this key, all kinds of one execution; None if it must be made.
+
+        Raises `ConfigError` if they are there but damaged. A forced run takes only what it has made itself (an
+        earlier attempt that was interrupted after the last rename).
+        """
+        if self.context.force:
+            try:
+                found = self._complete()
+            except ConfigError:
+                return None
+            mine = found and all(a.manifest["run"] == self.context.run_id for a in found.values())
+            return found if mine else None
+        found = self._complete()
+        for artifact in (found or {}).values():
+            self.store.check(artifact)
+        return found
+
+    def _complete(self) -> dict[str, Artifact] | None:
+        found = {kind: self.store.find(kind, self.key) for kind in self.stage.outputs}
+        present = {kind: artifact for kind, artifact in found.items() if artifact}
+        whole = present and all(
+            set(a.manifest["outputs"]) == present.keys() and a.execution == next(iter(present.values())).execution
+            for a in present.values()
+        )
+        return present if whole else None
+
+    def _reuse(self, found: dict[str, Artifact]) -> dict[str, str]:
+        outputs = {kind: artifact.id for kind, artifact in found.items()}
+        moment = now()
+        self._record(
+            execution=next(iter(found.values())).execution,
+            state="reused",
+            reused=True,
+            started=moment,
+            ended=moment,
+            seconds=time.monotonic() - self.begun,
+            outputs=outputs,
+        )
+        self._ingest(INGEST_PATIENCE_S)
+        self._notify("reused", outputs=outputs)
+        return outputs
+
+    def _make(self) -> dict[str, str]:
+        for artifact in self.inputs.values():
+            self.store.check(artifact)
+        with writing(self.store.root):
+            space = open_workspace(self.store, self.key, self.inputs, force=self.context.force)
+            if space.last_run:
+                # Its process had no chance to say how it ended; holding its lock, we know that it did.
+                journal(self.store).run({**space.last_run, "state": "interrupted", "error": "the process was killed"})
+            self._record(execution=space.execution, attempt=space.attempt, state="running", started=now())
+            space.record(self.row)
+        self.update = replace(self.update, attempt=space.attempt)
+        self._ingest(INGEST_PATIENCE_S)
+        try:
+            if space.done() is None:
+                self._work(space)
+            outputs = self._publish(space)
+        except BaseException as error:
+            self._lost(space, error)
+            raise
+        self._ended("done", outputs=outputs)
+        self._ingest()
+        self._notify("done", outputs=outputs)
+        return outputs
+
+    def _work(self, space: Workspace) -> None:
+        """Run the child to its end; raise what its exit code means."""
+        self._notify("running")
+        last_ingest = time.monotonic()
+
+        def tick() -> None:
+            nonlocal last_ingest
+            live = read_live(space.live)
+            shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
+            self._notify("running", metrics=live.get("metrics", {}), **shown)
+            if time.monotonic() - last_ingest > INGEST_EVERY_S:
+                self._ingest(INGEST_PATIENCE_S)
+                last_ingest = time.monotonic()
+
+        ended = run_child(
+            [sys.executable, "-m", "tasks.launch", str(self._request(space))],
+            log=space.log,
+            environment=self._environment(space),
+            tick=tick,
+            finished=lambda: space.done() is not None,
+        )
+        self.row |= {"peak_bytes": ended.peak_bytes, "exit_code": ended.code}
+        tick()
+        self._judge(ended, space)
+
+    def _request(self, space: Workspace) -> Path:
+        path = space.path / "request.json"
+        events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}.jsonl"
+        write_json(
+            path,
+            {
+                "module": self.stage.work.__module__,
+                "attribute": self.stage.work.__name__,
+                "key": self.key,
+                "execution": space.execution,
+                "section": self.section,
+                "inputs": {name: str(artifact.path) for name, artifact in self.inputs.items()},
+                "staging": str(space.path),
+                "store": str(self.store.root),
+                "events": str(events),
+                "parent": os.getpid(),
+                "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
+            },
+        )
+        return path
+
+    def _environment(self, space: Workspace) -> dict[str, str]:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        environment["NAUTILE_EXECUTION"] = space.execution
+        if not self.stage.accelerator:
+            environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that ask for it
+        return environment
+
+    def _judge(self, ended: Exit, space: Workspace) -> None:
+        if ended.code == launch.OK and space.done() is not None:
+            return
+        said = space.error()
+        if ended.code == launch.BAD_INPUT and said:
+            raise ConfigError(said)
+        if ended.code == launch.RETRY and said:
+            raise Retryable(said)
+        how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with exit code {ended.code}"
+        if ended.code == -9:
+            how += " (SIGKILL: out of memory?)"
+        raise StageCrash(
+            f"stage {self.update.label}: its process {how}{': ' + said if said else ''}. "
+            f"The log is {space.log}; its last lines:\n{space.tail()}"
+        )
+
+    def _publish(self, space: Workspace) -> dict[str, str]:
+        """One rename a kind. What an earlier attempt of this execution has published already is left as it is."""
+        self._notify("publishing")
+        kinds = space.done() or []
+        published = {}
+        for kind in kinds:
+            source = space.path / "output" / kind
+            if not source.is_dir() or not any(source.iterdir()):
+                artifact = self.store.find(kind, self.key)
+                if artifact is None or artifact.execution != space.execution:
+                    raise StageCrash(f"stage {self.update.label}: its output {kind} is gone from {source}")
+            else:
+                artifact = self.store.publish(
+                    kind,
+                    self.key,
+                    source,
+                    stage=self.stage.name,
+                    version=self.stage.version,
+                    config=self.section,
+                    inputs=self.inputs,
+                    facts=space.facts(kind),
+                    execution=space.execution,
+                    outputs=tuple(kinds),
+                    run=self.context.run_id,
+                    supersede=True,
+                )
+            published[kind] = artifact.id
+        with writing(self.store.root):
+            if space.log.exists():
+                shutil.copyfile(space.log, self.store.root / "logs" / f"{self.stage.name}-{space.execution}.txt")
+            self.store.discard(space.path)
+        return published
+
+    def _lost(self, space: Workspace, error: BaseException) -> None:
+        """Write down how the attempt ended. Must not hide `error` by one of its own."""
+        stopped = isinstance(error, (KeyboardInterrupt, StageCancelled)) or not isinstance(error, Exception)
+        text = "cancelled" if stopped else str(error)
+        try:
+            self._ended("cancelled" if stopped else "failed", error=text)
+            if space.path.is_dir():
+                space.record(None)
+            self._ingest(INGEST_PATIENCE_S if stopped else None)
+        except (OSError, ConfigError) as problem:
+            logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
+        self._notify("cancelled" if stopped else "failed", error=text)
+
+    def _ended(self, state: str, **fields: Any) -> None:
+        self._record(state=state, ended=now(), seconds=time.monotonic() - self.begun, **fields)
+
+    def _record(self, **fields: Any) -> None:
+        """The attempt's row as it now stands, as an event: the newest with its id is what the catalog shows."""
+        if not self.row:
+            self.row = {
+                "id": uuid.uuid4().hex,
+                "run": self.context.run_id,
+                "config": self.context.config or None,
+                "stage": self.stage.name,
+                "label": self.update.label,
+                "key": self.key,
+                "attempt": 1,
+                "reused": False,
+                "forced": self.context.force,
+                "host": host(),
+                "commit": code_commit(),
+            }
+        self.row |= fields
+        with writing(self.store.root):
+            journal(self.store).run(self.row)
+
+    def _ingest(self, patience: float | None = None) -> None:
+        """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""
+        try:
+            Catalog(self.store).ingest(**({} if patience is None else {"patience": patience}))
+        except (CatalogBusy, ConfigError) as error:
+            logger.log(logging.DEBUG if patience else logging.WARNING, "catalog: %s", error)
+
+    def _notify(self, state: State, **fields: Any) -> None:
+        self.update = replace(
+            self.update, state=state, seconds=time.monotonic() - self.begun, time=time.time(), **fields
+        )
+        notify(self.update)

@@ -1,0 +1,138 @@
+"""The child side of a stage: `python -m tasks.launch REQUEST.json`.
+
+Exit codes: 0 done, 2 the operator's input is bad (`ConfigError`), 75 worth a retry (`Retryable`); anything else is a
+crash. `error.json` in the staging folder holds the message. Standard output and error go to the stage's log.
+"""
+
+import ctypes
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from configs.section import ConfigError, Retryable
+from store.durable import is_full_or_read_only, not_writable, write_json
+from store.events import EventWriter
+from tasks.job import Job
+from tasks.stage import Stage
+
+OK, BAD_INPUT, CRASHED, RETRY = 0, 2, 1, 75
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger("tasks.launch")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do one stage's work as the request says; return the exit code."""
+    path = Path((sys.argv[1:] if arguments is None else arguments)[0])
+    request = json.loads(path.read_text(encoding="utf-8"))
+    die_with(request["parent"])
+    signal.signal(signal.SIGTERM, _terminated)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    staging = Path(request["staging"])
+    try:
+        _work(request, staging)
+    except ConfigError as error:
+        return _failed(staging, BAD_INPUT, error)
+    except Retryable as error:
+        return _failed(staging, RETRY, error)
+    except OSError as error:
+        traceback.print_exc()
+        if is_full_or_read_only(error) and _inside(error.filename, staging):
+            return _failed(staging, BAD_INPUT, ConfigError(not_writable(Path(request["store"]), error)))
+        return _failed(staging, CRASHED, error)
+    except Exception as error:
+        traceback.print_exc()
+        return _failed(staging, CRASHED, error)
+    return OK
+
+
+def die_with(parent: int) -> None:
+    """End this process when process `parent` does, however that ends.
+
+    On Linux the kernel sees to it (strictly: when the parent's *thread* that started us ends, which is the one that
+    waits for us). The parent may have died before the call, so that is checked after it. Elsewhere a thread looks.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(CRASHED)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def load_stage(module: str, attribute: str) -> Stage:
+    """Import the stage by its dotted place. Raises `ConfigError` if there is none."""
+    found: Any = getattr(importlib.import_module(module), attribute, None)
+    if not isinstance(found, Stage):
+        raise ConfigError(f"{module}.{attribute} is not a stage: @stage must decorate a module-level function")
+    return found
+
+
+def _work(request: dict[str, Any], staging: Path) -> None:
+    # The child must find what the parent found, a test's modules included.
+    sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
+    stage = load_stage(request["module"], request["attribute"])
+    emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
+    try:
+        job = Job(
+            stage=stage.name,
+            key=request["key"],
+            execution=request["execution"],
+            section=request["section"],
+            inputs={name: Path(folder) for name, folder in request["inputs"].items()},
+            staging=staging,
+            emit=emit,
+        )
+        stage.work(job)
+        write_json(staging / "done.json", {"outputs": _written(stage, staging)})
+    finally:
+        emit.close()
+
+
+def _written(stage: Stage, staging: Path) -> list[str]:
+    """The kinds that have content to publish. Raises `RuntimeError` if one that must be written was not."""
+    folders = sorted(path for path in (staging / "output").glob("*") if path.is_dir())
+    written = [folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
+    if unknown := set(written) - set(stage.outputs):
+        raise RuntimeError(f"stage {stage.name} wrote {sorted(unknown)}; its outputs are {list(stage.outputs)}")
+    if missing := [kind for kind in stage.outputs if kind not in written and kind not in stage.optional]:
+        raise RuntimeError(f"stage {stage.name} wrote nothing for {missing} (declare it `optional` if that may be)")
+    return written
+
+
+def _failed(staging: Path, code: int, error: BaseException) -> int:
+    text = str(error) or type(error).__name__
+    logger.error("%s", text)
+    try:
+        write_json(staging / "error.json", {"code": code, "type": type(error).__name__, "message": text})
+    except OSError as problem:
+        logger.error("error.json cannot be written: %s", problem)
+    return code
+
+
+def _inside(path: object, folder: Path) -> bool:
+    return path is None or str(path).startswith(str(folder))
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like an exception, so that servers the work started are ended by their own `finally`."""
+    raise SystemExit(128 + number)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

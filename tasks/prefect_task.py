@@ -1,0 +1,162 @@
+"""A `Stage` as a Prefect task: Prefect retries, shows and schedules; what may be reused is the store's business.
+
+Prefect's caching and result storage are off: only artifact ids pass between tasks, and only the store knows whether
+the files behind them are whole. Calls to the API are kept rare, a few a minute however fast a stage reports.
+"""
+
+import logging
+import re
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from prefect import Task, task
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+
+from configs.section import Retryable
+from store.artifacts import Store
+from tasks.progress import StageUpdate, notify, subscribe
+from tasks.stage import RunContext, Stage, StageCrash
+
+logger = logging.getLogger(__name__)
+
+RETRY_DELAYS_S = [2.0, 10.0, 30.0, 60.0]
+RETRIES = 50  # the ceiling; what really bounds them is the budget below
+OUTAGES, CRASHES = 4, 2  # in a row; an attempt that lasted long enough to get on starts the count anew
+GOT_ON_S = 600.0
+SHOW_EVERY_S = 5.0
+
+
+@cache
+def task_of(stage: Stage) -> Task[..., dict[str, str]]:
+    """The one Prefect task of `stage`."""
+
+    @task(
+        name=stage.name,
+        task_run_name=_run_name,
+        retries=RETRIES,
+        retry_delay_seconds=list(RETRY_DELAYS_S),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=worth_a_retry,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        tags=["accelerator"] if stage.accelerator else None,
+    )
+    def run(section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
+        board = _Board(context.label or stage.name, context.run_id)
+        unsubscribe = subscribe(board.hear)
+        try:
+            outputs = stage.run(section, inputs, context)
+        finally:
+            unsubscribe()
+        board.finish(context, outputs)
+        return outputs
+
+    return run
+
+
+@dataclass
+class _Budget:
+    """The failures in a row of one task run."""
+
+    outages: int = 0
+    crashes: int = 0
+    failed_at: float | None = None
+
+
+_budgets: dict[UUID, _Budget] = {}
+
+
+def worth_a_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """A broken connection is tried again, a crash too but less often, a bad configuration never."""
+    error = state.data
+    if not isinstance(error, (Retryable, StageCrash)):
+        return False
+    budget = _budgets.setdefault(run.id, _Budget())
+    if budget.failed_at is not None and time.monotonic() - budget.failed_at > GOT_ON_S:
+        budget.outages = budget.crashes = 0
+    budget.failed_at = time.monotonic()
+    if isinstance(error, Retryable):
+        budget.outages += 1
+    else:
+        budget.crashes += 1
+    again = budget.outages <= OUTAGES and budget.crashes <= CRASHES
+    if again:
+        notify(StageUpdate(task.name, run.name, "retrying", attempt=run.run_count, error=str(error)))
+    return again
+
+
+def _run_name(parameters: dict[str, Any]) -> str:
+    context: RunContext = parameters["context"]
+    return context.label or "stage"
+
+
+class _Board:
+    """The progress artifact of one task run, brought up to date every few seconds, and its closing table."""
+
+    def __init__(self, label: str, run_id: str) -> None:
+        self._label, self._run_id = label, run_id
+        self._slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+        self._artifact: UUID | None = None
+        self._shown_at = time.monotonic() - SHOW_EVERY_S + 1.0  # a stage of under a second has no progress to show
+        self._last: StageUpdate | None = None
+
+    def hear(self, update: StageUpdate) -> None:
+        if (update.label, update.run_id) != (self._label, self._run_id):
+            return
+        self._last = update
+        if update.state == "running" and update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
+            self._shown_at = time.monotonic()
+            self._show(100.0 * update.share, _words(update))
+
+    def finish(self, context: RunContext, outputs: dict[str, str]) -> None:
+        """Fill the bar and leave a table of what was made."""
+        last = self._last
+        if last is None:
+            return
+        if self._artifact is not None:
+            self._show(100.0, _words(last))
+        store = Store(context.store_root)
+        rows = []
+        for kind, artifact_id in outputs.items():
+            artifact = store.get(artifact_id)
+            size = {"bytes": artifact.bytes, "files": len(artifact.manifest["files"])}
+            rows.append({"kind": kind, "artifact": artifact_id, "state": last.state, **size})
+        metrics = {name: f"{value:.6g}" for name, value in sorted(last.metrics.items())}
+        rows += [{"metric": name, "value": value} for name, value in metrics.items()]
+        self._tell(
+            lambda: create_table_artifact(rows, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
+        )
+
+    def _show(self, percent: float, words: str) -> None:
+        def send() -> None:
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(percent, key=f"progress-{self._slug}", description=words)
+            else:
+                update_progress_artifact(self._artifact, percent, description=words)
+
+        self._tell(send)
+
+    def _tell(self, send: Any) -> None:
+        try:
+            send()
+        except Exception as error:
+            # A server that is down for a moment must not fail hours of work; the store has it all.
+            logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
+
+
+def _words(update: StageUpdate) -> str:
+    parts = [update.state]
+    if update.done is not None:
+        parts.append(
+            f"{update.done:g}" + (f" of {update.total:g}" if update.total else "") + f" {update.unit}".rstrip()
+        )
+    if update.note:
+        parts.append(update.note)
+    if update.seconds is not None:
+        parts.append(f"{update.seconds:.0f} s")
+    return ", ".join(parts)

@@ -1,0 +1,20 @@
+"""Pretraining as a stage: `tokens` artifacts in, by source name, one `checkpoint` out."""
+
+from configs.model import ModelConfig
+from configs.schema import PretrainConfig
+from configs.section import ConfigError
+from data.shards import read_index
+from model.train import train
+from tasks.job import Job
+from tasks.stage import stage
+
+
+@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True)
+def pretrain(job: Job) -> None:
+    """Train on the inputs that the mixtures name. The vocabulary is that of the tokens, which must all agree."""
+    if not job.inputs:
+        raise ConfigError("stage pretrain: it was given no tokens; ingest at least one source first")
+    config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
+    tokenizer = read_index(next(iter(job.inputs.values()))).tokenizer
+    facts = train(config, model, tokenizer, dict(job.inputs), job.scratch, job.output("checkpoint"), job.seed, job.emit)
+    job.describe("checkpoint", **facts, stand_ins=[])

@@ -1,0 +1,96 @@
+"""`@stage`: a function of a job becomes a step of the pipeline, reused by its content key or run in a child process.
+
+    @stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True)
+    def pretrain(job: Job) -> None: ...
+
+The decorated name is a `Stage`; it must stay a module-level name, for the child process finds it by import. This file
+is imported by every child, so it loads neither Prefect nor DuckDB.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from configs.section import ConfigError, Retryable
+from store.manifest import stage_key
+from tasks.job import Job
+
+if TYPE_CHECKING:
+    from prefect import Task
+
+Work = Callable[[Job], None]
+
+
+class StageCrash(RuntimeError):
+    """The stage's process ended without a verdict of its own (an exception, a signal). Worth one more try."""
+
+
+class StageCancelled(BaseException):
+    """The stage was asked to stop. Not an `Exception`: nothing may take it for a failure and try again."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Which run a stage works for. `label` tells apart several uses of one stage in a run."""
+
+    run_id: str
+    store_root: str
+    force: bool = False
+    label: str = ""
+    config: str = ""  # the configuration's name, for the catalog
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of step: its name, the version of its code's meaning, and the kinds of artifact it writes."""
+
+    name: str
+    version: int
+    outputs: tuple[str, ...]
+    work: Work
+    optional: tuple[str, ...] = ()  # those of `outputs` that a section may leave unwritten
+    accelerator: bool = False
+
+    def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
+        """The content key; `inputs` maps names to `kind/<full key>` (`Artifact.full_id`)."""
+        return stage_key(self.name, self.version, section, inputs)
+
+    def run(self, section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
+        """Reuse, or work in a child process and publish. Returns kind -> artifact id. One attempt; needs no Prefect.
+
+        `inputs` maps names to artifact ids, short or full. Raises `ConfigError`, `Retryable`, `StageCrash`, and
+        `StageCancelled` (or the `KeyboardInterrupt` it met) after the child and its children are gone.
+        """
+        from tasks.attempt import run_stage
+
+        return run_stage(self, section, inputs, context)
+
+    def task(self) -> "Task[..., dict[str, str]]":
+        """`run` as a Prefect task: retries, task run name, progress and table artifacts."""
+        from tasks.prefect_task import task_of
+
+        return task_of(self)
+
+    def __call__(self, section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
+        """The Prefect task, run inside a flow."""
+        return self.task()(section, inputs, context)
+
+
+def stage(
+    name: str, *, version: int, outputs: tuple[str, ...], optional: tuple[str, ...] = (), accelerator: bool = False
+) -> Callable[[Work], Stage]:
+    """Make `work(job)` a `Stage`. Raise `version` when what the code writes for a given section changes."""
+    for kind in (name, *outputs):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
+            raise ValueError(f"stage {name!r}: {kind!r} is not a lower-case name")
+    if not outputs or not set(optional) <= set(outputs):
+        raise ValueError(f"stage {name!r}: it needs outputs, and `optional` names some of them")
+
+    def decorate(work: Work) -> Stage:
+        return Stage(name, version, outputs, work, optional, accelerator)
+
+    return decorate
+
+
+__all__ = ["ConfigError", "Job", "Retryable", "RunContext", "Stage", "StageCancelled", "StageCrash", "stage"]

@@ -1,0 +1,90 @@
+"""The staging folder of one key, and the record that lets a later process go on with an execution.
+
+An execution is one making of the artifacts of a key; it may take several attempts. Its id survives them in
+`execution.json`, and with it the ids of metrics and samples, so that a resume doubles nothing.
+
+    execution.json  request.json  live.json  error.json  done.json  log.txt     scratch/  output/<kind>/  facts/
+"""
+
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from store.artifacts import Artifact, Store
+from store.durable import read_json, write_json
+
+
+@dataclass
+class Workspace:
+    """The open staging folder. Whoever holds it holds the key's lock."""
+
+    path: Path
+    execution: str
+    attempt: int
+    forced: bool
+    inputs: dict[str, str]
+    last_run: dict[str, Any] | None = field(default=None)  # the row of the attempt before, if it never ended
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def live(self) -> Path:
+        return self.path / "live.json"
+
+    def done(self) -> list[str] | None:
+        """The kinds that the finished work wrote; None while it is not finished."""
+        done = read_json(self.path / "done.json")
+        return done["outputs"] if isinstance(done, dict) else None
+
+    def error(self) -> str | None:
+        """What the child said of its failure, if it could say anything."""
+        error = read_json(self.path / "error.json")
+        return error["message"] if isinstance(error, dict) else None
+
+    def facts(self, kind: str) -> dict[str, Any]:
+        return read_json(self.path / "facts" / f"{kind}.json") or {}
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of the log, for a message."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - 8192))
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+    def record(self, run: dict[str, Any] | None) -> None:
+        """Write down who works here: `run` is the row of an attempt that is under way, None once it has ended."""
+        write_json(
+            self.path / "execution.json",
+            {
+                "execution": self.execution,
+                "attempt": self.attempt,
+                "forced": self.forced,
+                "inputs": self.inputs,
+                "run": run,
+            },
+        )
+
+
+def open_workspace(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Workspace:
+    """Go on with what lies in `staging/<key>`, or begin anew.
+
+    Begun anew when an input holds other bytes than it did (it was made again), and when `force` meets work that was
+    not itself forced. A forced execution that was interrupted is gone on with, so that a preempted one gets on.
+    """
+    folder = store.staging(key)
+    digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
+    known = read_json(folder / "execution.json")
+    if isinstance(known, dict) and known["inputs"] == digests and (known["forced"] or not force):
+        space = Workspace(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
+    else:
+        if any(folder.iterdir()):
+            store.discard(folder)
+        space = Workspace(store.staging(key), uuid.uuid4().hex, 1, force, digests)
+    for name in ("error.json", "live.json"):
+        (space.path / name).unlink(missing_ok=True)
+    return space

@@ -1,0 +1,111 @@
+"""The tokenizer against tiktoken's own cl100k_base, the cut ranks, and where the rank file comes from."""
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.model import CHAT_SPECIALS, TokenizerConfig
+from data import tokenizer as module
+from data.tokenizer import tokenizer_for
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200)
+TRICKY = st.one_of(TEXTS, st.lists(st.sampled_from([*CHAT_SPECIALS, "a", "\n", " ", "é", "漢"]), max_size=8).map("".join))
+
+
+@given(text=TRICKY, ranks=st.sampled_from([256, 300, 2000, 100_256]))
+def test_any_text_comes_back_whole_and_never_holds_a_special(text, ranks):
+    tok = tokenizer_for(TokenizerConfig(ranks=ranks))
+    ids = tok.encode(text)
+    assert tok.decode(ids) == text
+    assert not set(ids) & set(tok.specials.values())
+    assert tok.encode_array(text).tolist() == ids
+    assert tok.byte_lengths[ids].sum() == len(text.encode())
+
+
+@given(text=TEXTS)
+def test_whole_it_is_cl100k(text):
+    from tiktoken_ext import openai_public
+
+    reference = tiktoken.Encoding(
+        "reference", pat_str=module.PATTERN, mergeable_ranks=module._ranks(), special_tokens={}
+    )
+    assert tokenizer_for(TokenizerConfig()).encode(text) == reference.encode_ordinary(text)
+    assert module.PATTERN in openai_public.cl100k_base.__code__.co_consts
+
+
+@pytest.mark.parametrize("ranks", [256, 300, 2000, 20_000])
+def test_a_prefix_of_the_ranks_is_a_bpe_of_its_own(ranks):
+    """Each kept token is a merge of two kept ones of lower rank, so cutting never leaves an orphan."""
+    kept = {token for token, rank in module._ranks().items() if rank < ranks}
+    whole = module._ranks()
+    for token in kept:
+        if len(token) > 1:
+            halves = [(token[:i], token[i:]) for i in range(1, len(token))]
+            assert any(a in kept and b in kept and max(whole[a], whole[b]) < whole[token] for a, b in halves)
+
+
+@given(text=TEXTS, ranks=st.sampled_from([300, 2000]))
+def test_a_cut_encoding_only_splits_whole_tokens_further(text, ranks):
+    cut, whole = tokenizer_for(TokenizerConfig(ranks=ranks)), tokenizer_for(TokenizerConfig())
+
+    def ends(tok):
+        lengths = [tok.byte_lengths[i] for i in tok.encode(text)]
+        return {int(sum(lengths[: n + 1])) for n in range(len(lengths))}
+
+    assert all(i < ranks for i in cut.encode(text))
+    assert ends(whole) <= ends(cut)
+
+
+def test_vocabularies_and_specials():
+    whole, cut = tokenizer_for(TokenizerConfig()), tokenizer_for(TokenizerConfig(ranks=2000))
+    assert whole.vocabulary == 100_281
+    assert [whole.im_start, whole.im_end, whole.think_start, whole.think_end] == [100_277, 100_278, 100_279, 100_280]
+    assert whole.end_of_text == 100_257
+    assert cut.vocabulary == 2005
+    assert sorted(cut.specials.values()) == list(range(2000, 2005))
+    assert whole.fingerprint != cut.fingerprint
+    assert cut is tokenizer_for(TokenizerConfig(ranks=2000))
+
+
+def test_decoding_names_specials_or_leaves_them_out_and_refuses_strangers(tokenizer):
+    ids = [*tokenizer.encode("hi"), tokenizer.im_end]
+    assert tokenizer.decode(ids) == "hi<|im_end|>"
+    assert tokenizer.decode(ids, specials=False) == "hi"
+    with pytest.raises(ValueError, match="305 is not in a vocabulary of 305"):
+        tokenizer.decode([305])
+    with pytest.raises(ValueError, match="100256"):
+        tokenizer_for(TokenizerConfig()).decode([100_256])
+
+
+def test_batches_keep_their_order(tokenizer):
+    texts = [f"text number {n} " * (n % 5) for n in range(23)]
+    expected = [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_batch(texts) == expected
+    assert [ids.tolist() for ids in tokenizer.encode_arrays(texts, threads=3)] == expected
+
+
+def test_a_damaged_cache_is_passed_over(monkeypatch, tmp_path):
+    name = hashlib.sha1(module.RANKS_URL.encode()).hexdigest()
+    (tmp_path / name).write_bytes(b"not the ranks")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert hashlib.sha256(module._rank_file()).hexdigest() == module.RANKS_SHA256
+    assert (tmp_path / name).read_bytes() == b"not the ranks"
+
+
+def test_the_network_is_not_touched_when_the_package_is_there(tmp_path):
+    """With every socket refused and no cache, a fresh process still has the tokenizer."""
+    code = (
+        "import socket\n"
+        "def refuse(*a, **k): raise AssertionError('network')\n"
+        "socket.socket.connect = refuse; socket.getaddrinfo = refuse\n"
+        "from data.tokenizer import tokenizer_for; from configs.model import TokenizerConfig\n"
+        "assert tokenizer_for(TokenizerConfig(ranks=400)).encode('ab')\n"
+    )
+    env = {"TIKTOKEN_CACHE_DIR": str(tmp_path), "PATH": "", "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=60)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,54 @@
+"""Tiny models that the tests of this room share: built once, never changed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.model import ModelConfig
+from model.nautile import initialise
+
+
+def tiny_config(**changes) -> ModelConfig:
+    """Two blocks of width 32; K = 4 memory heads served by 2 query heads, H = 8, M = 2; 2 kv heads for 4 heads."""
+    settings = {
+        "vocabulary": 150, "width": 32, "blocks": 2, "sca_per_block": 2, "context": 64,
+        "memory_heads": 4, "query_heads": 2, "spectral_samples": 2, "chunk": 8,
+        "attention_heads": 4, "kv_heads": 2, "feed_forward": 40,
+        "compute_dtype": "float32", "remat": "none",
+    }  # fmt: skip
+    return ModelConfig(**{**settings, **changes})
+
+
+def packed_rows(vocabulary: int, lengths: list[list[int]], row_length: int, seed: int = 0) -> dict[str, jax.Array]:
+    """A batch in the loader's form: each row holds documents of the given lengths, then padding."""
+    rng = np.random.default_rng(seed)
+    shape = (len(lengths), row_length)
+    names = ("tokens", "targets", "segments", "positions")
+    batch = {name: np.zeros(shape, np.int32) for name in names} | {"weights": np.zeros(shape, np.float32)}
+    for row, documents in enumerate(lengths):
+        start = 0
+        for number, length in enumerate(documents, start=1):
+            place = slice(start, start + length)
+            batch["tokens"][row, place] = rng.integers(0, vocabulary, length)
+            batch["segments"][row, place] = number
+            batch["positions"][row, place] = np.arange(length)
+            batch["targets"][row, start : start + length - 1] = batch["tokens"][row, start + 1 : start + length]
+            batch["weights"][row, start : start + length - 1] = 1
+            start += length
+    return {name: jnp.asarray(array) for name, array in batch.items()}
+
+
+@pytest.fixture(scope="session")
+def config():
+    return tiny_config()
+
+
+@pytest.fixture(scope="session")
+def params(config):
+    """Weights away from their start: the constants (norms, biases, scales) are moved too, so that none hides."""
+    start = initialise(config, 0)
+    leaves, tree = jax.tree.flatten(start)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(tree, moved)

@@ -1,0 +1,105 @@
+"""The chunked loss against whole logits: values, every gradient, masks, chunks that do not divide."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from model.loss import token_logprobs, weighted_loss
+from model.nautile import forward
+from tests.model.conftest import packed_rows
+
+
+@pytest.fixture(scope="module")
+def rows(config):
+    keys = jax.random.split(jax.random.key(2), 3)
+    hidden_BLD = jax.random.normal(keys[0], (2, 11, config.width))
+    targets_BL = jax.random.randint(keys[1], (2, 11), 0, config.vocabulary)
+    slopes = jax.random.normal(keys[2], (2, 2, 11))
+    return hidden_BLD, targets_BL, slopes
+
+
+def whole(table_VD, hidden_BLD, targets_BL, vocabulary, temperature):
+    """The naive form: whole logits over the rows in use."""
+    logits_BLV = jnp.einsum("bld,vd->blv", hidden_BLD, table_VD[:vocabulary]) / temperature
+    log_BLV = jax.nn.log_softmax(logits_BLV)
+    chosen_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], -1)[..., 0]
+    return chosen_BL, -jnp.sum(jnp.exp(log_BLV) * log_BLV, -1)
+
+
+@pytest.mark.parametrize(("chunk", "temperature"), [(4, 1.0), (11, 0.7), (128, 1.3)])
+def test_logprobs_and_entropy_with_gradients(config, params, rows, chunk, temperature):
+    hidden_BLD, targets_BL, slopes = rows
+
+    def scalar(form, table_VD, hidden_BLD):
+        logprobs_BL, entropy_BL = form(table_VD, hidden_BLD)
+        return jnp.sum(logprobs_BL * slopes[0]) + jnp.sum(entropy_BL * slopes[1]), (logprobs_BL, entropy_BL)
+
+    def chunked(table_VD, hidden_BLD):
+        return token_logprobs({"embedding": table_VD}, config, hidden_BLD, targets_BL, chunk, temperature)
+
+    def naive(table_VD, hidden_BLD):
+        return whole(table_VD, hidden_BLD, targets_BL, config.vocabulary, temperature)
+
+    results = [
+        jax.value_and_grad(lambda t, h, form=form: scalar(form, t, h), argnums=(0, 1), has_aux=True)(
+            params["embedding"], hidden_BLD
+        )
+        for form in (chunked, naive)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), *results)
+    assert jnp.all(results[0][1][0][config.vocabulary :] == 0)
+
+
+def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
+    hidden_BLD, targets_BL, _ = rows
+    loud = params["embedding"].at[config.vocabulary :].set(100.0)
+    quiet = params["embedding"].at[config.vocabulary :].set(0.0)
+    for one, other in zip(
+        token_logprobs({"embedding": loud}, config, hidden_BLD, targets_BL),
+        token_logprobs({"embedding": quiet}, config, hidden_BLD, targets_BL),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_weighted_loss_with_gradients_of_the_whole_model(config, params, z_loss):
+    batch = packed_rows(config.vocabulary, [[9, 4], [13]], 13, seed=1)
+    batch["weights"] = batch["weights"] * jnp.linspace(0.5, 2.0, 13)
+
+    def chunked(params):
+        sums = weighted_loss(params, config, batch, chunk=4, z_loss=z_loss)
+        return sums.loss * 0.3, sums
+
+    def naive(params):
+        hidden_BLD = forward(params, config, batch["tokens"], batch["segments"], batch["positions"])
+        logits_BLV = jnp.einsum("bld,vd->blv", hidden_BLD, params["embedding"][: config.vocabulary])
+        total_BL = jax.nn.logsumexp(logits_BLV, -1)
+        chosen_BL = jnp.take_along_axis(logits_BLV, batch["targets"][..., None], -1)[..., 0]
+        losses_BL = batch["weights"] * (total_BL - chosen_BL)
+        return 0.3 * (jnp.sum(losses_BL) + z_loss * jnp.sum(batch["weights"] * total_BL**2)), losses_BL
+
+    (value, sums), slopes = jax.jit(jax.value_and_grad(chunked, has_aux=True))(params)
+    (expected, losses_BL), expected_slopes = jax.jit(jax.value_and_grad(naive, has_aux=True))(params)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(sums.row_loss_B, losses_BL.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(sums.row_weight_B, batch["weights"].sum(1), rtol=1e-6)
+    np.testing.assert_allclose(sums.weight, batch["weights"].sum(), rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-4, rtol=1e-3), slopes, expected_slopes)
+
+
+def test_whole_logits_never_exist(config, params):
+    """No array of the traced computation is as large as tokens x vocabulary."""
+    batch = packed_rows(config.vocabulary, [[64]] * 4, 64)
+    traced = jax.make_jaxpr(jax.grad(lambda params: weighted_loss(params, config, batch, chunk=8).loss))(params)
+    limit = 4 * 64 * config.padded_vocabulary
+    sizes = [int(np.prod(v.aval.shape)) for equation in _equations(traced.jaxpr) for v in equation.outvars]
+    assert max(sizes) < limit
+
+
+def _equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)
