@@ -178,7 +178,7 @@ class PolicyConfig(Section):
     clip_ratio: PositiveFloat = 0.2
     inner_epochs: PositiveInt = 1
     micro_rows: PositiveInt = 8
-    refill: PositiveInt = 3  # draws of further groups, at most, to replace groups that carry no signal
+    refill: NonNegativeInt = 3  # draws of further groups, at most, to replace groups that carry no signal
     save_every: PositiveInt = 10
     guard_every: PositiveInt | None = None  # evaluate the guard set every so many steps
     guard_problems: PositiveInt = 128

@@ -59,7 +59,7 @@ class Part:
     number: int
     end: int  # rows of the source read up to its end
     last: bool
-    text_bytes: int
+    text_bytes: int  # UTF-8 bytes of the kept tokens
     rejected: dict[str, int]
     shards: list[ShardEntry]
 
@@ -72,7 +72,7 @@ class Corpus:
     documents: int
     rejected: dict[str, int]
     index: Index
-    bytes_per_token: float | None
+    bytes_per_token: float
     exemplars: list[SynthRecord]
     tokens_per_second: float | None  # of the work done in this process; None when nothing was left to do
 
@@ -136,7 +136,7 @@ class _Worker:
     def run(self, rows: Iterator[Record | Rejected], number: int, end: int) -> list[Part]:
         tokenizer = tokenizer_for(self.plan.tokenizer)
         parts: list[Part] = []
-        building, told = _Building(self.plan, tokenizer), 0.0
+        building, told = _Building(self.plan), 0.0
         for batch in _batches(rows):
             fresh = [record for record in batch if not isinstance(record, Rejected)]
             encoded = dict(zip(map(id, fresh), _encode(tokenizer, fresh, self.threads), strict=True))
@@ -145,7 +145,7 @@ class _Worker:
                 building.add(record, encoded.get(id(record)), self.seen)
                 if building.full:
                     parts.append(self._close(building, number + len(parts), end, last=False))
-                    building = _Building(self.plan, tokenizer)
+                    building = _Building(self.plan)
             if time.monotonic() - told > PROGRESS_SECONDS:
                 told = time.monotonic()
                 self._progress(end, sum(_tokens(part) for part in parts) + building.tokens)
@@ -155,13 +155,16 @@ class _Worker:
 
     def _close(self, building: "_Building", number: int, end: int, last: bool) -> Part:
         """Write a part's files, its mark last."""
-        shards = []
+        shards, text_bytes = [], 0
+        byte_lengths = tokenizer_for(self.plan.tokenizer).byte_lengths
         for split, packer in building.packers.items():
             if packer.rows:
-                shards.append(write_shard(self.work, number, split, packer.finish(), self.plan.tokenizer.vocabulary))
+                packed = packer.finish()
+                text_bytes += int(byte_lengths[packed.tokens].sum())
+                shards.append(write_shard(self.work, number, split, packed, self.plan.tokenizer.vocabulary))
         write_atomically(_sidecar(self.work, number, "seen"), self.seen.take_fresh())
         write_candidates(_sidecar(self.work, number, "exemplars"), building.sample.candidates())
-        part = Part(number, end, last, building.text_bytes, dict(sorted(building.rejected.items())), shards)
+        part = Part(number, end, last, text_bytes, dict(sorted(building.rejected.items())), shards)
         write_atomically(_sidecar(self.work, number, "json"), json.dumps(asdict(part)).encode())
         return part
 
@@ -173,8 +176,8 @@ class _Worker:
 class _Building:
     """A part in the making."""
 
-    def __init__(self, plan: CorpusPlan, tokenizer: Tokenizer) -> None:
-        self._plan, self._tokenizer = plan, tokenizer
+    def __init__(self, plan: CorpusPlan) -> None:
+        self._plan = plan
         packer = SplitPacker if plan.form == "web" else FitPacker
         self.packers: dict[Split, SplitPacker | FitPacker] = {
             "train": packer(plan.row_length),
@@ -182,7 +185,6 @@ class _Building:
         }
         self.sample = Sample(plan.exemplars)
         self.rejected: Counter[str] = Counter()
-        self.text_bytes = 0
         self.tokens = 0
 
     @property
@@ -204,7 +206,6 @@ class _Building:
         else:
             packer.add(encoded[0])
         self.tokens += len(encoded[0])
-        self.text_bytes += int(self._tokenizer.byte_lengths[encoded[0]].sum())
         if isinstance(record, SynthRecord) and split == "train":
             self.sample.offer(digest, record)
 
@@ -272,13 +273,12 @@ def _published(
         _link(work / entry.file, out / entry.file)
     index = Index(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
     write_index(out, index)
-    text_bytes, tokens = sum(part.text_bytes for part in parts), index.total("tokens") + index.total("cropped")
     return Corpus(
         rows_read=parts[-1].end,
         documents=index.total("documents"),
         rejected=dict(sorted(rejected.items())),
         index=index,
-        bytes_per_token=round(text_bytes / tokens, 4) if tokens else None,
+        bytes_per_token=round(sum(part.text_bytes for part in parts) / index.total("tokens"), 4),
         exemplars=sample.chosen(),
         tokens_per_second=speed,
     )

@@ -66,7 +66,7 @@ def read_parquet(path: Path | str, file: IO[bytes] | None, form: Form, skip: int
         if skip >= rows:
             skip -= rows
             continue
-        for batch in _batches(path, parquet, group, columns):
+        for batch in _batches(path, parquet, group, columns, remote=file is not None):
             for index in range(min(skip, batch.num_rows), batch.num_rows):
                 yield _from_arrow(batch, index, form)
             skip = max(0, skip - batch.num_rows)
@@ -91,12 +91,14 @@ def _open_parquet(path: Path | str, file: IO[bytes] | None) -> Any:
         raise ConfigError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from None
 
 
-def _batches(path: Path | str, parquet: Any, group: int, columns: list[str]) -> Iterator[Any]:
+def _batches(path: Path | str, parquet: Any, group: int, columns: list[str], remote: bool) -> Iterator[Any]:
     import pyarrow
 
     try:
         yield from parquet.iter_batches(PARQUET_ROWS, row_groups=[group], columns=columns)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:  # a broken page header is an OSError
+        if remote and not isinstance(error, pyarrow.ArrowException):
+            raise
         raise ConfigError(f"{path}: row group {group} is damaged ({str(error).splitlines()[0]})") from None
 
 

@@ -65,7 +65,9 @@ def _explained(source: SourceConfig) -> Iterator[None]:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{where}: not to be had ({reason}); check `path`, `revision` and HF_TOKEN") from None
-    except (httpx2.HTTPError, errors.HfHubHTTPError, ConnectionError, TimeoutError) as error:
+    except (httpx2.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {error})") from None
     except (ValueError, FileNotFoundError) as error:  # what `datasets` raises for an unknown subset or dataset
         raise ConfigError(f"{where}: {error}") from None
+    except OSError as error:  # pages that came incomplete
+        raise Retryable(f"{where}: a file could not be read ({error})") from None

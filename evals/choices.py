@@ -1,7 +1,8 @@
 """The one choice parser: which options of a multiple-choice question a text puts forward.
 
 A letter counts when it stands alone and is not a word of its sentence: in "A person would use a spoon, so C" the
-first A is an article. Lower-case letters count in brackets, in a box, before a full stop or as the whole answer.
+first A is an article. A lower-case letter counts in brackets or a box, after "option", at the start with a stop or
+bracket behind it, or as the whole answer.
 """
 
 import re
@@ -10,9 +11,12 @@ from collections.abc import Sequence
 
 from evals.commitments import commitments
 
-_STANDING = re.compile(r"(?<![\w.'’\\])([A-Za-z])(?![\w'’]|\.\w)")
+_STANDING = re.compile(r"(?<![\w\\])(?<!\w[.'’])([A-Za-z])(?!\w|[.'’]\w)")
 _LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
-_DENIED = re.compile(r"(?:\bnot|n't|\bnever|\bexcept|\bthan|\binstead\s+of)\s+(?:option\s+|choice\s+)?[(\[]?$", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(?:\bnot|n't|\bnever|\bexcept|\bthan|\binstead\s+of)\s+(?:option\s+|choice\s+)?[(\[]?$", re.IGNORECASE
+)
+_NAMED = re.compile(r"\b(?:option|choice|letter)\s+$", re.IGNORECASE)
 # What may follow a letter that is also a word (A the article, I the pronoun) for it to be a letter all the same.
 _ENDS = r"[^\S\n]*(?:$|\n|[-–—=:&/,|])|[^\w\s'’]"
 _A_GOES_ON = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|was|because|since|as|and|or|seems)\b", re.IGNORECASE)
@@ -58,7 +62,13 @@ def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool
     if letter.islower():
         leads = not text[:start].strip(_OPENING + " ")
         alone = leads and not text[end:].strip(_CLOSING + " ")
-        return alone or (leads and after in tuple(").:]")) or (before in tuple("([{") and after in tuple(")]}"))
+        bracketed = before in tuple("([{") and after in tuple(")]}")
+        return (
+            alone
+            or bracketed
+            or (leads and after in tuple(").:]"))
+            or bool(_NAMED.search(text[max(0, start - 12) : start]))
+        )
     if letter == "A":
         return bool(_A_GOES_ON.match(text, end))
     if letter == "I":

@@ -59,6 +59,8 @@ class Equivalence:
             process.stdout.close()
 
     def _ask(self, request: dict[str, str]) -> bool | None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
         if self._process is None and not self._start():
             return None
         try:
@@ -104,7 +106,7 @@ def shared() -> Equivalence:
 
 
 def grade_math(reply: Reply, expected: str, equivalence: Equivalence | None = None) -> Verdict:
-    r"""Strict: the committed spans (`\boxed{}` above all), else the `$…$` segments, else the whole answer, agree on one.
+    r"""Strict: the committed spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one.
 
     Lenient: the last of them is equivalent to `expected`; without an answer, those of the reasoning.
     """

@@ -5,6 +5,7 @@ candidate is right, and where there is no answer the reasoning may hold it (as h
 count). Strict implies lenient, no grader raises on any text, and none looks for a substring.
 """
 
+import re
 import string
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def trivia_form(text: str) -> str:
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 
+_SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
 _PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
 
 
@@ -122,8 +124,7 @@ def _stated(answer: str, wanted: set[str]) -> list[str]:
 
 def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> Problem | None:
     """Wrong because several answers were offered, one of them right, rather than because one wrong one was."""
-    parts = answer.replace("\n", ",").replace(";", ",").replace("/", ",").replace(" or ", ",").replace(" and ", ",")
-    offered = {trivia_form(part) for part in parts.split(",")} - {""}
+    offered = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
     return "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
 
 

@@ -19,17 +19,19 @@ def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
-def bootstrap_mean(groups: Sequence[Sequence[bool]], seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
+def bootstrap_mean(
+    groups: Sequence[Sequence[bool]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
+) -> tuple[float, float]:
     """95 % interval of the mean of the groups' means, each group resampled on its own (a mean of benchmarks).
 
-    A resampled share of n independent right-or-wrong questions is binomial, so no question is drawn one by one.
-    Raises `ValueError` for no groups or an empty one.
+    `weights` sum to 1; None: all equal. A resampled share of n independent right-or-wrong questions is binomial, so no
+    question is drawn one by one. Raises `ValueError` for no groups or an empty one.
     """
     if not groups or not all(len(group) for group in groups):
         raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
     draw = np.random.default_rng(seed)
     shares = [draw.binomial(len(group), np.mean(group), size=draws) / len(group) for group in groups]
-    low, high = np.quantile(np.mean(shares, axis=0), [0.025, 0.975])
+    low, high = np.quantile(np.average(shares, axis=0, weights=weights), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -49,7 +51,7 @@ class Paired:
 
 
 def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
-    """`lead` = accuracy of `b` less that of `a`, with its 95 % interval (Agresti and Min: half a pair added to each kind).
+    """`lead` = accuracy of `b` less that of `a`, with its 95 % interval (Agresti and Min: half a pair added to each).
 
     `p`: McNemar's exact test, two-sided: were both equally good, how likely is a split of the questions that only one
     of them got right at least this uneven. Raises `ValueError` unless both have the same number of questions.

@@ -68,8 +68,8 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
     """Records of the reported split at the commit `revision` of the Hub."""
     if not COMMIT.fullmatch(revision):
         raise ConfigError(
-            f"evaluate.benchmarks: {benchmark.name!r} needs `revision`, a full commit hash of {benchmark.hub} (from its "
-            f"page's history), so that the score can be had again; or `path`, a file of its records"
+            f"evaluate.benchmarks: {benchmark.name!r} needs `revision`, a full commit hash of {benchmark.hub} (from "
+            f"its page's history), so that the score can be had again; or `path`, a file of its records"
         )
     import datasets
 

@@ -8,8 +8,9 @@ but the articles behind them are in the pretraining text, as the facts behind MM
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from configs.schema import ProblemsConfig, TaskConfig
@@ -23,12 +24,13 @@ from evals.numbers import parse_number
 
 HELD_OUT = "held_out"
 DEFAULT_COUNT = 500
+_PLAIN_NUMBER = re.compile(r"-?[0-9][0-9.,/]*")
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """`like`: the benchmark whose shape it has. `build(seed, count)` gives its items, the same for the same arguments."""
+    """`like`: the benchmark whose shape it has. `build(seed, count)` gives its items, always the same."""
 
     name: str
     title: str
@@ -38,7 +40,7 @@ class StandIn:
 
 
 def held_out(config: ProblemsConfig, seed: int) -> list[Item]:
-    """Held-out problems of the kinds that reinforcement trains on. Raises `ConfigError` for a source with no answers."""
+    """Held-out problems of the kinds that reinforcement trains on. Raises `ConfigError` for another source."""
     if config.source != "reasoning":
         raise ConfigError(
             f"evaluate.held_out.source is {config.source!r}; held-out problems come from 'reasoning' "
@@ -47,13 +49,13 @@ def held_out(config: ProblemsConfig, seed: int) -> list[Item]:
     if not config.tasks:
         raise ConfigError("evaluate.held_out.tasks is empty; name at least one kind of problem")
     drawn = islice(problems(config.tasks, seed, "held_out"), config.count)
-    return [_problem_item(HELD_OUT, index, problem) for index, problem in enumerate(drawn)]
+    return _problem_items(HELD_OUT, drawn)
 
 
 def gsm_symbolic(seed: int, count: int | None) -> list[Item]:
     """GSM8K-shaped word problems of reasoning-gym, from the held-out split."""
     drawn = islice(problems([TaskConfig(name="gsm_symbolic")], seed, "held_out"), count or DEFAULT_COUNT)
-    return [_problem_item("gsm_symbolic", index, problem) for index, problem in enumerate(drawn)]
+    return _problem_items("gsm_symbolic", drawn)
 
 
 def wiki_choice(seed: int, count: int | None) -> list[Item]:
@@ -70,7 +72,14 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
         prompt = multiple_choice(f"Which of these is described as: {article.description}?", tuple(options))
         expected = LETTERS[options.index(article.title)]
         item = Item(
-            "wiki_choice", len(items), article.title, prompt, "choice", expected, options=tuple(options), category=article.topic
+            "wiki_choice",
+            len(items),
+            article.title,
+            prompt,
+            "choice",
+            expected,
+            options=tuple(options),
+            category=article.topic,
         )
         items.append(item)
         if len(items) == (count or DEFAULT_COUNT):
@@ -79,7 +88,7 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
 
 
 def wiki_trivia(seed: int, count: int | None) -> list[Item]:
-    """What is the blank in the first sentence of an article? Its title is masked, and an alias with or without brackets."""
+    """What is the blank in the first sentence of an article? It is the title, brackets or not."""
     items: list[Item] = []
     for article in articles(seed):
         sentence = article.extract.split(". ")[0].strip().rstrip(".")
@@ -90,7 +99,9 @@ def wiki_trivia(seed: int, count: int | None) -> list[Item]:
         aliases = tuple(dict.fromkeys((article.title, bare)))
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
         items.append(
-            Item("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases, category=article.topic)
+            Item(
+                "wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases, category=article.topic
+            )
         )
         if len(items) == (count or DEFAULT_COUNT):
             break
@@ -111,25 +122,33 @@ def instructions(seed: int, count: int | None) -> list[Item]:
         prompt = f"Write two or three sentences about {article.title}. {wishes}"
         items.append(
             Item(
-                "instructions", len(items), article.title, prompt, "instructions", "", instructions=tuple(drawn),
-                arguments=arguments, category=drawn[0].partition(":")[0],
-            )  # fmt: skip
+                "instructions",
+                len(items),
+                article.title,
+                prompt,
+                "instructions",
+                "",
+                instructions=tuple(drawn),
+                arguments=arguments,
+                category=drawn[0].partition(":")[0],
+            )
         )
     return items
 
 
-def _problem_item(benchmark: str, index: int, problem: Problem) -> Item:
-    kind = "number" if parse_number(problem.answer) and re.fullmatch(r"-?[0-9][0-9.,/]*", problem.answer) else "text"
-    return Item(
-        benchmark,
-        index,
-        f"{problem.task}/{problem.index}",
-        problem.question,
-        kind,
-        problem.answer,
-        category=problem.task,
-        own_check=lambda answer: is_correct(problem, answer),
-    )
+def problem_item(benchmark: str, index: int, problem: Problem) -> Item:
+    """The problem as an item, asked as it stands: graded as a number where its answer is one, else as a text."""
+    kind = "number" if _PLAIN_NUMBER.fullmatch(problem.answer) and parse_number(problem.answer) else "text"
+    identity = f"{problem.task}/{problem.index}"
+    return Item(benchmark, index, identity, problem.question, kind, problem.answer, category=problem.task)
+
+
+def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[Item]:
+    """Items of reasoning-gym problems, whose own scorer is heard too."""
+    return [
+        replace(problem_item(benchmark, index, problem), own_check=partial(is_correct, problem))
+        for index, problem in enumerate(drawn)
+    ]
 
 
 def _described(seed: int) -> list[Article]:
@@ -178,7 +197,13 @@ STAND_INS: dict[str, StandIn] = {
     for one in (
         StandIn("gsm_symbolic", "GSM-Symbolic", "gsm8k", _PROBLEMS, gsm_symbolic),
         StandIn("wiki_choice", "Wikipedia choice", "mmlu", f"four titles for a description, {_WIKIPEDIA}", wiki_choice),
-        StandIn("wiki_trivia", "Wikipedia trivia", "trivia_qa", f"the title blanked out of a sentence, {_WIKIPEDIA}", wiki_trivia),
+        StandIn(
+            "wiki_trivia",
+            "Wikipedia trivia",
+            "trivia_qa",
+            f"the title blanked out of a sentence, {_WIKIPEDIA}",
+            wiki_trivia,
+        ),
         StandIn("instructions", "Instructions", "ifeval", "IFEval's checkers over prompts of our own", instructions),
     )
 }

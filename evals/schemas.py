@@ -118,7 +118,8 @@ def trivia_qa(row: Row) -> Question:
     answer = row.sub("answer")
     value = answer.text("value")
     aliases = dict.fromkeys([value, *answer.texts("aliases"), *answer.texts("normalized_aliases")])
-    return Question(row.text("question"), expected=value, id=row.maybe("question_id"), aliases=tuple(filter(None, aliases)))
+    spelled = tuple(alias for alias in aliases if alias)
+    return Question(row.text("question"), expected=value, id=row.maybe("question_id"), aliases=spelled)
 
 
 def math_500(row: Row) -> Question:
@@ -139,9 +140,8 @@ def mmlu_pro(row: Row) -> Question:
     correct = row.option(options, row.value("answer_index", int), "answer_index")
     if row.text("answer") != chr(ord("A") + correct):
         row.refuse(f"`answer` {row.text('answer')!r} is not the letter of `answer_index` {correct}")
-    return Question(
-        row.text("question"), id=row.maybe("question_id"), category=row.maybe("category"), options=options, correct=correct
-    )
+    identity, category = row.maybe("question_id"), row.maybe("category")
+    return Question(row.text("question"), id=identity, category=category, options=options, correct=correct)
 
 
 def gpqa(row: Row) -> Question:

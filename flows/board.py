@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tasks.wording import amount, duration
+
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 RATE_WINDOW_S = 30.0
 
@@ -47,6 +49,7 @@ class Board:
 
     def __init__(self, labels: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.lines = {label: Line(label) for label in labels}
+        self.heading = ""  # what goes on while no stage has begun
         self._clock = clock
 
     def begin(self, label: str, attempt: int = 1) -> None:
@@ -68,9 +71,10 @@ class Board:
             while len(line.history) > 2 and now - line.history[0][0] > RATE_WINDOW_S:
                 line.history.popleft()
 
-    def end(self, label: str, state: State, artifacts: Iterable[str] = ()) -> None:
+    def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
+        """`reason`: why it failed. Without one the last note stays, for it says what was reached."""
         line = self.lines[label]
-        line.state, line.artifacts = state, tuple(artifacts)
+        line.state, line.artifacts, line.note = state, tuple(artifacts), reason or line.note
         if line.started is not None:
             line.seconds = self._clock() - line.started
 
@@ -79,26 +83,6 @@ class Board:
         if line.seconds is not None or line.started is None:
             return line.seconds
         return self._clock() - line.started
-
-
-def amount(value: float) -> str:
-    """A count as people write it: 950, 12,400, 3.1 M."""
-    if abs(value) >= 1e9:
-        return f"{value / 1e9:.2f} G"
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:.2f} M"
-    if abs(value) >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
-
-
-def duration(seconds: float) -> str:
-    """4.2 s, 1:05, 2:10:00."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def describe(line: Line) -> str:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from flows.board import Board, Line, State, describe, duration
+from flows.board import Board, Line, State, describe
+from tasks.wording import duration
 
 PLAIN_EVERY_S = 15.0
 _MARKS: dict[State, tuple[str, str]] = {
@@ -60,7 +61,7 @@ class LiveDisplay:
     def changed(self, label: str) -> None:
         """Nothing to do: the next redraw shows it."""
 
-    def _draw(self) -> Table:
+    def _draw(self) -> RenderableType:
         table = Table.grid(padding=(0, 1))
         table.add_column(width=1)
         table.add_column(no_wrap=True)
@@ -77,7 +78,7 @@ class LiveDisplay:
             first = self._spinner if line.state == "running" else Text(mark, style=style)
             name = Text(line.label, style="bold" if line.state == "running" else style if style == "dim" else "")
             table.add_row(first, name, middle, duration(elapsed) if elapsed is not None else "", _right(line))
-        return table
+        return Group(table, Text(self._board.heading, style="dim")) if self._board.heading else table
 
 
 class PlainDisplay:
@@ -90,6 +91,8 @@ class PlainDisplay:
         self._shown: dict[str, tuple[State, int, float]] = {}
 
     def __enter__(self) -> Self:
+        if self._board.heading:
+            self._console.print(self._board.heading, highlight=False)
         return self
 
     def __exit__(
@@ -110,9 +113,8 @@ class PlainDisplay:
         took = f" after {duration(elapsed)}" if elapsed is not None and line.state not in ("running", "reused") else ""
         said = "started" if line.state == "running" and state != "running" else line.state
         detail = _right(line).plain
-        self._console.print(
-            f"{label}: {said}{took}" + (f" ({detail})" if detail else ""), markup=False, highlight=False
-        )
+        text = f"{label}: {said}{took}" + (f" ({detail})" if detail else "")
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(board: Board) -> Table:
@@ -132,6 +134,4 @@ def summary(board: Board) -> Table:
 def _right(line: Line) -> Text:
     if line.state == "running":
         return Text(describe(line))
-    if line.state == "reused":
-        return Text("as it was", style="dim")
     return Text(line.note, style="dim")

@@ -4,14 +4,14 @@ Keys follow from the configuration alone (stage, version, section, keys of the i
 know them. `nautile run`, `status`, `--from`, `--until` and `--only` all rest on this one list.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
 from configs.load import STAGES, stage_section
 from configs.schema import RunConfig
-from configs.section import ConfigError, Section
+from configs.section import ConfigError
 
 EVALUATED = ("pretrain", "align", "reason", "self_distill")  # paper Table 1: one evaluation after each
 DISTILLED = "distilled"
@@ -44,24 +44,6 @@ class Execution:
     needs: dict[str, Need]
     outputs: tuple[str, ...]
     key: str
-
-
-class Selection(Section):
-    """Which executions of the plan to run, by stage (`evaluate`) or by label (`evaluate:align`). Nothing given: all."""
-
-    first: str | None = None
-    last: str | None = None
-    only: str | None = None
-    force: bool = False
-
-    def again(self, stopped_at: str | None = None) -> str:
-        """The options of `nautile run` that go on with this choice after it stopped at an execution.
-
-        A forced choice goes on from there, so that what it has just made is not made once more.
-        """
-        first = stopped_at if self.force and not self.only and stopped_at else self.first
-        given = (("--from", first), ("--until", self.last), ("--only", self.only))
-        return "".join(f" {option} {value}" for option, value in given if value) + (" --force" if self.force else "")
 
 
 @dataclass
@@ -100,39 +82,6 @@ def plan(config: RunConfig, stages: Callable[[str], StageLike] | None = None) ->
 def artifact_name(kind: str, key: str) -> str:
     """How an artifact is referred to in full: `checkpoint/<64 hex digits>`."""
     return f"{kind}/{key}"
-
-
-def choose(executions: Sequence[Execution], selection: Selection) -> set[str]:
-    """Labels of the executions that `selection` picks. Raises `ConfigError` for a name that fits none."""
-    if selection.only and (selection.first or selection.last):
-        raise ConfigError("--only stands alone: leave out --from and --until")
-    labels = [execution.label for execution in executions]
-    if selection.only:
-        return set(_matching(executions, selection.only, "--only"))
-    start = labels.index(_matching(executions, selection.first, "--from")[0]) if selection.first else 0
-    end = labels.index(_matching(executions, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
-    if start > end:
-        raise ConfigError(f"--from {selection.first} comes after --until {selection.last}: nothing would run")
-    return set(labels[start : end + 1])
-
-
-def outside_needs(executions: Sequence[Execution], chosen: set[str]) -> dict[str, list[Need]]:
-    """For each execution that is not chosen but whose outputs a chosen one reads: what is read of it."""
-    found: dict[str, list[Need]] = {}
-    for execution in executions:
-        for need in execution.needs.values() if execution.label in chosen else ():
-            if need.producer not in chosen and need not in found.setdefault(need.producer, []):
-                found[need.producer].append(need)
-    return found
-
-
-def _matching(executions: Sequence[Execution], name: str, option: str) -> list[str]:
-    labels = [execution.label for execution in executions if name in (execution.stage, execution.label)]
-    if labels:
-        return labels
-    known = list(dict.fromkeys(e.stage for e in executions))
-    several = [e.label for e in executions if e.label != e.stage]
-    raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(known)} (or one of {', '.join(several)})")
 
 
 def _outputs(config: RunConfig, node: _Node, outputs: tuple[str, ...]) -> tuple[str, ...]:

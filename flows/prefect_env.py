@@ -54,7 +54,10 @@ def quiet(store: Store) -> Path:
 
 @contextmanager
 def api() -> Iterator[str]:
-    """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one."""
+    """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one.
+
+    Nothing may have imported `prefect` before. Raises `ConfigError` if the one that is named does not answer.
+    """
     if url := os.environ.get("PREFECT_API_URL"):
         if not _healthy(url, timeout_s=10.0):
             raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
@@ -62,23 +65,7 @@ def api() -> Iterator[str]:
         return
     home = Path(os.environ["PREFECT_HOME"])
     home.mkdir(parents=True, exist_ok=True)
-    process, url = _start(home)
-    os.environ["PREFECT_API_URL"] = url
-    try:
-        yield url
-    finally:
-        _drain()
-        del os.environ["PREFECT_API_URL"]
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the server and wait for it. The lock keeps two first starts from migrating one database at once."""
+    # The lock keeps two first starts from migrating one database at once.
     with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         port = _free_port()
@@ -91,19 +78,39 @@ def _start(home: Path) -> tuple[subprocess.Popen[bytes], str]:
             stderr=output,
             start_new_session=True,  # Ctrl-C is for the run, which still has states to report
         )
-        deadline = time.monotonic() + STARTUP_S
+        os.environ["PREFECT_API_URL"] = url
         try:
-            while not _healthy(url, timeout_s=5.0):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
-                    raise RuntimeError(f"the embedded Prefect server {how}; see {output.name}")
-                time.sleep(0.1)
+            import prefect.main  # noqa: F401 - takes seconds, as the server does: both at once
+
+            _wait(process, url, output.name)
         except BaseException:
-            process.kill()
-            process.wait()
+            _end(process)
             raise
     log.info("embedded Prefect server at %s", url)
-    return process, url
+    try:
+        yield url
+    finally:
+        _drain()
+        _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while not _healthy(url, timeout_s=5.0):
+        if process.poll() is not None or time.monotonic() > deadline:
+            how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
+            raise RuntimeError(f"the embedded Prefect server {how}; see {log_name}")
+        time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    del os.environ["PREFECT_API_URL"]
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _healthy(url: str, timeout_s: float) -> bool:

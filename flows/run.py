@@ -17,11 +17,13 @@ from configs.schema import RunConfig
 from configs.section import ConfigError, Retryable
 from flows import plan as planning
 from flows import prefect_env
-from flows.board import Board, duration
+from flows.board import Board
 from flows.display import Display, display_for, summary
-from flows.plan import Selection, choose
+from flows.selection import Selection, choose, given_artifacts
+from flows.text import relative
 from store.artifacts import Store
 from tasks.progress import StageUpdate, subscribe
+from tasks.wording import duration
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -36,17 +38,17 @@ class Watch:
     def __call__(self, update: StageUpdate) -> None:
         if update.label not in self.board.lines:
             return
+        self.board.heading = ""
         line = self.board.lines[update.label]
-        if update.state in ("running", "publishing", "waiting"):
-            note = "publishing" if update.state == "publishing" else update.note
+        if update.state in ("running", "waiting"):
             if line.state != "running" or update.attempt != line.attempt:
                 self.board.begin(update.label, update.attempt)
-            self.board.advance(update.label, update.done, update.total, update.unit, note)
+            self.board.advance(update.label, update.done, update.total, update.unit, update.note)
         elif update.state == "retrying":
-            self.board.begin(update.label, update.attempt + 1)
-            self.board.advance(update.label, None, None, "", f"trying again: {first_line(update.error or '')}")
-        else:
-            self.board.end(update.label, update.state, update.outputs.values())
+            self.board.begin(update.label, line.attempt)
+            self.board.advance(update.label, None, None, "", f"trying again after: {reason_of(update)}")
+        elif update.state != "publishing":
+            self.board.end(update.label, update.state, update.outputs.values(), reason_of(update))
         self.display.changed(update.label)
 
 
@@ -58,12 +60,11 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     store = Store()
     executions = planning.plan(config)
     chosen = choose(executions, selection)
-    log_file = prefect_env.quiet(store)
-
-    from flows.pipeline import given_artifacts
-
     given_artifacts(store, executions, chosen, typed)
+    log_file = prefect_env.quiet(store)
     board = Board(e.label for e in executions if e.label in chosen)
+    if "PREFECT_API_URL" not in os.environ:
+        board.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     display = display_for(board, out)
     begun = time.monotonic()
     unsubscribe = subscribe(Watch(board, display))
@@ -98,26 +99,24 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
 
 
 def report_page(store: Store, artifact_id: str | None) -> Path | None:
-    """The HTML page of a report artifact, relative to where we stand when it lies below."""
-    if artifact_id is None:
-        return None
-    page = store.get(artifact_id).path / "report.html"
-    return page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page
+    """The HTML page of a report artifact."""
+    return relative(store.get(artifact_id).path / "report.html") if artifact_id else None
 
 
 def command(typed: str, selection: Selection, stopped_at: str | None = None) -> str:
     """The shell command that goes on, as it works from here."""
     program = Path(sys.argv[0])
     if os.access(program, os.X_OK) and str(program.parent) not in os.environ.get("PATH", "").split(os.pathsep):
-        near = program.absolute()
-        name = str(near.relative_to(Path.cwd())) if near.is_relative_to(Path.cwd()) else str(near)
+        name = str(relative(program.absolute()))
     else:
         name = "nautile"
     return f"{name} run {shlex.quote(typed)}{selection.again(stopped_at)}"
 
 
-def first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else ""
+def reason_of(update: StageUpdate) -> str:
+    """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
+    said = (update.error or "").removeprefix(f"stage {update.label}: ").partition(" The log is ")[0]
+    return said.strip().splitlines()[0] if said.strip() else ""
 
 
 def _account(

@@ -12,7 +12,7 @@ from configs.load import STAGES
 from configs.schema import RunConfig
 from configs.section import ConfigError
 from flows.pipeline import Outputs, pipeline
-from flows.plan import Selection
+from flows.selection import Selection
 
 
 @cache

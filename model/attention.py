@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers import Params, linear, matrix, parameter, rms_norm, rope_angles, rotate
+from model.layers import Params, linear, matrix, normals, parameter, rms_norm, rope_angles, rotate
 
 QUERY_BLOCK = 256
 _MASKED = -1e30
@@ -23,15 +23,26 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, depth: int, rngs: nnx.Rngs) -> None:
         width, hidden = config.width, config.feed_forward
         shared = config.kv_heads * config.attention_head_dim
+        drawn = normals(
+            rngs,
+            {
+                "q_proj": (width, width),
+                "k_proj": (width, shared),
+                "v_proj": (width, shared),
+                "out_proj": (width, width),
+                "ff_in": (width, 2 * hidden),
+                "ff_out": (hidden, width),
+            },
+        )
         self.norm1 = parameter(jnp.ones(width), "width")
-        self.q_proj = matrix(rngs, (width, width), "width", "inner")
-        self.k_proj = matrix(rngs, (width, shared), "width", "inner")
-        self.v_proj = matrix(rngs, (width, shared), "width", "inner")
-        self.out_proj = matrix(rngs, (width, width), "inner", "width", scale=depth**-0.5)
+        self.q_proj = matrix(drawn["q_proj"], "width", "inner")
+        self.k_proj = matrix(drawn["k_proj"], "width", "inner")
+        self.v_proj = matrix(drawn["v_proj"], "width", "inner")
+        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
         self.norm2 = parameter(jnp.ones(width), "width")
-        self.ff_in = matrix(rngs, (width, 2 * hidden), "width", "inner")
+        self.ff_in = matrix(drawn["ff_in"], "width", "inner")
         self.ff_in_bias = parameter(jnp.zeros(2 * hidden), "inner")
-        self.ff_out = matrix(rngs, (hidden, width), "inner", "width", scale=depth**-0.5)
+        self.ff_out = matrix(drawn["ff_out"], "inner", "width", scale=depth**-0.5)
         self.ff_out_bias = parameter(jnp.zeros(width), "width")
 
 

@@ -48,7 +48,10 @@ class TrainCheckpoints:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
                 cleanup_tmp_directories=True,
-                async_options=ocp.AsyncOptions(post_finalization_callback=self._write_digests),
+                # Made in the background, folders that cannot be made leave every other thread waiting for 10 minutes.
+                async_options=ocp.AsyncOptions(
+                    post_finalization_callback=self._write_digests, create_directories_asynchronously=False
+                ),
             ),
         )
 

@@ -22,7 +22,7 @@ from configs.section import ConfigError
 from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow, prefill
 from model.layers import Params
 from model.loss import masked_logits
-from model.sampling import Sampling, draw, sample_keys
+from model.sampling import Sampling, draw, sample_keys, uniforms
 
 FIRST_STAGE = 128
 
@@ -46,7 +46,7 @@ class Completion:
 class _Loop(NamedTuple):
     cache: Cache
     hidden_BD: Array
-    keys_B2: Array
+    uniforms_TB: Array
     index: Array
     done_B: Array
     thinking_B: Array
@@ -125,7 +125,9 @@ class Generator:
             weights, tokens_BP, lengths_B, keys_B2, idle_B, self.config, self.sampling, self.prompt_length + ends[0]
         )
         for end in ends:
-            loop = _decode(weights, loop, self.config, self.sampling, end, self.prompt_length + end)
+            if end > ends[0]:
+                loop = _with_room(loop, self.prompt_length + end)
+            loop = _decode(weights, loop, self.config, self.sampling, end)
             if bool(jnp.all(loop.done_B)):
                 break
         return loop
@@ -162,7 +164,7 @@ def _start(
     return _Loop(
         cache,
         hidden_BD,
-        keys_B2,
+        uniforms(keys_B2, sampling.max_tokens).T,
         jnp.zeros((), jnp.int32),
         idle_B,
         jnp.ones(rows, bool),
@@ -173,12 +175,14 @@ def _start(
     )
 
 
-@partial(jax.jit, static_argnames=("config", "sampling", "end", "capacity"), donate_argnames="loop")
-def _decode(
-    weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling, end: int, capacity: int
-) -> _Loop:
-    """Tokens up to index `end`, or until every row is done."""
-    loop = loop._replace(cache=grow(loop.cache, capacity))
+@partial(jax.jit, static_argnames="capacity")
+def _with_room(loop: _Loop, capacity: int) -> _Loop:
+    return loop._replace(cache=grow(loop.cache, capacity))
+
+
+@partial(jax.jit, static_argnames=("config", "sampling", "end"), donate_argnames="loop")
+def _decode(weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling, end: int) -> _Loop:
+    """Tokens up to index `end`, or until every row is done; the loop's arrays are updated in place."""
 
     def unfinished(loop: _Loop) -> Array:
         return (loop.index < end) & ~jnp.all(loop.done_B)
@@ -189,7 +193,7 @@ def _decode(
 def _one_token(weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling) -> _Loop:
     """Draw the next token of every row from its hidden state, write it down, and feed it."""
     logits_BV = masked_logits(loop.hidden_BD, weights.embedding, config.vocabulary)
-    ids_B = draw(logits_BV, loop.keys_B2, loop.index, sampling)
+    ids_B = draw(logits_BV, loop.uniforms_TB[loop.index], sampling)
     thinking_B, forced_B = loop.thinking_B, loop.forced_B
     if sampling.thinking_budget is not None:
         force_B = thinking_B & (loop.index >= sampling.thinking_budget) & (ids_B != sampling.think_end)

@@ -4,11 +4,13 @@ Norms, angles and softmax are float32 whatever the compute type. Parameters are 
 matrices of a layer to the compute type once per use, so bfloat16 runs keep no second copy.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -31,9 +33,16 @@ def parameter(value: Array, *axes: str | None) -> nnx.Param:
     return nnx.Param(value, axes=axes)
 
 
-def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], *axes: str | None, scale: float = 1.0) -> nnx.Param:
-    """A normal matrix of standard deviation scale/√fan_in, the fan-in being the last axis but one."""
-    return parameter(jax.random.normal(rngs.params(), shape) * (scale * shape[-2] ** -0.5), *axes)
+def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Standard normal arrays, cut from one draw: each draw costs 0.3 s of compilation on CPU, whatever its size."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = jnp.split(jax.random.normal(rngs.params(), (sum(sizes),)), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def matrix(normal: Array, *axes: str | None, scale: float = 1.0) -> nnx.Param:
+    """A matrix of standard deviation scale/√fan_in from a standard normal one; the fan-in is the last axis but one."""
+    return parameter(normal * (scale * normal.shape[-2] ** -0.5), *axes)
 
 
 def linear(x: Array, weight_IO: Array) -> Array:

@@ -58,9 +58,9 @@ class Sampler:
             )
 
     def _prepare(self) -> None:
-        self._openings = [
-            found for source in self._loader.names for found in openings(self._loader, source, self._tokenizer)
-        ]
+        limit = min(PROMPT_LIMIT, self._model.context // 2)
+        for source in self._loader.names:
+            self._openings += openings(self._loader, source, self._tokenizer, limit)
         if self._openings:
             longest = max(len(opening.prompt) for opening in self._openings)
             room = self._model.context - longest
@@ -69,10 +69,11 @@ class Sampler:
             self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
 
 
-def openings(loader: Loader, source: str, tokenizer: Tokenizer) -> list[Opening]:
+def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:
     """The first validation documents of a source that are worth a sample, at most four, one a row.
 
-    A chat document is cut where the assistant begins to think, any other after 16 tokens.
+    A chat document is cut where the assistant begins to think, any other after 16 tokens. Openings longer than `limit`
+    tokens, and ones with nothing after them, are passed over.
     """
     found = []
     batch = loader.validation(source, 4 * PER_SOURCE)
@@ -80,7 +81,7 @@ def openings(loader: Loader, source: str, tokenizer: Tokenizer) -> list[Opening]
         document = tokens_L[segments_L == 1].tolist()
         is_chat = tokenizer.think_start in document
         cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
-        if cut <= PROMPT_LIMIT and cut < len(document):
+        if cut <= limit and cut < len(document):
             rest = np.asarray(document[cut : cut + WRITTEN]).tolist()
             found.append(Opening(source, tuple(document[:cut]), tuple(rest)))
     return found[:PER_SOURCE]

@@ -55,13 +55,15 @@ def sample_keys(seeds: Sequence[tuple[int, ...]]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u4").astype(np.uint32).reshape(len(seeds), 2)
 
 
-def draw(logits_BV: Array, keys_B2: Array, index: Array, sampling: Sampling) -> Array:
-    """The token of every row [B], the `index`-th of its sample. Masked logits are far below any other."""
+def uniforms(keys_B2: Array, count: int) -> Array:
+    """The numbers in [0, 1) that decide a sample's tokens [B, count]; the n-th does not depend on `count`."""
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.wrap_key_data(key), (count,)))(keys_B2)
+
+
+def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
+    """The token of every row [B], fixed by its logits and one uniform number."""
     if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    uniform_B = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), index)))(
-        keys_B2
-    )
     if sampling.top_k == 0 and sampling.top_p == 1:
         top_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
         return _invert(jnp.exp((logits_BV - top_B1) / sampling.temperature), uniform_B)

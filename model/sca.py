@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers import Params, causal_convolution, linear, matrix, parameter, rms_norm
+from model.layers import Params, causal_convolution, linear, matrix, normals, parameter, rms_norm
 from model.mixing import MixState, mix, mix_step
 
 THETA_LOW, THETA_HIGH = 0.001, 3.0
@@ -29,12 +29,22 @@ class SCA(nnx.Module):
 
     def __init__(self, config: ModelConfig, depth: int, rngs: nnx.Rngs) -> None:
         width, heads, head_dim = config.width, config.memory_heads, config.head_dim
-        samples, inner = config.spectral_samples, projected(config)
+        samples, inner, taps = config.spectral_samples, projected(config), config.convolution
+        expanded = config.readout_expand * head_dim
+        drawn = normals(
+            rngs,
+            {
+                "in_proj": (width, inner),
+                "conv": (taps, inner),
+                "gate_proj": (width, 2 * head_dim * heads),
+                "readout": (heads, 2 * head_dim, 2 * expanded),
+                "out_proj": (expanded * heads, width),
+            },
+        )
         self.norm = parameter(jnp.ones(width), "width")
-        self.in_proj = matrix(rngs, (width, inner), "width", "inner")
+        self.in_proj = matrix(drawn["in_proj"], "width", "inner")
         # Gain √2 over the taps, for the SiLU that follows.
-        taps = config.convolution
-        self.conv = parameter(jax.random.normal(rngs.params(), (taps, inner)) * (2 / taps) ** 0.5, None, "inner")
+        self.conv = parameter(drawn["conv"] * (2 / taps) ** 0.5, None, "inner")
         start = np.geomspace(THETA_LOW, THETA_HIGH, samples) if samples > 1 else np.geomspace(0.01, 2.9, heads)
         start_KHM = start.reshape(1, 1, samples) if samples > 1 else start.reshape(heads, 1, 1)
         theta_KHM = jnp.asarray(np.broadcast_to(_theta_inverse(start_KHM), (heads, head_dim, samples)), jnp.float32)
@@ -45,11 +55,10 @@ class SCA(nnx.Module):
         self.score_scale = parameter(jnp.ones(heads), "heads")
         self.score_bias = parameter(jnp.zeros(heads), "heads")
         self.phase_scale = parameter(jnp.ones(heads), "heads")
-        self.gate_proj = matrix(rngs, (width, 2 * head_dim * heads), "width", "inner")
+        self.gate_proj = matrix(drawn["gate_proj"], "width", "inner")
         self.gated_norm = parameter(jnp.ones(2 * head_dim * heads), "inner")
-        expanded = config.readout_expand * head_dim
-        self.readout = matrix(rngs, (heads, 2 * head_dim, 2 * expanded), "heads", None, None)
-        self.out_proj = matrix(rngs, (expanded * heads, width), "inner", "width", scale=depth**-0.5)
+        self.readout = matrix(drawn["readout"], "heads", None, None)
+        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
 
 
 class SCAState(NamedTuple):

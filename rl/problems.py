@@ -55,7 +55,11 @@ def _gsm8k(config: ProblemsConfig, seed: int, split: Split) -> "list[Problem]":
     from datasets import load_dataset  # 1.5 s to import
 
     rows = load_dataset("openai/gsm8k", "main", split="train", revision=config.revision)
-    return [p for p in map(gsm8k_problem, range(len(rows)), rows) if (reasoning.split_of(p.question) == "guard") == (split == "guard")]
+    return [
+        p
+        for p in map(gsm8k_problem, range(len(rows)), rows)
+        if (reasoning.split_of(p.question) == "guard") == (split == "guard")
+    ]
 
 
 def gsm8k_problem(index: int, row: dict[str, str]) -> Problem:

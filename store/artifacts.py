@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from configs.section import ConfigError, fingerprint
+from configs.section import ConfigError, Retryable, fingerprint
 from store import manifest as manifests
-from store.durable import sync_folder, write_json, writing
+from store.durable import not_writable, sync_folder, write_json, writing
 from store.locks import KeyLock
 from store.manifest import stage_key
-from store.verification import damaged_files
+from store.verification import damaged_files, trust_files
 
 __all__ = ["Artifact", "Store", "refusal", "stage_key"]
 
@@ -71,15 +71,20 @@ class Store:
 
     def prepare(self) -> None:
         """Create the folders and try to write. Raises `ConfigError` if the store cannot be written."""
-        with writing(self.root):
+        try:
             for name in ("artifacts", "staging", "events", "logs", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
             probe.unlink()
+        except OSError as error:
+            raise ConfigError(not_writable(self.root, error)) from error
 
-    def find(self, kind: str, key: str) -> Artifact | None:
-        """The live artifact, None if there is none. Raises `ConfigError` if its manifest is damaged."""
+    def find(self, kind: str, key: str, *, made_by: str | None = None) -> Artifact | None:
+        """The live artifact, None if there is none.
+
+        Raises `ConfigError` if its manifest is damaged, advising to run the stage `made_by` again.
+        """
         folder = self._folder(kind, key)
         if not folder.is_dir():
             return None
@@ -87,7 +92,7 @@ class Store:
         if manifest is None and not folder.is_dir():
             return None  # superseded between the two looks
         if manifest is None:
-            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.NAME], None))
+            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.NAME], made_by))
         return Artifact(kind, key, folder, manifest)
 
     def get(self, artifact_id: str) -> Artifact:
@@ -153,6 +158,7 @@ class Store:
         execution: str = "",
         outputs: tuple[str, ...] = (),
         run: str = "",
+        label: str = "",
         supersede: bool = False,
     ) -> Artifact:
         """Move the folder `source` (on the store's file system) to `kind/key`, and return what now lies there.
@@ -182,6 +188,7 @@ class Store:
                 "created": manifests.now(),
                 "execution": execution or uuid.uuid4().hex,
                 "run": run,
+                "label": label or stage,
                 "host": manifests.host(),
             }
             write_json(source / manifests.NAME, manifests.sealed(manifest))
@@ -192,9 +199,11 @@ class Store:
                     break
                 self._set_aside(folder)
             sync_folder(folder.parent)
-        artifact = self.find(kind, key)
+        artifact = self.find(kind, key, made_by=label or stage)
         if artifact is None:
             raise ConfigError(f"{kind}/{key[:12]} vanished from {self.root} while it was published")
+        if artifact.execution == manifest["execution"]:
+            trust_files(self.root, folder, files)
         return artifact
 
     def verify(self, artifact: Artifact) -> list[str]:
@@ -204,9 +213,17 @@ class Store:
         return damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=False)
 
     def check(self, artifact: Artifact) -> None:
-        """Raise `ConfigError`, with the way out, if the artifact is damaged. What was read once is not read again."""
-        if damaged := damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=True):
-            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["stage"]))
+        """Raise `ConfigError`, with the way out, if the artifact is damaged. What was read once is not read again.
+
+        Raises `Retryable` if another process put a new one in its place meanwhile.
+        """
+        damaged = damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=True)
+        if not damaged:
+            return
+        there = manifests.read_manifest(artifact.path)
+        if there is None or there["execution"] == artifact.execution:
+            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["label"]))
+        raise Retryable(f"artifact {artifact.id} was made anew by another run while it was read")
 
     def discard(self, folder: Path) -> None:
         """Remove a folder so that a crash halfway leaves nothing under its name."""
@@ -247,7 +264,7 @@ class Store:
 
 def refusal(artifact_id: str, damaged: list[str], stage: str | None) -> str:
     """The one message about a damaged artifact: which, what is wrong with it, and how to make it anew."""
-    name = stage or "STAGE"
+    name = stage or "STAGE"  # a manifest that cannot be read does not say which
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     return (
         f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Make it anew with `nautile run "

@@ -6,6 +6,7 @@ A bookkeeping table says how far each file has been taken in; a cursor and its r
 """
 
 import logging
+import os
 import random
 import threading
 import time
@@ -21,11 +22,11 @@ from store import manifest as manifests
 from store.artifacts import Artifact, Store
 from store.durable import writing
 from store.events import READ_LIMIT, read_events
+from store.lineage import MACROS, WITH_CALLS
 from store.tables import (
     ARTIFACTS,
     BY_EVENT,
     INPUTS,
-    LINEAGE,
     SCHEMA,
     TABLES,
     Table,
@@ -47,6 +48,10 @@ class CatalogBusy(Retryable):
     """Another process kept the catalog open longer than we were ready to wait. Nothing is lost by it."""
 
 
+class _Outdated(Exception):
+    """The file holds tables of another schema, or (its first transaction never ended) none."""
+
+
 class Catalog:
     """The catalog of one store. Holds no connection; safe to use from several threads and processes."""
 
@@ -64,20 +69,21 @@ class Catalog:
         more = True
         while more:  # a long backlog goes in several short transactions
             with self._transaction(patience) as connection:
-                written, more = self._take_in(connection, budget=READ_LIMIT)
+                written, more = self._take_in(connection)
                 rows += written
         return rows
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
-        """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table."""
+        """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table.
+
+        A file that is no catalog any more is replaced. Raises as `ingest` does.
+        """
         try:
             return self._rebuild(patience)
-        except ConfigError:
-            if not self.path.exists():
-                raise
-            logger.warning("%s is not a catalog that can be read: begun anew", self.path)
-        for path in (self.path, self.path.with_name(self.path.name + ".wal")):
-            with writing(self.store.root):
+        except ConfigError as error:
+            logger.warning("the catalog is begun anew: %s", error)
+        with writing(self.store.root):
+            for path in (self.path, self.path.with_name(self.path.name + ".wal")):
                 path.unlink(missing_ok=True)
         return self._rebuild(patience)
 
@@ -89,60 +95,73 @@ class Catalog:
     def select(
         self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Column names and rows of a read-only query.
+        """Column names and rows of a read-only query, of what has been ingested so far.
 
         Raises `ConfigError` with DuckDB's own words if the query is wrong or would write, `CatalogBusy` as `ingest`.
         """
         if not self.path.exists():
             self.ingest(patience=patience)
+        try:
+            return self._select(sql, parameters, patience)
+        except _Outdated:
+            self.ingest(patience=patience)
+            return self._select(sql, parameters, patience)
+
+    def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
+        """Every artifact that `artifact_id` was made from, itself first: a row of `artifacts` each, with `depth`, the
+        `name` under which `made` read it, and `calls`, the number of endpoint calls of its making.
+
+        Raises `ConfigError` if there is no such artifact.
+        """
+        artifact = self.store.get(artifact_id)
+        self.ingest()
+        return self.query(WITH_CALLS, [artifact.id])
+
+    def _select(self, sql: str, parameters: Sequence[Any], patience: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._open(patience, read_only=True) as connection:
+            if _schema(connection) != SCHEMA:
+                raise _Outdated
             try:
                 result = connection.execute(sql, list(parameters))
                 return [column[0] for column in result.description or ()], result.fetchall()
             except duckdb.Error as error:
                 raise ConfigError(f"the query was refused: {str(error).strip()}") from None
 
-    def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
-        """Every artifact that `artifact_id` was made from, itself first: a row of `artifacts` each, with `depth`, the
-        `name` under which `made` read it, and `calls`, the endpoint calls of its making. Raises `ConfigError`."""
-        artifact = self.store.get(artifact_id)
-        self.ingest()
-        return self.query(
-            "SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls FROM lineage(?) l "
-            "ORDER BY l.depth, l.kind, l.id",
-            [artifact.id],
-        )
-
     def _rebuild(self, patience: float) -> dict[str, int]:
         with self._transaction(patience) as connection:
-            for table in TABLES:
-                connection.execute(f"DELETE FROM {table.name}")
-            connection.execute("DELETE FROM ingested")
+            _drop(connection)
             more = True
             while more:
-                _, more = self._take_in(connection, budget=READ_LIMIT)
-            counts = [connection.execute(f"SELECT count(*) FROM {table.name}").fetchone() for table in TABLES]
-            return {table.name: count[0] for table, count in zip(TABLES, counts, strict=True) if count}
+                _, more = self._take_in(connection)
+            counts = {table.name: f"SELECT count(*) FROM {table.name}" for table in TABLES}
+            return {name: connection.execute(sql).fetchall()[0][0] for name, sql in counts.items()}
 
-    def _take_in(self, connection: duckdb.DuckDBPyConnection, budget: int) -> tuple[int, bool]:
-        """One transaction's worth: rows written, and whether there is more."""
+    def _take_in(self, connection: duckdb.DuckDBPyConnection) -> tuple[int, bool]:
+        """One transaction's worth: the rows written, and whether there is more."""
         known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._take_in_artifacts(connection, known)
-        for path in sorted((self.store.root / "events").glob("*.jsonl")):
-            name = f"events/{path.name}"
+        budget = READ_LIMIT
+        for name, size in self._event_files():
             position = known.get(name, 0)
-            if path.stat().st_size <= position:
-                continue
-            if budget <= 0:
-                return written, True
-            events, reached = read_events(path, position, budget)
-            written += _insert_events(connection, events, path)
-            if reached > position:
+            while position < size:
+                if budget <= 0:
+                    return written, True
+                events, reached = read_events(self.store.root / name, position, budget)
+                if reached == position:
+                    break  # a line that is still being written
+                written += _insert_events(connection, events, name)
                 _advance(connection, name, reached)
                 budget -= reached - position
-                if path.stat().st_size - reached > READ_LIMIT:
-                    return written, True
-        return written, budget <= 0
+                position = reached
+        return written, False
+
+    def _event_files(self) -> list[tuple[str, int]]:
+        """(path in the store, bytes) of every event file."""
+        folder = self.store.root / "events"
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:
+            return sorted((f"events/{e.name}", e.stat().st_size) for e in entries if e.name.endswith(".jsonl"))
 
     def _take_in_artifacts(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
         """Rows for manifests that are new or have moved; none for those that are gone."""
@@ -176,10 +195,14 @@ class Catalog:
         with writing(self.store.root):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
-            connection.execute("BEGIN")
-            _create(connection)
-            yield connection
-            connection.execute("COMMIT")
+            try:
+                connection.execute("BEGIN")
+                if _schema(connection) != SCHEMA:
+                    _drop(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except duckdb.Error as error:
+                raise ConfigError(_broken(self.path, error)) from error
 
     @contextmanager
     def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -199,40 +222,49 @@ class Catalog:
             except duckdb.Error as error:
                 text = str(error).strip().splitlines()[0]
                 if "lock" not in text.lower():
-                    raise ConfigError(
-                        f"{self.path} cannot be opened ({text}); if it is damaged, `nautile store rebuild` mends it"
-                    ) from None
+                    raise ConfigError(_broken(self.path, error)) from None
                 if time.monotonic() > deadline:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
 
 
-def _create(connection: duckdb.DuckDBPyConnection) -> None:
-    """The tables, made anew (and so refilled) if they are of another schema."""
-    connection.execute("CREATE TABLE IF NOT EXISTS ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
+def _broken(path: Path, error: duckdb.Error) -> str:
+    text = str(error).strip().splitlines()[0]
+    return f"the catalog {path} cannot be used ({text}); if it is damaged, `nautile store rebuild` mends it"
+
+
+def _schema(connection: duckdb.DuckDBPyConnection) -> int:
+    """The version of the tables in the file, 0 if there are none."""
+    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'ingested'").fetchone():
+        return 0
     found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
-    if found == (SCHEMA,):
-        return
+    return found[0] if found else 0
+
+
+def _drop(connection: duckdb.DuckDBPyConnection) -> None:
+    """Begin with empty tables of this schema."""
+    connection.execute("DROP TABLE IF EXISTS ingested")
+    connection.execute("CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
     for table in TABLES:
         connection.execute(f"DROP TABLE IF EXISTS {table.name}")
         connection.execute(table.create())
-    connection.execute("DELETE FROM ingested")
-    connection.execute(LINEAGE)
+    for macro in MACROS:
+        connection.execute(macro)
     _advance(connection, "schema", SCHEMA)
 
 
-def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str, Any]], path: Path) -> int:
+def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str, Any]], name: str) -> int:
     """Insert the events; one that has no place in its table is logged and passed over, as a torn line is."""
     by_table: dict[str, dict[str, dict[str, Any]]] = {}
     for event in events:
         if event["kind"] not in BY_EVENT:
-            logger.warning("%s: an event of unknown kind %r is passed over", path, event["kind"])
+            logger.warning("%s: an event of unknown kind %r is passed over", name, event["kind"])
             continue
         try:
             row = event_row(event)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            logger.warning("%s: event %s is passed over: %s", path, event["id"], error)
+            logger.warning("%s: event %s is passed over: %s", name, event["id"], error)
             continue
         rows = by_table.setdefault(event["kind"], {})
         if row["id"] not in rows or row["time"] >= rows[row["id"]]["time"]:

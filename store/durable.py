@@ -45,11 +45,15 @@ def is_full_or_read_only(error: OSError) -> bool:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by `value` as indented JSON, atomically; `durable=False` skips the fsyncs (live progress)."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace `path` by `text` in UTF-8, atomically; `durable=False` skips the fsyncs."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

@@ -174,7 +174,7 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
 
 
 def to_json(value: Any) -> str:
-    """One line of strict JSON; numpy and jax arrays and scalars become lists and numbers, a NaN or infinity its name."""
+    """One line of strict JSON; numpy and jax arrays become lists, their scalars numbers, a NaN or infinity its name."""
     try:
         return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
     except ValueError:

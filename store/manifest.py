@@ -39,15 +39,19 @@ def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[st
 
 
 def describe_files(source: Path) -> dict[str, dict[str, Any]]:
-    """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders."""
-    paths: list[str] = []
-    for folder, folders, names in os.walk(source):
-        for name in (*folders, *names):
-            path = Path(folder, name)
-            if path.is_symlink():
-                raise ValueError(f"{path}: an artifact cannot hold a symbolic link")
-        paths += [Path(folder, name).relative_to(source).as_posix() for name in names]
-    paths = sorted(path for path in paths if path != NAME)
+    """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders.
+
+    Hidden `.*.tmp` files, left by a write that a crash cut short, are removed. Raises `ValueError` if there is no file,
+    or something that is neither a file nor a folder.
+    """
+    paths = []
+    for path in sorted(source.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path}: an artifact holds plain files only")
+        if path.is_file() and path.name.startswith(".") and path.name.endswith(".tmp"):
+            path.unlink()
+        elif path.is_file() and path != source / NAME:
+            paths.append(path.relative_to(source).as_posix())
     if not paths:
         raise ValueError(f"{source}: nothing to publish, the folder holds no file")
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:

@@ -156,23 +156,6 @@ SAMPLES = Table(
 TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES)
 BY_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
 
-# Everything an artifact was made from, however far up: select * from lineage('evaluation/0123456789ab').
-LINEAGE = """
-CREATE OR REPLACE MACRO lineage(artifact_id) AS TABLE
-WITH RECURSIVE up(id, depth, name, made) AS (
-    SELECT id, 0, NULL::VARCHAR, NULL::VARCHAR FROM artifacts WHERE id = artifact_id
-    UNION
-    SELECT a.id, up.depth + 1, i.name, i.artifact
-    FROM up JOIN inputs i ON i.artifact = up.id
-    JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
-        a.execution = i.execution
-        -- the very making that was read is gone: what now has its key is the nearest there is
-        OR (a.superseded = 0 AND NOT EXISTS (
-            SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.execution = i.execution)))
-)
-SELECT up.depth, up.name, up.made, a.* FROM up JOIN artifacts a USING (id) ORDER BY up.depth, a.kind, a.id
-"""
-
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
     manifest = artifact.manifest

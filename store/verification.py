@@ -27,7 +27,7 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
     `trust`: believe an earlier digest of a file whose size, times and inode have not changed.
     """
     damaged = [f"{name} (not in the manifest)" for name in _unexpected(folder, files)]
-    kept = root / "verified" / f"{folder.parent.name}-{folder.name}.json"
+    kept = _memory(root, folder)
     remembered = (read_json(kept) or {}) if trust else {}
     stamps: dict[str, list[int]] = {}
     doubtful: list[str] = []
@@ -50,6 +50,17 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
             stamps.pop(name)
     _remember(kept, folder, files, stamps, remembered)
     return damaged
+
+
+def trust_files(root: Path, folder: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Take `files`, digested a moment ago by this process, as verified where they now lie."""
+    stamps = {name: stamp for name in files if (stamp := _stamp(folder / name))}
+    _remember(_memory(root, folder), folder, files, stamps, {})
+
+
+def _memory(root: Path, folder: Path) -> Path:
+    """Where what is known of the large files in `folder` is kept for other processes."""
+    return root / "verified" / f"{folder.parent.name}-{folder.name}.json"
 
 
 def _remember(

@@ -60,7 +60,11 @@ class _Attempt:
         self.update = StageUpdate(self.stage.name, label, "waiting", self.key, self.context.run_id)
 
     def run(self) -> dict[str, str]:
-        if reused := self._reusable():
+        try:
+            reused = self._reusable()
+        except (ConfigError, Retryable):
+            reused = None  # it may be being replaced just now: look again once nobody works on it
+        if reused:
             return self._reuse(reused)
         lock = self.store.lock(self.key)
         if not lock.try_acquire():
@@ -93,7 +97,8 @@ class _Attempt:
         return found
 
     def _complete(self) -> dict[str, Artifact] | None:
-        found = {kind: self.store.find(kind, self.key) for kind in self.stage.outputs}
+        label = self.update.label
+        found = {kind: self.store.find(kind, self.key, made_by=label) for kind in self.stage.outputs}
         present = {kind: artifact for kind, artifact in found.items() if artifact}
         whole = present and all(
             set(a.manifest["outputs"]) == present.keys() and a.execution == next(iter(present.values())).execution
@@ -156,7 +161,8 @@ class _Attempt:
                 last_ingest = time.monotonic()
 
         ended = run_child(
-            [sys.executable, "-m", "tasks.launch", str(self._request(space))],
+            # -P: a folder named `data` or `model` where the command was typed must not be taken for one of ours.
+            [sys.executable, "-P", "-m", "tasks.launch", str(self._request(space))],
             log=space.log,
             environment=self._environment(space),
             tick=tick,
@@ -189,7 +195,9 @@ class _Attempt:
 
     def _environment(self, space: Workspace) -> dict[str, str]:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        environment["NAUTILE_EXECUTION"] = space.execution
+        here = str(Path(launch.__file__).resolve().parents[1])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+        environment["NAUTILE_STORE"] = str(self.store.root)
         if not self.stage.accelerator:
             environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that ask for it
         return environment
@@ -222,26 +230,37 @@ class _Attempt:
                 if artifact is None or artifact.execution != space.execution:
                     raise StageCrash(f"stage {self.update.label}: its output {kind} is gone from {source}")
             else:
-                artifact = self.store.publish(
-                    kind,
-                    self.key,
-                    source,
-                    stage=self.stage.name,
-                    version=self.stage.version,
-                    config=self.section,
-                    inputs=self.inputs,
-                    facts=space.facts(kind),
-                    execution=space.execution,
-                    outputs=tuple(kinds),
-                    run=self.context.run_id,
-                    supersede=True,
-                )
+                artifact = self._publish_one(kind, kinds, space)
             published[kind] = artifact.id
         with writing(self.store.root):
             if space.log.exists():
                 shutil.copyfile(space.log, self.store.root / "logs" / f"{self.stage.name}-{space.execution}.txt")
             self.store.discard(space.path)
         return published
+
+    def _publish_one(self, kind: str, kinds: list[str], space: Workspace) -> Artifact:
+        try:
+            return self.store.publish(
+                kind,
+                self.key,
+                space.path / "output" / kind,
+                stage=self.stage.name,
+                version=self.stage.version,
+                config=self.section,
+                inputs=self.inputs,
+                facts=space.facts(kind),
+                execution=space.execution,
+                outputs=tuple(kinds),
+                run=self.context.run_id,
+                label=self.update.label,
+                supersede=True,
+            )
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            # What was written cannot be an artifact: the next attempt must work again, not publish the same again.
+            space.undo()
+            raise StageCrash(f"stage {self.update.label}: its output {kind} cannot be published: {error}") from error
 
     def _lost(self, space: Workspace, error: BaseException) -> None:
         """Write down how the attempt ended. Must not hide `error` by one of its own."""

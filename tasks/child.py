@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 TERMINATE_GRACE_S = 5.0
 TICK_S = 0.3
 _POLL_S = 0.05
-_LINGER_S = 30.0
+LINGER_S = 30.0
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 _cancelled = threading.Event()
 
@@ -101,20 +103,20 @@ def _watch(child: subprocess.Popen[bytes], tick: Callable[[], object], finished:
             next_tick = time.monotonic() + TICK_S
             if finished():
                 done_since = done_since or time.monotonic()
-                if time.monotonic() - done_since > _LINGER_S:
+                if time.monotonic() - done_since > LINGER_S:
                     logger.warning("process %d finished its work and does not exit: ended", child.pid)
                     return Exit(0, _end(child).peak_bytes)
         pause(_POLL_S)
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:
-    """The exit if the child has ended. What it left in its process group is killed before its number is free again."""
-    if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+    """The exit if the child has ended; what it left in its process group goes with it."""
+    found, status, usage = os.wait4(child.pid, os.WNOHANG)
+    if not found:
         return None
     _signal(child.pid, signal.SIGKILL)
-    _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    return Exit(child.returncode, usage.ru_maxrss * 1024)
+    return Exit(child.returncode, usage.ru_maxrss * _MAXRSS_UNIT)
 
 
 def _end(child: subprocess.Popen[bytes]) -> Exit:

@@ -1,6 +1,7 @@
 """Figures of the report as inline SVG, the same bytes for the same numbers: line charts, and the picture of the run."""
 
 import io
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -46,12 +47,12 @@ def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]
     if len(points) <= most:
         return list(points)
     edges = [round(i * len(points) / most) for i in range(most + 1)]
-    stretches = [points[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    stretches = [points[a:b] for a, b in itertools.pairwise(edges)]
     return [(sum(x for x, _ in s) / len(s), sum(y for _, y in s) / len(s)) for s in stretches]
 
 
 def pipeline_picture(boxes: Sequence[tuple[str, str]], arrows: Sequence[tuple[str, str]]) -> str:
-    """Boxes (label, second line) joined by arrows (from, to), laid out in columns by how far from the start they are."""
+    """Boxes (label, second line) joined by arrows (from, to), in columns by how far from the start they are."""
     column = {label: 0 for label, _ in boxes}
     for _ in boxes:  # longest path; the graph is small
         for source, target in arrows:

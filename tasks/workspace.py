@@ -39,6 +39,10 @@ class Workspace:
         done = read_json(self.path / "done.json")
         return done["outputs"] if isinstance(done, dict) else None
 
+    def undo(self) -> None:
+        """Take back that the work is finished."""
+        (self.path / "done.json").unlink(missing_ok=True)
+
     def error(self) -> str | None:
         """What the child said of its failure, if it could say anything."""
         error = read_json(self.path / "error.json")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from configs.emit import silent
 from configs.model import TokenizerConfig
@@ -10,6 +11,10 @@ from data.records import SynthRecord, WebRecord
 from data.tokenizer import tokenizer_for
 
 RANKS = 300
+
+# No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.
+settings.register_profile("nautile", deadline=None, derandomize=True)
+settings.load_profile("nautile")
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +32,7 @@ def tokenizer(small):
 def web_records() -> list[WebRecord]:
     """120 documents of 1 to 60 words, all different."""
     rng = np.random.default_rng(1)
-    words = "sea shell pearl wave tide foam sand reef gull mast".split()
+    words = ["sea", "shell", "pearl", "wave", "tide", "foam", "sand", "reef", "gull", "mast"]
     return [
         WebRecord(f"{number} " + " ".join(rng.choice(words, rng.integers(1, 60))), id=str(number))
         for number in range(120)
@@ -54,7 +59,7 @@ def synth_records() -> list[SynthRecord]:
 def make_tokens(small, tmp_path_factory):
     """make(records, **plan) -> (artifact folder, Corpus): rows of 64, 8 rows a shard unless told otherwise."""
 
-    def make(records, emit=silent, **changes):
+    def make(records, /, emit=silent, **changes):
         root = tmp_path_factory.mktemp("tokens")
         form = "web" if isinstance(records[0], WebRecord) else "synth"
         plan = {"tokenizer": small, "form": form, "row_length": 64, "rows_per_shard": 8, "validation_share": 0.1}

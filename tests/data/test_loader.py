@@ -122,7 +122,7 @@ def test_phases_last_their_tokens_and_mixtures_are_exact(sources):
     assert mixed.names == ("synth", "web")
     counts = Counter(int(s) for step in range(10, 35) for s in mixed.batch(step)["source"])
     assert counts == {0: 80, 1: 20}
-    assert mixed.rows_drawn == {"web": 40 + 104 // 5, "synth": 104 - 104 // 5}
+    assert mixed.rows_drawn == {"web": 40 + 21, "synth": 104 * 4 // 5}
     with pytest.raises(IndexError, match="36 steps"):
         mixed.batch(36)
     with pytest.raises(IndexError):

@@ -10,9 +10,12 @@ from model.nautile import initialise
 
 
 def tiny_config(**changes) -> ModelConfig:
-    """Two blocks of width 32; K = 4 memory heads served by 2 query heads, H = 8, M = 2; 2 kv heads for 4 heads."""
+    """Two blocks of width 32; K = 4 memory heads served by 2 query heads, H = 8, M = 2; 2 kv heads for 4 heads.
+
+    One SCA layer a block, for compilation is most of these tests' time.
+    """
     settings = {
-        "vocabulary": 150, "width": 32, "blocks": 2, "sca_per_block": 2, "context": 64,
+        "vocabulary": 150, "width": 32, "blocks": 2, "sca_per_block": 1, "context": 64,
         "memory_heads": 4, "query_heads": 2, "spectral_samples": 2, "chunk": 8,
         "attention_heads": 4, "kv_heads": 2, "feed_forward": 40,
         "compute_dtype": "float32", "remat": "none",

@@ -1,59 +1,106 @@
-"""A toy stage for tests: adds numbers one file at a time, misbehaving as its section says."""
+"""A toy stage for tests: writes numbers one file at a time, and misbehaves as its section says."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from configs.section import ConfigError, Retryable
+from configs.section import ConfigError, Retryable, Section
 from tasks.job import Job
-from tasks.stage import stage
+from tasks.stage import Stage, stage
 
 
-def _trip(job: Job, name: str) -> bool:
-    """True the first `times` times this section's fault is met (counted in the scratch folder)."""
-    fault = job.section.get("faults", {}).get(name)
-    if fault is None:
-        return False
-    mark = job.scratch / f"tripped-{name}"
-    count = len(mark.read_text()) if mark.exists() else 0
-    if count >= fault:
-        return False
-    mark.write_text("x" * (count + 1))
-    return True
+class Sums(Section):
+    count: int
+    totals: bool = False
+    faults: dict[str, int] = {}  # name -> how many attempts meet it
+    gate: str = ""  # a folder: the work says `reached` there before number `gate_at`, and waits for `open`
+    gate_at: int = 0
+
+
+def section(count: int = 3, **fields: Any) -> dict[str, Any]:
+    return {"seed": 5, "sums": {"count": count, **fields}}
 
 
 @stage("sums", version=1, outputs=("numbers", "totals"), optional=("totals",))
 def sums(job: Job) -> None:
-    """Writes `count` files, one at a time, keeping those an earlier attempt has written."""
-    if _trip(job, "config"):
-        raise ConfigError("sums.count: three is a crowd")
-    if _trip(job, "retry"):
-        raise Retryable("http://127.0.0.1:9 does not answer")
-    if _trip(job, "crash"):
-        raise ZeroDivisionError("by zero")
-    if _trip(job, "grandchild"):
-        sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        (job.scratch / "grandchild").write_text(str(sleeper.pid))
+    """Writes `count` files, keeping those that an earlier attempt has written."""
+    part = job.part("sums", Sums)
+    _misbehave(job, part)
     base = sum(int(path.read_text()) for folder in job.inputs.values() for path in folder.glob("*.txt"))
     out = job.output("numbers")
     made = 0
-    for index in range(job.section["count"]):
+    for index in range(part.count):
+        if part.gate and index == part.gate_at:
+            _wait_at(Path(part.gate))
         path = out / f"{index}.txt"
         if not path.exists():
             path.write_text(str(base + index))
             made += 1
         job.emit("metric", name="value", step=index, value=float(base + index))
         job.emit("sample", set="sums", index=index, text=f"number {index}")
-        job.emit("progress", done=index + 1, total=job.section["count"], unit="files", note="adding")
-        gate = job.section.get("gate")
-        if gate and index == job.section["gate_at"]:
-            (Path(gate) / "reached").write_text(str(os.getpid()))
-            while not (Path(gate) / "open").exists():
-                time.sleep(0.01)
+        job.emit("progress", done=index + 1, total=part.count, unit="files", note="adding")
     job.emit("call", endpoint="toy", model="toy", purpose="teacher", attempt=1, status="ok", tokens_in=3, tokens_out=4)
-    if job.section.get("totals"):
-        (job.output("totals") / "total.json").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
-        job.describe("totals", made=made)
-    job.describe("numbers", count=job.section["count"], made=made)
+    if part.totals:
+        (job.output("totals") / "total.txt").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
+        job.describe("totals", seed=job.seed)
+    job.describe("numbers", made=made, platforms=os.environ.get("JAX_PLATFORMS"), store=os.environ["NAUTILE_STORE"])
+
+
+def _wait_at(gate: Path) -> None:
+    (gate / "pid").write_text(str(os.getpid()))
+    (gate / "pid").rename(gate / "reached")
+    while not (gate / "open").exists():
+        time.sleep(0.01)
+
+
+def _misbehave(job: Job, part: Sums) -> None:
+    faults = {
+        "config": lambda: _raise(ConfigError("sums.count: three is a crowd")),
+        "retry": lambda: _raise(Retryable("http://127.0.0.1:9 does not answer")),
+        "crash": lambda: _raise(ZeroDivisionError("by zero")),
+        "full": lambda: _raise(OSError(errno.ENOSPC, "No space left on device", str(job.scratch / "big.bin"))),
+        "unreadable": lambda: _raise(OSError(errno.EACCES, "Permission denied", "/root/private.txt")),
+        "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exit": lambda: os._exit(0),
+        "unknown": lambda: (job.output("surprise") / "a.txt").write_text("a"),
+        "link": lambda: (job.output("numbers") / "link").symlink_to("/etc/passwd"),
+        "grandchild": lambda: _grandchild(job),
+        "deaf": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        "lingers": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
+    }
+    for name, times in part.faults.items():
+        mark = job.scratch / f"met-{name}"
+        met = len(mark.read_text()) if mark.exists() else 0
+        if met < times:
+            mark.write_text("x" * (met + 1))
+            faults[name]()
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _grandchild(job: Job) -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (job.scratch / "grandchild").write_text(str(sleeper.pid))
+
+
+@stage("nothing", version=1, outputs=("numbers",))
+def nothing(job: Job) -> None:
+    """Writes no output."""
+
+
+def local_stage() -> Stage:
+    """A stage that no other process can import."""
+
+    @stage("hidden", version=1, outputs=("numbers",))
+    def hidden(job: Job) -> None:
+        """Never runs."""
+
+    return hidden

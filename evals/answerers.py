@@ -1,0 +1,174 @@
+"""Models under test: our own checkpoint through batched generation, or any chat endpoint of the pool."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.model import TokenizerConfig
+from configs.schema import EvaluateConfig
+from configs.section import ConfigError, Retryable
+from data.chat import Reply, encode_prompt, parse_completion, parse_text
+from data.tokenizer import tokenizer_for
+
+logger = logging.getLogger(__name__)
+SMALLEST_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said. Counts and latency (seconds, of the batch for a checkpoint) are None where not known."""
+
+    reply: Reply
+    output: str
+    truncated: bool
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Unasked:
+    """A question that the model cannot be asked, and why. It is left out of the score, counted and shown."""
+
+    reason: str
+    tokens_in: int | None = None
+
+
+class Answerer(Protocol):
+    """Any model. `name` says which and stands in every row; `batch`: how many questions to hand over at a time."""
+
+    name: str
+    batch: int
+
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
+        """One answer per prompt, in order, each fixed by its prompt and seed alone (as far as the model allows).
+
+        Raises `Retryable` when a question stays without any reply: that is nobody's wrong answer.
+        """
+        ...
+
+
+class CheckpointAnswerer:
+    """A `checkpoint` folder through `model.generate`, greedy at temperature 0.
+
+    Raises `ConfigError` for an unreadable checkpoint, or a tokenizer other than `tokenizer` or too large for the model.
+    """
+
+    def __init__(self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None) -> None:
+        from model.checkpoint import load_weights
+        from model.generate import Generator, Sampling
+
+        self._params, self._model, self._tokenizer_config = load_weights(folder)
+        _same_vocabulary(folder, self._tokenizer_config, tokenizer, self._model.vocabulary)
+        self._tokenizer = tokenizer_for(self._tokenizer_config)
+        self._sampling = Sampling(
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            stop_ids=(self._tokenizer.im_end, self._tokenizer.end_of_text),
+        )
+        self._longest = config.prompt_length
+        self._generators = {
+            length: Generator(self._model, self._sampling, config.batch, length)
+            for length in buckets(config.prompt_length)
+        }
+        self.batch = config.batch
+        self.name = f"checkpoint {_digest(folder / 'weights.safetensors')[:12]}"
+
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
+        ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
+        answers: list[Answer | Unasked] = [Unasked("too_long", len(one)) for one in ids]
+        floor = 0
+        for length, generator in self._generators.items():
+            members = [i for i, one in enumerate(ids) if floor < len(one) <= length]
+            floor = length
+            if not members:
+                continue
+            started = time.monotonic()
+            completions = generator(self._params, [ids[i] for i in members], [seeds[i] for i in members])
+            took = time.monotonic() - started
+            for i, completion in zip(members, completions, strict=True):
+                written = [int(one) for one in completion.ids]
+                answers[i] = Answer(
+                    reply=parse_completion(self._tokenizer, written),
+                    output=self._tokenizer.decode(written),
+                    truncated=bool(completion.truncated),
+                    tokens_in=len(ids[i]),
+                    tokens_out=len(written),
+                    latency_s=took,
+                )
+        return answers
+
+
+class EndpointAnswerer:
+    """A chat endpoint of a `data.endpoints.EndpointPool`, asked zero-shot with the prompt as the one user message."""
+
+    def __init__(self, pool: Any, endpoint: str, config: EvaluateConfig) -> None:
+        self._pool, self._endpoint, self._config = pool, endpoint, config
+        self.batch = config.batch
+        self.name = f"endpoint {endpoint}"
+
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
+        from data.endpoints import ChatFailure, ChatRequest
+
+        requests = [
+            ChatRequest(
+                endpoint=self._endpoint,
+                messages=({"role": "user", "content": prompt},),
+                max_tokens=self._config.max_tokens,
+                temperature=self._config.temperature,
+                seed=int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:4], "big") >> 1,
+                purpose="evaluate",
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        replies = self._pool.ask(requests)
+        failures = [reply for reply in replies if isinstance(reply, ChatFailure)]
+        if failures:
+            raise Retryable(
+                f"endpoint {self._endpoint!r}: {len(failures)} of {len(replies)} questions got no reply "
+                f"({failures[0].reason}: {failures[0].message}); what was answered is kept, run it again to go on"
+            )
+        return [_from_chat(reply) for reply in replies]
+
+
+def buckets(longest: int) -> list[int]:
+    """The prompt lengths to compile for: halves of `longest`, down to 64, so short prompts pay for little padding."""
+    lengths = [longest]
+    while lengths[-1] % 2 == 0 and lengths[-1] // 2 >= SMALLEST_BUCKET:
+        lengths.append(lengths[-1] // 2)
+    return lengths[::-1]
+
+
+def _from_chat(reply: Any) -> Answer:
+    parsed = parse_text(reply.text)
+    cut = reply.finish == "length"
+    return Answer(
+        reply=Reply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not cut),
+        output=reply.text,
+        truncated=cut,
+        tokens_in=reply.tokens_in,
+        tokens_out=reply.tokens_out,
+        latency_s=reply.latency_s,
+    )
+
+
+def _same_vocabulary(folder: Path, found: TokenizerConfig, wanted: TokenizerConfig | None, rows: int) -> None:
+    if wanted is not None and found != wanted:
+        raise ConfigError(
+            f"{folder}: the checkpoint was made with a tokenizer of {found.ranks} ranks, the configuration's has "
+            f"{wanted.ranks}; evaluate it with its own"
+        )
+    if found.vocabulary > rows:
+        raise ConfigError(
+            f"{folder}: config.json pairs a tokenizer of {found.vocabulary} ids with a model of {rows} rows; "
+            f"the checkpoint belongs to another tokenizer"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,87 @@
+"""The rows file of an evaluation: one JSON line per sample, appended the moment it is graded, never rewritten.
+
+Rows hold nothing that changes from one execution to the next (no times), so an evaluation that was killed and
+continued leaves the same bytes as one that was not.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from configs.section import ConfigError
+from evals.answerers import Answer, Unasked
+from evals.items import Graded, Item
+
+Row = dict[str, Any]
+
+
+class RowFile:
+    """Opens (or makes) the file and drops a last line that a kill left torn. `rows`: what is there, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                self.rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all again") from None
+        if whole < len(content):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Write `rows` in one go and see them to the disk."""
+        rows = list(rows)
+        lines = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
+        with self.path.open("ab") as file:
+            file.write(lines.encode("utf-8", errors="replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows += rows
+
+
+def digest(prompt: str) -> str:
+    """What tells a prompt apart: the first 16 hexadecimal digits of its sha256."""
+    return hashlib.sha256(prompt.encode("utf-8", errors="replace")).hexdigest()[:16]
+
+
+def row_of(item: Item, model: str, answer: Answer | Unasked, graded: Graded | None) -> Row:
+    """The row of one sample. Where the question could not be asked, `left_out` says why and the verdicts are None."""
+    row: Row = {
+        "benchmark": item.benchmark,
+        "index": item.index,
+        "id": item.id,
+        "category": item.category,
+        "model": model,
+        "prompt": item.prompt,
+        "prompt_digest": digest(item.prompt),
+        "expected": item.expected,
+        "chance": item.chance,
+        "left_out": answer.reason if isinstance(answer, Unasked) else None,
+        "tokens_in": answer.tokens_in,
+    }
+    if isinstance(answer, Unasked) or graded is None:
+        unknown = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
+        return row | dict.fromkeys((*unknown, "parsed", "problem", "strict", "lenient"))
+    reply, verdict = answer.reply, graded.verdict
+    return row | {
+        "output": answer.output,
+        "reasoning": reply.reasoning,
+        "answer": reply.answer,
+        "finished_thinking": reply.finished_thinking,
+        "finished": reply.finished,
+        "truncated": answer.truncated,
+        "tokens_out": answer.tokens_out,
+        "parsed": verdict.parsed,
+        "problem": verdict.problem,
+        "strict": verdict.strict,
+        "lenient": verdict.lenient,
+        **graded.details,
+    }

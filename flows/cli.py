@@ -1,0 +1,232 @@
+"""`nautile`: run the pipeline, and look at what it made. The one place that prints.
+
+Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard error says what and what to do);
+130 stopped by the operator. Whatever is heavy is imported by the command that needs it, so that `--help` is instant.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from configs.section import ConfigError, Retryable
+
+app = typer.Typer(
+    name="nautile",
+    help="A small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+store_app = typer.Typer(no_args_is_help=True, help="Look after the store: check, rebuild the catalog, free space.")
+app.add_typer(store_app, name="store")
+
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="a TOML file, or local, spark, nautile_370m")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="kind/digits, or as many digits of the key as are unique")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command()
+def run(
+    config: ConfigArgument = "local",
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", help="begin here; what is before is read")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="stop after this stage")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="STAGE", help="a stage, or one use: evaluate:align")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="make the chosen stages anew; the old artifacts are kept")
+    ] = False,
+) -> None:
+    """Run the pipeline. Stages whose artifacts are in the store are reused; interrupted ones go on where they stood."""
+    from configs.load import load
+    from flows.run import run as run_pipeline
+    from flows.selection import Selection
+
+    selection = Selection(first=first, last=last, only=only, force=force)
+    raise typer.Exit(run_pipeline(load(config), config, selection, _console(), _console(stderr=True)))
+
+
+@app.command()
+def status(config: ConfigArgument = "local", as_json: Json = False) -> None:
+    """Where each stage of a configuration stands."""
+    from configs.load import load
+    from flows import inspection
+    from flows.text import status_table
+
+    rows = inspection.status(_store(), load(config))
+    _show(rows, as_json, status_table)
+
+
+@app.command()
+def artifacts(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="tokens, checkpoint, evaluation, ...")] = None,
+    superseded: Annotated[bool, typer.Option("--all", help="also those that a forced rerun replaced")] = False,
+    as_json: Json = False,
+) -> None:
+    """What is in the store, oldest first."""
+    from flows import inspection
+    from flows.text import artifact_table
+
+    _show(inspection.artifacts(_store(), kind, superseded), as_json, artifact_table)
+
+
+@app.command()
+def show(artifact: IdArgument, as_json: Json = False) -> None:
+    """One artifact: what it holds, the facts about it, what it came from, whether it is whole."""
+    from flows import inspection
+    from flows.text import manifest_view
+
+    _show(inspection.show(_store(), artifact), as_json, manifest_view)
+
+
+@app.command()
+def lineage(artifact: IdArgument, as_json: Json = False) -> None:
+    """Everything an artifact was made from, down to the token shards and the calls to teachers."""
+    from flows import inspection
+    from flows.text import lineage_tree
+
+    _show(inspection.lineage(_store(), artifact), as_json, lineage_tree)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help='over artifacts, inputs, runs, metrics, calls, samples, lineage("ID")')],
+    as_json: Json = False,
+) -> None:
+    """Ask the catalog, in DuckDB's SQL, read-only."""
+    from flows import inspection
+    from flows.text import query_table
+
+    columns, rows = inspection.sql(_store(), query)
+    _show([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
+
+
+@app.command()
+def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
+    """How many parameters the model of a configuration has, by part."""
+    from configs.load import load
+    from flows import inspection
+    from flows.text import parameter_table
+
+    counts = inspection.parameters(load(config))
+    _show({**counts, "total": sum(counts.values())}, as_json, lambda _: parameter_table(counts))
+
+
+@app.command()
+def report(
+    artifact: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="a report; the newest if none is named")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The report in the terminal, and where its page lies."""
+    from rich.markdown import Markdown
+
+    from flows import inspection
+    from flows.text import relative
+
+    folder = inspection.latest_report(_store(), artifact).path
+    if as_json:
+        print((folder / "report.json").read_text(encoding="utf-8"))
+        return
+    console = _console()
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+    console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True, highlight=False)
+
+
+@store_app.command()
+def verify(
+    artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read every byte and compare it with its digest. Exit code 2 if anything is damaged."""
+    from flows import inspection
+    from flows.text import verify_table
+
+    rows = inspection.verify(_store(), artifact)
+    _show(rows, as_json, verify_table)
+    if any(row["damaged"] for row in rows):
+        raise typer.Exit(2)
+
+
+@store_app.command()
+def rebuild(as_json: Json = False) -> None:
+    """Empty the catalog and fill it from manifests and event files."""
+    from flows.text import count_table
+    from store.catalog import Catalog
+
+    _show(Catalog(_store()).rebuild(), as_json, count_table)
+
+
+@store_app.command()
+def gc(
+    days: Annotated[float, typer.Option(help="how long unfinished work may lie untouched before it goes")] = 7.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what nothing rests on: replaced artifacts, stale unfinished work, rests of removals."""
+    from flows import inspection
+    from flows.text import garbage_table
+
+    _show(inspection.garbage(_store(), days, dry_run), as_json, lambda rows: garbage_table(rows, dry_run))
+
+
+def main() -> None:
+    """The console script. Every failure ends in one clear message and an exit code, never in a stack trace."""
+    try:
+        app()  # usage errors and exit codes leave as SystemExit
+    except (ConfigError, Retryable) as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left; there is nobody to tell
+    except Exception as error:
+        kept = _keep_trace()
+        _fail(f"unexpected {type(error).__name__}: {error}" + (f" (details in {kept})" if kept else ""), 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    _console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _keep_trace() -> Path | None:
+    """Where the stack trace of the exception at hand was written; None if there is no place for it."""
+    path = _store().root / "logs" / "errors.log"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+    except OSError:
+        return None
+    return path
+
+
+def _show(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
+    """As JSON, or as what `view` makes of it for people."""
+    if as_json:
+        print(json.dumps(value, indent=1, default=str))
+    else:
+        _console().print(view(value))
+
+
+def _store() -> Any:
+    from store.artifacts import Store
+
+    return Store()
+
+
+def _console(stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr)

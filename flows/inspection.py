@@ -1,0 +1,138 @@
+"""What the read commands show, as plain data: the plan's state, artifacts, one artifact, lineage, a query's rows."""
+
+from typing import Any
+
+from configs.schema import RunConfig
+from configs.section import ConfigError
+from flows.plan import plan
+from store.artifacts import Artifact, Store
+from store.catalog import Catalog
+from store.durable import read_json
+from store.garbage import collect, find_garbage
+
+Row = dict[str, Any]
+
+_LAST_RUNS = """
+SELECT key, state, attempt, started, seconds, error FROM runs
+WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DESC, time DESC) = 1
+"""
+
+
+def status(store: Store, config: RunConfig) -> list[Row]:
+    """A row for each execution of the plan: made, running, interrupted (its work is kept), failed, or not made."""
+    last = {row["key"]: row for row in _fresh(store).query(_LAST_RUNS)} if store.root.exists() else {}
+    rows = []
+    for execution in plan(config):
+        found = [store.find(kind, execution.key) for kind in execution.outputs]
+        ran = last.get(execution.key, {})
+        staging = store.root / "staging" / execution.key
+        live = read_json(staging / "live.json") or {}
+        state = "not made"
+        if all(found):
+            state = "made"
+        elif store.root.exists() and store.lock(execution.key).held_elsewhere():
+            state = "running"
+        elif staging.is_dir():
+            state = "failed" if ran.get("state") == "failed" else "interrupted"
+        rows.append(
+            {
+                "label": execution.label,
+                "state": state,
+                "key": execution.key,
+                "artifacts": [artifact.id for artifact in found if artifact],
+                "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
+                "started": ran.get("started"),
+                "seconds": ran.get("seconds"),
+                "error": ran.get("error") if state == "failed" else None,
+            }
+        )
+    return rows
+
+
+def artifacts(store: Store, kind: str | None, superseded: bool) -> list[Row]:
+    """A row for each artifact, oldest first."""
+    found = store.list(kind, superseded=superseded)
+    if kind and not found and kind not in (kinds := {name for name, *_ in store.folders()}):
+        raise ConfigError(f"no artifacts of kind {kind!r}; there are {', '.join(sorted(kinds)) or 'none of any kind'}")
+    return [_row(artifact) for artifact in found]
+
+
+def show(store: Store, artifact_id: str) -> Row:
+    """The whole manifest, the path, and what damage there is (every byte is read)."""
+    artifact = store.get(artifact_id)
+    return {"id": artifact.id, "path": str(artifact.path), "damaged": store.verify(artifact), **artifact.manifest}
+
+
+def lineage(store: Store, artifact_id: str) -> list[Row]:
+    """What the artifact was made from, itself first, as rows that nest: `made` is the id of what read it."""
+    wanted = ("depth", "name", "made", "id", "kind", "stage", "created", "bytes", "commit", "calls", "key", "execution")
+    return [{name: row[name] for name in wanted} for row in Catalog(store).lineage(artifact_id)]
+
+
+def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Columns and rows of a read-only query over the catalog, brought up to date first."""
+    return _fresh(store).select(query)
+
+
+def verify(store: Store, artifact_id: str | None) -> list[Row]:
+    """A row for each artifact, with its damaged files by name; every byte is read. Unreadable manifests included."""
+    if artifact_id:
+        chosen = [store.get(artifact_id)]
+        return [{"id": a.id, "files": len(a.manifest["files"]), "damaged": store.verify(a)} for a in chosen]
+    whole = {a.path: a for a in store.list(superseded=True)}
+    rows = []
+    for kind, key, number, folder in store.folders():
+        artifact = whole.get(folder)
+        name = artifact.id if artifact else f"{kind}/{key[:12]}" + (f".{number}" if number else "")
+        files = len(artifact.manifest["files"]) if artifact else None
+        rows.append({"id": name, "files": files, "damaged": store.verify(artifact) if artifact else ["manifest.json"]})
+    return rows
+
+
+def garbage(store: Store, days: float, dry_run: bool) -> list[Row]:
+    """A row for each thing that went, or with `dry_run` would go. The catalog follows."""
+    found = find_garbage(store, stale_days=days)
+    if not dry_run:
+        found = collect(store, found)
+        if store.catalog_path.exists():
+            Catalog(store).ingest()
+    return [{"path": str(item.path.relative_to(store.root)), "bytes": item.bytes, "why": item.reason} for item in found]
+
+
+def latest_report(store: Store, artifact_id: str | None = None) -> Artifact:
+    """The report named, else the newest one. Raises `ConfigError` if there is none."""
+    if artifact_id:
+        return store.get(artifact_id if "/" in artifact_id else f"report/{artifact_id}")
+    found = store.list("report")
+    if not found:
+        raise ConfigError(f"no report in {store.root} yet: `nautile run` makes one")
+    return found[-1]
+
+
+def parameters(config: RunConfig) -> dict[str, int]:
+    """Parameters of the model by part."""
+    from model.nautile import parameter_counts
+
+    return parameter_counts(config.model)
+
+
+def _fresh(store: Store) -> Catalog:
+    if not store.root.exists():
+        raise ConfigError(f"no store at {store.root} yet: `nautile run` makes one, NAUTILE_STORE names another")
+    catalog = Catalog(store)
+    catalog.ingest()
+    return catalog
+
+
+def _row(artifact: Artifact) -> Row:
+    return {
+        "id": artifact.id,
+        "stage": artifact.manifest["stage"],
+        "bytes": artifact.bytes,
+        "files": len(artifact.manifest["files"]),
+        "created": artifact.manifest["created"],
+        "superseded": artifact.superseded,
+        "key": artifact.key,
+        "execution": artifact.execution,
+        "path": str(artifact.path),
+    }

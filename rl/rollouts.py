@@ -1,0 +1,116 @@
+"""The rollout engine: groups of completions for a batch of prompts.
+
+The sampled ids and their log-probabilities are the record; text is decoded for graders, judges and readers, and never
+encoded again. A sample is fixed by (seed, draw, prompt, member), so a resumed run draws the same ones.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from configs.model import ModelConfig
+from configs.schema import RolloutConfig
+from configs.section import ConfigError
+from data.chat import Reply, encode_prompt, parse_completion
+from data.reasoning import Problem
+from data.tokenizer import Tokenizer
+from model.generate import Generator, Sampling
+from model.layers import Params
+
+
+@dataclass
+class Rollout:
+    """One completion of a prompt. Reward and advantage are None until given, and stay so where they cannot be had."""
+
+    prompt_ids: list[int]
+    ids: np.ndarray
+    logprobs: np.ndarray
+    truncated: bool
+    reply: Reply
+    text: str
+    reward: float | None = None
+    parts: dict[str, Any] = field(default_factory=dict)
+    advantage: float | None = None
+
+
+@dataclass
+class Group:
+    """The completions of one problem, and the position of the problem in the run's order."""
+
+    position: int
+    problem: Problem
+    rollouts: list[Rollout]
+
+    def row(self, member: int) -> dict[str, Any]:
+        """What is stored of one rollout."""
+        rollout = self.rollouts[member]
+        return {
+            "task": self.problem.task,
+            "question": self.problem.question,
+            "expected": self.problem.answer,
+            "text": rollout.text,
+            "prompt_ids": rollout.prompt_ids,
+            "ids": rollout.ids.tolist(),
+            "logprobs": [round(float(x), 6) for x in rollout.logprobs],
+            "reward": rollout.reward,
+            "parts": rollout.parts,
+            "advantage": rollout.advantage,
+            "length": len(rollout.ids),
+            "truncated": rollout.truncated,
+        }
+
+
+class RolloutEngine:
+    """Draws groups; compiles once for a run. `tokens` and `seconds` add up what was sampled, for the speed metric."""
+
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, seed: int) -> None:
+        self.config, self.tokenizer, self.seed = config, tokenizer, seed
+        self.tokens, self.seconds = 0, 0.0
+        sampling = Sampling(
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            stop_ids=(tokenizer.im_end, tokenizer.end_of_text),
+            think_end=tokenizer.think_end,
+        )
+        self._generate = Generator(model, sampling, config.prompts * config.group, config.prompt_length)
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        """Refuse, before any compute is spent, a problem whose prompt is longer than `rollout.prompt_length`."""
+        for problem in problems:
+            length = len(encode_prompt(self.tokenizer, problem.question))
+            if length > self.config.prompt_length:
+                raise ConfigError(
+                    f"rollout.prompt_length is {self.config.prompt_length}, but {problem.task} #{problem.index} has a "
+                    f"prompt of {length} tokens; raise it or take the task out"
+                )
+
+    def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]:
+        """A group for each (position, problem). `draw` numbers the draw within the run and seeds the samples."""
+        began = time.perf_counter()
+        prompts = [encode_prompt(self.tokenizer, problem.question) for _, problem in problems]
+        every = [ids for ids in prompts for _ in range(self.config.group)]
+        seeds = [(self.seed, draw, position, member) for position, _ in problems for member in range(self.config.group)]
+        completions = iter(self._generate(params, every, seeds))
+        groups = [
+            Group(position, problem, [self._rollout(ids, next(completions)) for _ in range(self.config.group)])
+            for (position, problem), ids in zip(problems, prompts, strict=True)
+        ]
+        self.tokens += sum(len(rollout.ids) for group in groups for rollout in group.rollouts)
+        self.seconds += time.perf_counter() - began
+        return groups
+
+    def _rollout(self, prompt_ids: list[int], completion: Any) -> Rollout:
+        ids = completion.ids
+        return Rollout(
+            prompt_ids=prompt_ids,
+            ids=ids,
+            logprobs=completion.logprobs,
+            truncated=completion.truncated,
+            reply=parse_completion(self.tokenizer, ids),
+            text=self.tokenizer.decode(ids),
+        )

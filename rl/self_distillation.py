@@ -1,0 +1,186 @@
+"""Stage 3, scored self-distillation (paper §4.4): sample, score, keep A > 0, cross-entropy scaled by the advantage.
+
+Advantages are not normalised, so the few right traces of a hard problem weigh most: a solve rate p gives them 1 - p.
+That is the built-in curriculum, and the traces record it.
+"""
+
+import json
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from configs.emit import Emit
+from configs.model import ModelConfig, TokenizerConfig
+from configs.schema import SelfDistillConfig
+from data.reasoning import Problem
+from data.tokenizer import tokenizer_for
+from model import optimizer
+from model.checkpoint import TrainCheckpoints
+from model.layers import Params
+from model.loss import token_logprobs
+from model.nautile import forward
+from rl.advantages import advantages
+from rl.reinforce import keep_steps
+from rl.rewards import verifiable
+from rl.rollouts import Group, RolloutEngine
+from rl.rows import Batch, Row, batches
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Student:
+    """The model that learns from its own traces."""
+
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    config: SelfDistillConfig
+    seed: int
+
+
+def self_distil(
+    student: Student,
+    params: Params,
+    problems: Sequence[Problem],
+    identity: dict[str, Any],
+    work: Path,
+    traces: Path,
+    emit: Emit,
+) -> tuple[Params, dict[str, Any]]:
+    """`config.rounds` times: sample every problem, keep the traces with A > 0 in `traces`, train on them.
+
+    Returns the new parameters and facts. Resumes after the last draw of sampling and the last finished round.
+    """
+    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=identity)
+    state: Params = params
+    done = checkpoints.latest()
+    facts: dict[str, Any] = {"rounds": []}
+    if done is not None:
+        state, facts = checkpoints.restore(done, params)
+    for number in range(done or 0, student.config.rounds):
+        sampled = _sample(student, state, problems, number, work / f"samples-{number}.jsonl", emit)
+        kept = [row for row in sampled if row["advantage"] is not None and row["advantage"] > 0]
+        state, losses = _train(student, state, kept, number, emit)
+        facts["rounds"].append(_facts(sampled, kept, losses))
+        checkpoints.save(number + 1, state, facts)
+        checkpoints.wait()
+    checkpoints.close()
+    _publish(student.config.rounds, work, traces)
+    return state, facts
+
+
+def _sample(
+    student: Student, params: Params, problems: Sequence[Problem], number: int, log: Path, emit: Emit
+) -> list[dict[str, Any]]:
+    """Groups for every problem, a batch at a time, each appended to `log` with its rewards and advantages."""
+    engine = RolloutEngine(student.model, tokenizer_for(student.tokenizer), student.config.rollout, student.seed)
+    engine.check(problems)
+    size = student.config.rollout.prompts
+    draws = -(-len(problems) // size)
+    keep_steps(log, draws)
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    begun = json.loads(lines[-1])["step"] if lines else 0
+    keep_steps(log, begun)  # the last draw may be torn: it is drawn again, to the same samples
+    for draw in range(begun, draws):
+        asked = list(enumerate(problems))[draw * size : (draw + 1) * size]
+        groups = engine.sample(params, asked, number * draws + draw)
+        rows = [{"step": draw, **row} for group in groups for row in _scored(group)]
+        with log.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        rate = np.mean([row["reward"] for row in rows])
+        emit("metric", name="solve_rate", step=number * draws + draw, value=float(rate))
+        emit(
+            "metric", name="rollout_tokens_per_second", step=number * draws + draw, value=engine.tokens / engine.seconds
+        )
+        emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {rate:.2f}")
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def _scored(group: Group) -> list[dict[str, Any]]:
+    for rollout in group.rollouts:
+        rollout.reward = verifiable(group.problem, rollout.reply)
+    for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
+        rollout.advantage = advantage
+    rate = sum(rollout.reward or 0.0 for rollout in group.rollouts) / len(group.rollouts)
+    return [{**group.row(i), "position": group.position, "solve_rate": rate} for i in range(len(group.rollouts))]
+
+
+def _train(
+    student: Student, params: Params, kept: list[dict[str, Any]], number: int, emit: Emit
+) -> tuple[Params, list[float]]:
+    """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are."""
+    config, rollout = student.config, student.config.rollout
+    if not kept:
+        logger.warning("round %d: no completion has a positive advantage; nothing is learnt from it", number)
+        return params, []
+    rows = [
+        Row(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0 / len(r["ids"]))
+        for r in kept
+    ]
+    per_epoch = -(-len(rows) // config.batch_rows)
+    tx = optimizer.build(config.optimizer, per_epoch * config.epochs)
+    state = jax.jit(tx.init)(params)
+    step = jax.jit(partial(update, student.model, tx), donate_argnums=1)
+    losses: list[float] = []
+    for epoch in range(config.epochs):
+        random.Random(f"{student.seed}:{number}:{epoch}").shuffle(rows)
+        for batch in batches(rows, config.batch_rows, rollout.prompt_length + rollout.max_tokens):
+            params, state, loss = step(params, state, batch)
+            losses.append(float(loss))
+            place = number * per_epoch * config.epochs + len(losses)
+            emit("metric", name="loss", step=place, value=losses[-1])
+            emit("progress", done=len(losses), total=per_epoch * config.epochs, unit="steps", note=f"loss {loss:.3f}")
+    return params, losses
+
+
+def update(
+    model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: Batch
+) -> tuple[Params, Any, Array]:
+    """One step on the mean over examples of A_i times the mean cross-entropy of trace i's tokens."""
+
+    def loss(params: Params) -> Array:
+        hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
+        logprobs_BL, _ = token_logprobs(params, model, hidden_BLD, batch["targets"])
+        scaled_B = batch["advantage"] * jnp.sum(-logprobs_BL * batch["weights"], axis=1)
+        return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["advantage"] > 0), 1)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    updates, state = tx.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def _facts(sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: list[float]) -> dict[str, Any]:
+    rates = {row["position"]: row["solve_rate"] for row in sampled}
+    facts: dict[str, Any] = {
+        "problems": len(rates),
+        "completions": len(sampled),
+        "solve_rate": float(np.mean(list(rates.values()))),
+        "never_solved": sum(rate == 0 for rate in rates.values()),
+        "always_solved": sum(rate == 1 for rate in rates.values()),
+        "traces": len(kept),
+    }
+    if losses:
+        facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
+    return facts
+
+
+def _publish(rounds: int, work: Path, traces: Path) -> None:
+    """The kept traces of every round as one JSON-lines file."""
+    partial = traces.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for number in range(rounds):
+            for line in (work / f"samples-{number}.jsonl").read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                if row["advantage"] is not None and row["advantage"] > 0:
+                    file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
+    partial.replace(traces)

@@ -1,0 +1,50 @@
+"""Reasoning as a stage (paper §4.3): gradient-balanced GRPO on problems with checkable answers."""
+
+from collections.abc import Sequence
+
+from configs.schema import ReasonConfig
+from model.weights import load_weights, save_weights
+from rl.problems import load
+from rl.reinforce import Plan, on_device, reinforce
+from rl.rewards import verifiable
+from rl.rollouts import Group
+from tasks.job import Job
+from tasks.stage import stage
+
+
+class Verifier:
+    """Rewards 1 for what the strict grader accepts; no group is ever mastered, for one without a signal drops out."""
+
+    def score(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for rollout in group.rollouts:
+                rollout.reward = verifiable(group.problem, rollout.reply)
+
+    def mastered(self, group: Group) -> bool:
+        return False
+
+
+@stage("reason", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
+def reason(job: Job) -> None:
+    """Reinforce from the input checkpoint and publish the policy with every rollout."""
+    config = job.part("reason", ReasonConfig)
+    problems = load(config.problems, job.seed)
+    guarded = config.policy.guard_every is not None
+    guard = load(config.problems.model_copy(update={"count": config.policy.guard_problems}), job.seed, "guard")
+    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
+    plan = Plan(model, tokenizer, config.rollout, config.policy, config.balance, config.balance_epsilon, job.seed)
+    rollouts = job.output("rollouts") / "rollouts.jsonl"
+    params, facts = reinforce(
+        plan,
+        on_device(params),
+        problems,
+        Verifier(),
+        guard if guarded else [],
+        {"execution": job.key},
+        job.scratch,
+        rollouts,
+        job.emit,
+    )
+    save_weights(job.output("checkpoint"), params, model, tokenizer)
+    job.describe("checkpoint", balance=config.balance, **facts)
+    job.describe("rollouts", **facts)

@@ -1,0 +1,38 @@
+"""The report as a stage: every artifact of the run in, one `report` out: report.html, report.md and report.json.
+
+Its key follows from the artifacts it reads, as any stage's does. Curves, calls and times come from the store's event
+files, through the catalog, for the executions that made those artifacts.
+"""
+
+from collections import Counter
+
+from configs.schema import ReportConfig
+from configs.section import ConfigError
+from store.artifacts import Store
+from store.durable import write_json, write_text
+from tasks.job import Job
+from tasks.report_data import gather, read_inputs
+from tasks.report_render import html_page, markdown
+from tasks.report_sections import compose
+from tasks.stage import stage
+
+
+@stage("report", version=1, outputs=("report",))
+def report(job: Job) -> None:
+    """Gather, compose, draw."""
+    if not job.inputs:
+        raise ConfigError("stage report: it was given no artifacts to report on")
+    config = job.part("report", ReportConfig)
+    store = Store(job.staging.parents[1])
+    inputs = read_inputs(store, job.inputs)
+    found = gather(store, inputs, config.samples)
+    sections = compose(found)
+    made = Counter(one.artifact.kind for one in inputs)
+    subtitle = (
+        f"From {len(inputs)} artifacts, the last of them made {inputs[-1].artifact.manifest['created'][:19]} UTC."
+    )
+    folder = job.output("report")
+    write_json(folder / "report.json", {"title": config.title, **found})
+    write_text(folder / "report.md", markdown(config.title, subtitle, sections))
+    write_text(folder / "report.html", html_page(config.title, subtitle, sections))
+    job.describe("report", sections=[section.title for section in sections], inputs=dict(sorted(made.items())))

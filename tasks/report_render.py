@@ -1,0 +1,93 @@
+"""Sections drawn twice: one self-contained HTML page, and Markdown for the terminal.
+
+All text is escaped by the template or by the table writer; the page fetches nothing (no script, font or image from
+elsewhere, and its content policy forbids them).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from evals.tables import Table, to_html, to_markdown
+from tasks.report_figures import line_chart, pipeline_picture
+from tasks.report_sections import Block, Chart, Paragraph, Picture, Samples, Section
+
+
+def html_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The whole page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    drawn = [{"title": section.title, "runs": _runs(section.blocks)} for section in sections]
+    return environment.get_template("report.html.j2").render(title=title, subtitle=subtitle, sections=drawn)
+
+
+def markdown(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The same in Markdown; a chart becomes the first, best and last value of its lines."""
+    lines = [f"# {title}", "", subtitle, ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        for block in section.blocks:
+            lines += [*_markdown(block), ""]
+    return "\n".join(lines)
+
+
+def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Any]]]:
+    """Neighbours of one kind together, so that charts stand side by side; drawn, where the template cannot draw."""
+    return [
+        (kind, [_drawn(block) for block in run])
+        for kind, run in groupby(blocks, key=lambda block: type(block).__name__)
+    ]
+
+
+def _drawn(block: Block) -> Any:
+    if isinstance(block, Chart):
+        return Markup(line_chart(block.title, block.series, block.y_label, block.log_y))
+    if isinstance(block, Picture):
+        return Markup(pipeline_picture(block.boxes, block.arrows))
+    return Markup(to_html(block)) if isinstance(block, Table) else block
+
+
+def _markdown(block: Block) -> Iterator[str]:
+    if isinstance(block, Paragraph):
+        yield block.text
+    elif isinstance(block, Table):
+        yield to_markdown(block)
+    elif isinstance(block, Chart):
+        yield f"**{block.title}** ({block.y_label})"
+        yield ""
+        for name, points in block.series.items():
+            if points:
+                values = [value for _, value in points]
+                ends = f"{values[0]:.4g} at step {points[0][0]:g}, {values[-1]:.4g} at step {points[-1][0]:g}"
+                yield f"- {name}: {ends}; lowest {min(values):.4g}, highest {max(values):.4g}"
+    elif isinstance(block, Samples):
+        yield f"### {block.title}"
+        for row in block.rows:
+            yield ""
+            expected = f"; expected: {_fenced_inline(row['expected'])}" if row.get("expected") else ""
+            yield f"{row['verdict']}{expected}"
+            yield ""
+            yield from _fenced(f"{row['prompt']}\n→\n{row['text']}")
+
+
+def _fenced(text: str) -> Iterator[str]:
+    """A code block that no run of backticks inside can close."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield fence
+    yield text
+    yield fence
+
+
+def _fenced_inline(text: str) -> str:
+    return f"`{text.replace('`', chr(39)).replace(chr(10), ' ')}`"

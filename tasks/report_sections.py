@@ -1,0 +1,253 @@
+"""The report's sections in order, as blocks that a page or a terminal can draw: paragraphs, tables, charts, samples.
+
+Here is the wording, and the choice of what to show. A block is left out when what it would show was not measured.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evals.tables import MISSING, Table, table_1, table_2
+from tasks.wording import duration, size
+
+Row = dict[str, Any]
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The stages as boxes (label, second line) joined by arrows."""
+
+    boxes: tuple[tuple[str, str], ...]
+    arrows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    series: Mapping[str, Points]
+    y_label: str
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts to read; `rows` have verdict, good, prompt, text and sometimes expected."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+Block = Paragraph | Picture | Table | Chart | Samples
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Which metrics make one chart. `names` is a pattern of whole names; `stages` empty: any stage."""
+
+    title: str
+    names: str
+    y_label: str
+    stages: tuple[str, ...] = ()
+
+
+_REINFORCED = ("align", "reason")
+TRAINING = (
+    _Plot("loss", "loss", "nats per token", ("pretrain",)),
+    _Plot("validation bits per byte", "validation_bits_per_byte", "bits per byte", ("pretrain",)),
+    _Plot("gradient norm", "gradient_norm", "norm", ("pretrain",)),
+    _Plot("speed", "tokens_per_second", "tokens/s", ("pretrain",)),
+)
+REINFORCEMENT = (
+    _Plot("reward", "reward", "judge's reward", ("align",)),
+    _Plot("solve rate", "reward", "share right", ("reason",)),
+    _Plot("share right by the verifier", "reward_correct", "share right", ("align",)),
+    _Plot("solve rate of what it sampled", "solve_rate", "share right", ("self_distill",)),
+    _Plot("judge's marks", "reward_(reason|answer|follow)", "1 to 5", ("align",)),
+    _Plot("accuracy on the guard problems", "guard_accuracy", "share right"),
+    _Plot("KL to the start", "kl", "nats per token", _REINFORCED),
+    _Plot("entropy", "entropy", "nats per token", _REINFORCED),
+    _Plot("norms of g+ and g-", "norm_(positive|negative)", "norm", ("reason",)),
+    _Plot("factor on g-", "balance_factor", "factor", ("reason",)),
+    _Plot("shares of a step", "(zero_signal|truncated|finished_thinking)_share", "share", _REINFORCED),
+    _Plot("length of completions", "length", "tokens", _REINFORCED),
+    _Plot("advantage-scaled loss", "loss", "nats per token", ("self_distill",)),
+)
+
+
+def compose(found: Row) -> list[Section]:
+    """The sections that have anything to say, from what `report_data.gather` found."""
+    sections = [
+        Section("The run", tuple(_run(found))),
+        Section("Results", tuple(_results(found["scores"]))),
+        Section("Pretraining", tuple(_charts(found["curves"], TRAINING))),
+        Section("Reinforcement and self-distillation", tuple(_charts(found["curves"], REINFORCEMENT))),
+        Section("Distillation", tuple(_distillation(found["stages"]))),
+        Section("Cost", tuple(_cost(found))),
+        Section("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
+        Section("What is a stand-in", tuple(_stand_ins(found["stand_ins"]))),
+        Section("Lineage", tuple(_lineage(found["lineage"]))),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def _run(found: Row) -> Iterator[Block]:
+    stages = found["stages"]
+    if not stages:
+        return
+    boxes = tuple((row["label"], _took(row["seconds"])) for row in stages)
+    yield Picture(boxes, tuple((source, row["label"]) for row in stages for source in row["reads"]))
+    rows = tuple((row["label"], _took(row["seconds"]), ", ".join(row["artifacts"].values())) for row in stages)
+    yield Table("What ran", ("Stage", "Time", "Artifacts"), rows, (), ())
+
+
+def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
+    if not scores:
+        return
+    first = table_1(scores)
+    yield first
+    if "GSM8K" not in first.columns[1]:
+        yield Paragraph(
+            "The paper's column is GSM8K by its model of 371 million parameters. Ours is this run's model on held-out "
+            "reasoning-gym problems: a stand-in that shows the pipeline at work, and not comparable with the paper's."
+        )
+    names = list(dict.fromkeys(name for one in scores.values() for name in one["benchmarks"]))
+    titles = {name: _title(scores, name) for name in names}
+    rows = tuple((titles[name], *(_cell(one["benchmarks"].get(name)) for one in scores.values())) for name in names)
+    yield Table("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,), ())
+    last = list(scores)[-1]
+    yield table_2({f"Ours ({last})": scores[last]})
+
+
+_HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."
+
+
+def _title(scores: Mapping[str, Row], name: str) -> str:
+    one = next(one["benchmarks"][name] for one in scores.values() if name in one["benchmarks"])
+    return one["title"] + (" (stand-in)" if one.get("stand_in") else "")
+
+
+def _cell(score: Row | None) -> str:
+    if not score or score.get("accuracy") is None:
+        return MISSING
+    low, high = score["interval"]
+    return f"{100 * score['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}] of {score['n']:,}"
+
+
+def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Sequence[_Plot]) -> Iterator[Chart]:
+    for label, metrics in curves.items():
+        for plot in plots:
+            if plot.stages and label.partition(":")[0] not in plot.stages:
+                continue
+            chosen = {name: metrics[name] for name in metrics if re.fullmatch(plot.names, name)}
+            series = {
+                _series(name, source, several=len(chosen) > 1): points
+                for name, by_source in chosen.items()
+                for source, points in by_source.items()
+            }
+            if any(len(points) > 1 for points in series.values()):
+                yield Chart(f"{label}: {plot.title}", series, plot.y_label)
+
+
+def _series(name: str, source: str, several: bool) -> str:
+    parts = [name.replace("_", " ")] if several else []
+    return ", ".join([*parts, source]) if source else (parts or ["all"])[0]
+
+
+def _distillation(stages: Sequence[Row]) -> Iterator[Block]:
+    for row in stages:
+        facts = row["facts"].get("documents")
+        if facts is None:
+            continue
+        counts = tuple((_words(name), _number(value)) for name, value in facts.items() if _countable(value))
+        if counts:
+            yield Table(f"{row['label']}: counts", ("What", "How many"), counts, (), ())
+        rejected = facts.get("rejected")
+        if isinstance(rejected, dict) and rejected:
+            rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
+            yield Table(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
+
+
+def _cost(found: Row) -> Iterator[Block]:
+    total = found["cost"]
+    said = [f"{total['calls']:,} calls to endpoints"]
+    if "tokens_in" in total and "tokens_out" in total:
+        said.append(f"{total['tokens_in']:,} tokens in and {total['tokens_out']:,} out")
+    if "dollars" in total:
+        said.append(f"{total['dollars']:.2f} dollars")
+    if "seconds" in total:
+        said.append(f"{_took(total['seconds'])} of work")
+    if "peak_bytes" in total:
+        said.append(f"at most {size(total['peak_bytes'])} of memory in one process")
+    yield Paragraph(", ".join(said) + ".")
+    if found["calls"]:
+        columns = (
+            "Stage",
+            "Endpoint",
+            "For",
+            "Calls",
+            "Cached",
+            "Failed",
+            "Tokens in",
+            "Tokens out",
+            "Dollars",
+            "Latency",
+        )
+        rows = tuple(
+            (
+                row["label"],
+                f"{row['endpoint'] or MISSING} ({row['model'] or MISSING})",
+                row["purpose"] or MISSING,
+                *(_number(row[name]) for name in ("calls", "cached", "failed", "tokens_in", "tokens_out")),
+                MISSING if row["dollars"] is None else f"{row['dollars']:.2f}",
+                MISSING if row["mean_latency_s"] is None else f"{row['mean_latency_s']:.2f} s",
+            )
+            for row in found["calls"]
+        )
+        yield Table("Calls", columns, rows, ("A call is one attempt; a cached one was answered from the ledger.",), ())
+
+
+def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[Block]:
+    if notes:
+        rows = tuple((note["label"], note["note"]) for note in notes)
+        yield Table("Not the real thing", ("Stage", "What stands in for what"), rows, (), ())
+
+
+def _lineage(rows: Sequence[Row]) -> Iterator[Block]:
+    shown = tuple(
+        (row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, (row["commit"] or MISSING)[:12])
+        for row in rows
+    )
+    if shown:
+        note = "`nautile show ID` tells everything about an artifact, `nautile lineage ID` all that it was made from."
+        yield Table("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,), ())
+
+
+def _took(seconds: float | None) -> str:
+    return MISSING if seconds is None else duration(seconds)
+
+
+def _countable(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

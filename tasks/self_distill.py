@@ -1,0 +1,24 @@
+"""Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
+
+from configs.schema import SelfDistillConfig
+from model.weights import load_weights, save_weights
+from rl.problems import load
+from rl.reinforce import on_device
+from rl.self_distillation import Student, self_distil
+from tasks.job import Job
+from tasks.stage import stage
+
+
+@stage("self_distill", version=1, outputs=("traces", "checkpoint"), accelerator=True)
+def self_distill(job: Job) -> None:
+    """Sample the problems, keep what is better than its group, train on it in proportion."""
+    config = job.part("self_distill", SelfDistillConfig)
+    problems = load(config.problems, job.seed)
+    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
+    traces = job.output("traces") / "traces.jsonl"
+    student = Student(model, tokenizer, config, job.seed)
+    identity = {"execution": job.key}
+    params, facts = self_distil(student, on_device(params), problems, identity, job.scratch, traces, job.emit)
+    save_weights(job.output("checkpoint"), params, model, tokenizer)
+    job.describe("checkpoint", **facts)
+    job.describe("traces", **facts)

@@ -1,0 +1,39 @@
+"""Values as people read them in a terminal or a report, and text from outside (a model, a corpus) made fit to show."""
+
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: object, most: int | None = None) -> str:
+    """`text` with terminal escapes and direction overrides replaced by a mark, cut to `most` characters."""
+    clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
+    return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
+
+
+def amount(value: float) -> str:
+    """A count: 950, 12,400, 3.10 M; small fractions keep two digits."""
+    if abs(value) >= 1e9:
+        return f"{value / 1e9:.2f} G"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.2f} M"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """4.2 s, 58 s, 2 min 5 s, 1 h 3 min."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(count: int) -> str:
+    """Bytes: 812 B, 4.1 MB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"

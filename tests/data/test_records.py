@@ -1,0 +1,48 @@
+"""Rows to records: the Hub's columns, and what makes a row unusable."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.records import MAX_CHARACTERS, Rejected, SynthRecord, WebRecord, from_dict, to_dict
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+def test_records_round_trip_through_their_rows():
+    web = WebRecord("text", id="1", url="u", language_score=0.9, token_count=3, int_score=4)
+    synth = SynthRecord("q", "r", "a", exercise="rag", constraints="c")
+    assert from_dict(to_dict(web), "web") == web
+    assert from_dict({**to_dict(synth), "words": 12}, "synth") == synth  # columns we do not use are dropped
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "reason"),
+    [
+        ({}, "web", "no_text"),
+        ({"text": None}, "web", "no_text"),
+        ({"text": " \n"}, "web", "no_text"),
+        ({"text": 5}, "web", "wrong_type"),
+        ({"text": "a\ud800"}, "web", "invalid_utf8"),
+        ({"text": "x" * (MAX_CHARACTERS + 1)}, "web", "too_long"),
+        (["text"], "web", "not_an_object"),
+        (None, "synth", "not_an_object"),
+        ({"query": "q"}, "synth", "no_text"),
+        ({"query": "q", "synthetic_answer": ["a"]}, "synth", "wrong_type"),
+        ({"query": "q", "synthetic_answer": "a", "synthetic_reasoning": "\udc00"}, "synth", "invalid_utf8"),
+    ],
+)
+def test_unusable_rows_say_why(row, form, reason):
+    assert from_dict(row, form) == Rejected(reason)
+
+
+def test_reasoning_may_be_missing_but_not_the_rest():
+    assert from_dict({"query": "q", "synthetic_answer": "a"}, "synth") == SynthRecord("q", "", "a")
+
+
+@given(row=JSON, form=st.sampled_from(["web", "synth"]))
+def test_any_json_is_a_record_or_rejected(row, form):
+    assert isinstance(from_dict(row, form), WebRecord | SynthRecord | Rejected)

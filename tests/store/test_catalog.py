@@ -1,0 +1,280 @@
+import json
+import math
+import subprocess
+import sys
+import threading
+from datetime import datetime
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.section import ConfigError
+from store import catalog as catalogs
+from store.artifacts import Store
+from store.catalog import Catalog, CatalogBusy
+from store.events import EventWriter
+from store.tables import TABLES
+from tests.support.stage_store import flip_byte, key_of, published
+
+NAMES = [table.name for table in TABLES]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    return store
+
+
+@pytest.fixture
+def catalog(store):
+    return Catalog(store)
+
+
+def writer(store, name, execution="e1", stage="toy"):
+    return EventWriter(store.root / "events" / f"{name}.jsonl", execution, stage=stage)
+
+
+def everything(catalog):
+    """table -> its rows as sorted JSON, by one query."""
+    every = " UNION ALL ".join(f"SELECT '{name}' AS name, to_json(t)::VARCHAR AS row FROM {name} t" for name in NAMES)
+    rows = catalog.query(every)
+    return {name: sorted(row["row"] for row in rows if row["name"] == name) for name in NAMES}
+
+
+def fill(store):
+    """Artifacts (one superseded, one read by another), and events of two attempts at one execution."""
+    tokens = published(store, "tokens", "in", run="r1")
+    published(store, "checkpoint", "out", {"w.bin": "1"}, inputs={"web": tokens}, execution="e1")
+    published(store, "checkpoint", "out", {"w.bin": "2"}, inputs={"web": tokens}, execution="e2", supersede=True)
+    for attempt in (1, 2):
+        emit = writer(store, f"child-{attempt}")
+        for step in range(5 * attempt):
+            emit("metric", name="loss", step=step, value=attempt + step / 10)
+            emit("sample", set="train", index=step, prompt=f"{step}?", rewards=[0.5, None], nested={"a": [1, "é"]})
+        emit("call", endpoint="judge", model="m", purpose="judge", attempt=attempt, tokens_in=5, extra="kept")
+    emit = writer(store, "runs", execution="", stage="")
+    row = {"id": "a1", "run": "r1", "stage": "toy", "label": "toy:x", "key": key_of("out"), "execution": "e1"}
+    row |= {"attempt": 1, "started": "2026-01-02T03:04:05.000006+00:00", "forced": False, "reused": False}
+    emit("run", state="running", **row)
+    emit("run", state="done", ended="2026-01-02T03:04:09+00:00", outputs={"checkpoint": "checkpoint/x"}, **row)
+
+
+def test_manifests_and_events_become_rows(store, catalog):
+    fill(store)
+    catalog.ingest()
+    artifact = catalog.query("SELECT * FROM artifacts WHERE kind = 'checkpoint' AND superseded = 0")[0]
+    assert artifact["id"] == f"checkpoint/{key_of('out')[:12]}"
+    assert (artifact["execution"], artifact["bytes"], artifact["file_count"], artifact["stage"]) == ("e2", 1, 1, "toy")
+    assert json.loads(artifact["config"]) == {"word": "out"}
+    assert json.loads(artifact["files"])["w.bin"]["bytes"] == 1
+    inputs = catalog.query("SELECT * FROM inputs ORDER BY artifact")
+    assert [(row["name"], row["kind"], row["key"]) for row in inputs] == [("web", "tokens", key_of("in"))] * 2
+    metrics = catalog.query("SELECT step, value, execution, stage, source FROM metrics ORDER BY step")
+    assert [row["step"] for row in metrics] == list(range(10))
+    assert metrics[0] == {"step": 0, "value": 2.0, "execution": "e1", "stage": "toy", "source": None}
+    sample = catalog.query("SELECT * FROM samples WHERE index = 3")[0]
+    assert sample["set"] == "train"
+    assert json.loads(sample["fields"]) == {"prompt": "3?", "rewards": [0.5, None], "nested": {"a": [1, "é"]}}
+    calls = catalog.query("SELECT * FROM calls ORDER BY attempt")
+    assert [(row["purpose"], row["attempt"], row["tokens_in"], row["tokens_out"]) for row in calls] == [
+        ("judge", 1, 5, None),
+        ("judge", 2, 5, None),
+    ]
+    assert json.loads(calls[0]["fields"]) == {"extra": "kept"}
+    (run,) = catalog.query("SELECT * FROM runs")
+    assert (run["state"], run["label"], run["peak_bytes"]) == ("done", "toy:x", None)
+    assert run["started"] == datetime(2026, 1, 2, 3, 4, 5, 6)
+    assert json.loads(run["outputs"]) == {"checkpoint": "checkpoint/x"}
+
+
+def test_ingesting_again_changes_nothing_and_goes_on_where_it_was(store, catalog):
+    fill(store)
+    assert catalog.ingest() > 0
+    before = everything(catalog)
+    assert catalog.ingest() == 0
+    assert everything(catalog) == before
+    writer(store, "child-1")("metric", name="late", step=0, value=1.0)
+    assert catalog.ingest() == 1
+
+
+def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
+    fill(store)
+    catalog.ingest()
+    emit = writer(store, "child-2")
+    emit("metric", name="loss", step=0, value=9.0)
+    emit("metric", name="loss", step=77, value=math.nan)
+    published(store, "tokens", "in", {"a.txt": "new"}, supersede=True)
+    catalog.ingest()
+    before = everything(catalog)
+    assert all(before.values())
+    assert catalog.rebuild() == {name: len(rows) for name, rows in before.items()}
+    assert everything(catalog) == before
+    catalog.path.unlink()
+    assert everything(Catalog(store)) == before
+    assert catalog.query("SELECT value FROM metrics WHERE step = 0") == [{"value": 9.0}]
+
+
+def test_a_backlog_is_taken_in_several_transactions(store, catalog, monkeypatch):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    catalog.path.unlink()
+    monkeypatch.setattr(catalogs, "READ_LIMIT", 700)
+    assert catalog.ingest() > 0
+    assert everything(catalog) == before
+
+
+def test_an_artifact_that_is_gone_has_no_row(store, catalog):
+    fill(store)
+    catalog.ingest()
+    store.discard(store.get(f"checkpoint/{key_of('out')[:12]}.1").path)
+    catalog.ingest()
+    assert catalog.query("SELECT count(*) AS n FROM artifacts") == [{"n": 2}]
+    assert catalog.query("SELECT count(*) AS n FROM inputs") == [{"n": 1}]
+    before = everything(catalog)
+    catalog.rebuild()
+    assert everything(catalog) == before
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_event_finds_its_row_or_is_passed_over(tmp_path_factory, data):
+    store = Store(tmp_path_factory.mktemp("any"))
+    store.prepare()
+    anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
+    emit = writer(store, "x")
+    count = data.draw(st.integers(1, 4))
+    for index in range(count):
+        emit("sample", index=index, set=data.draw(st.text()), **{"any": data.draw(anything)})
+        emit("call", endpoint=data.draw(anything), tokens_in=data.draw(st.none() | st.integers(0, 2**40)))
+    emit("sample", index=2**70)
+    emit("call", tokens_in="many")
+    catalog = Catalog(store)
+    catalog.ingest()
+    assert catalog.query("SELECT count(*) AS n FROM samples") == [{"n": count}]
+    assert catalog.query("SELECT count(*) AS n FROM calls") == [{"n": count}]
+
+
+def test_a_query_cannot_write_and_a_wrong_one_is_explained(store, catalog):
+    fill(store)
+    assert catalog.query("SELECT count(*) AS n FROM metrics") == [{"n": 10}]  # the first question fills it
+    assert catalog.select("SELECT step, name FROM metrics WHERE step > 99") == (["step", "name"], [])
+    assert catalog.query("SELECT step FROM metrics WHERE step = ?", [4]) == [{"step": 4}]
+    for sql, told in (
+        ("DELETE FROM metrics", "read-only"),
+        ("SELECT nonsense FROM metrics", "nonsense"),
+        ("SELEC 1", "syntax"),
+    ):
+        with pytest.raises(ConfigError, match=rf"(?s)the query was refused: .*{told}"):
+            catalog.query(sql)
+
+
+def test_a_catalog_kept_open_elsewhere_is_waited_for_and_then_given_up(store, catalog):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    code = f"import duckdb, sys; c = duckdb.connect({str(catalog.path)!r}); print('open', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "open\n"
+    with pytest.raises(CatalogBusy, match="kept open by another process"):
+        catalog.ingest(patience=0.2)
+    with pytest.raises(CatalogBusy):
+        catalog.query("SELECT 1", patience=0.2)
+    found = []
+    waiter = threading.Thread(target=lambda: found.append(everything(catalog)))
+    waiter.start()
+    holder.communicate("")
+    waiter.join()
+    assert found == [before]
+
+
+@pytest.mark.parametrize("wrecked", [b"this is no database", b""])
+def test_a_file_that_is_no_catalog_is_named_and_mended_by_a_rebuild(store, catalog, wrecked):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    catalog.path.write_bytes(wrecked)
+    if wrecked:
+        with pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"):
+            catalog.ingest()
+    catalog.rebuild()
+    assert everything(catalog) == before
+
+
+def test_a_catalog_of_another_schema_is_made_anew(store, catalog):
+    fill(store)
+    catalog.ingest()
+    before = everything(catalog)
+    with duckdb.connect(catalog.path) as connection:
+        connection.execute("UPDATE ingested SET position = 0 WHERE path = 'schema'")
+        connection.execute("ALTER TABLE runs DROP COLUMN host")
+    assert everything(Catalog(store)) == before
+
+
+def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Catalog(Store(tmp_path / "file")).ingest()
+
+
+def test_lineage_reaches_shards_and_calls(store, catalog):
+    def called(execution, purpose, times):
+        emit = writer(store, f"calls-{execution}", execution)
+        for _ in range(times):
+            emit("call", endpoint="e", purpose=purpose, dollars=0.5)
+
+    web = published(store, "tokens", "web", {"index.json": "{}", "shards/0.bin": "00", "shards/1.bin": "11"})
+    exemplars = published(store, "exemplars", "synth")
+    distilled = published(store, "tokens", "distill", inputs={"exemplars": exemplars}, execution="teach")
+    called("teach", "teacher", 3)
+    old_base = published(store, "checkpoint", "base", {"w": "1"}, inputs={"web": web}, execution="base-1")
+    inputs = {"web": web, "distilled": distilled}
+    base = published(store, "checkpoint", "base", {"w": "2"}, inputs=inputs, execution="base-2", supersede=True)
+    aligned = published(store, "checkpoint", "align", inputs={"checkpoint": base}, execution="align")
+    called("align", "judge", 2)
+    score = published(store, "evaluation", "eval", inputs={"checkpoint": aligned, "base": base})
+    published(store, "report", "unrelated")
+    found = catalog.lineage(score.id)
+    assert {row["id"]: row["calls"] for row in found} == {
+        score.id: 0,
+        aligned.id: 2,
+        base.id: 0,
+        web.id: 0,
+        distilled.id: 3,
+        exemplars.id: 0,
+    }
+    assert found[0]["depth"] == 0
+    edges = {(row["made"], row["name"], row["id"]) for row in found}
+    assert (base.id, "distilled", distilled.id) in edges
+    assert (score.id, "base", base.id) in edges
+    old = {row["id"] for row in catalog.lineage(f"{old_base.id}.1")}
+    assert old == {f"{old_base.id}.1", web.id}
+    shards = catalog.query(
+        "SELECT path, sha256 FROM lineage_files(?) WHERE kind = 'tokens' AND path LIKE '%.bin'", [score.id]
+    )
+    assert shards == [
+        {"path": f"shards/{n}.bin", "sha256": web.manifest["files"][f"shards/{n}.bin"]["sha256"]} for n in range(2)
+    ]
+    spent = catalog.query("SELECT purpose, sum(dollars) AS d FROM lineage_calls(?) GROUP BY 1 ORDER BY 1", [score.id])
+    assert spent == [{"purpose": "judge", "d": 1.0}, {"purpose": "teacher", "d": 1.5}]
+
+
+def test_lineage_of_a_making_that_is_gone_goes_on_with_what_has_its_key(store, catalog):
+    tokens = published(store, "tokens", "in")
+    checkpoint = published(store, "checkpoint", "out", inputs={"web": tokens})
+    published(store, "tokens", "in", {"a.txt": "again"}, supersede=True)
+    assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, f"{tokens.id}.1"]
+    store.discard(store.get(f"{tokens.id}.1").path)
+    assert [row["id"] for row in catalog.lineage(checkpoint.id)] == [checkpoint.id, tokens.id]
+
+
+def test_a_damaged_manifest_has_no_row(store, catalog):
+    fill(store)
+    artifact = store.list("tokens")[0]
+    catalog.ingest()
+    flip_byte(artifact.path / "manifest.json", 60)
+    catalog.ingest()
+    assert catalog.query("SELECT count(*) AS n FROM artifacts WHERE kind = 'tokens'") == [{"n": 0}]

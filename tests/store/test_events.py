@@ -1,0 +1,188 @@
+import json
+import math
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.events import EventWriter, read_events, read_live
+
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "events" / "child.jsonl"
+
+
+def test_events_come_back_as_they_were_given(path):
+    emit = EventWriter(path, "e1", stage="reason")
+    emit("metric", name="reward", step=3, value=0.5)
+    emit("sample", index=7, set="train", prompt="1+1?", id="own", kind_="x", execution_="y")
+    emit("call", endpoint="teacher", ok=True)
+    emit.close()
+    events, reached = read_events(path)
+    assert reached == path.stat().st_size
+    assert [event["kind"] for event in events] == ["metric", "sample", "call"]
+    assert all(event["execution"] == "e1" and event["stage"] == "reason" for event in events)
+    assert events[0]["fields"] == {"name": "reward", "step": 3, "value": 0.5}
+    assert events[1]["fields"]["id"] == "own"
+    assert [event["time"] for event in events] == sorted({event["time"] for event in events})
+
+
+def test_ids_say_what_was_measured_so_a_resume_doubles_nothing(tmp_path):
+    def ids(file, execution):
+        emit = EventWriter(tmp_path / file, execution)
+        emit("metric", name="loss", step=1, value=0.5)
+        emit("metric", name="loss", step=np.int64(1), value=0.5, source="web")
+        emit("metric", name="loss", step=2, value=0.5)
+        emit("sample", index=0, text="a")
+        emit("sample", index=0, text="a", set="guard")
+        emit("call", endpoint="t")
+        emit("call", endpoint="t")
+        return [event["id"] for event in read_events(tmp_path / file)[0]]
+
+    first, resumed, other = ids("1", "e1"), ids("2", "e1"), ids("3", "e2")
+    assert len(set(first)) == 7
+    assert first[:5] == resumed[:5]
+    assert not set(first[5:]) & set(resumed[5:])
+    assert not set(first) & set(other)
+
+
+def test_numbers_of_numpy_and_jax_and_those_that_are_none(path):
+    emit = EventWriter(path, "e1")
+    emit("metric", name="loss", step=jnp.int32(4), value=jnp.float32(0.25))
+    emit("metric", name="loss", step=5, value=np.float32("nan"))
+    emit("metric", name="loss", step=6, value=math.inf)
+    emit("metric", name="unknown", step=7, value=None)
+    emit("sample", index=0, ids=np.arange(3, dtype=np.int32), rewards=(1.0, math.nan), half="\ud800")
+    fields = [event["fields"] for event in read_events(path)[0]]
+    assert [f.get("value") for f in fields] == [0.25, "nan", "inf", None]
+    assert fields[0]["step"] == 4
+    assert fields[3]["ids"] == [0, 1, 2]
+    assert fields[3]["rewards"] == [1.0, "nan"]
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        ("metric", {"name": "loss", "value": 1.0}, "'step'"),
+        ("metric", {"name": "loss", "step": 1, "value": [1]}, "float"),
+        ("sample", {"text": "a"}, "'index'"),
+        ("smaple", {"index": 1}, "unknown kind 'smaple'"),
+    ],
+)
+def test_an_event_without_its_fields_is_refused_where_it_is_made(path, kind, fields, told):
+    emit = EventWriter(path, "e1")
+    with pytest.raises(ValueError, match=told):
+        emit(kind, **fields)
+    emit.close()
+    with pytest.raises(ValueError, match="is closed"):
+        emit("call", endpoint="t")
+    assert path.read_bytes() == b""
+
+
+def test_threads_share_a_writer(path):
+    emit = EventWriter(path, "e1")
+
+    def work(name):
+        for step in range(200):
+            emit("metric", name=name, step=step, value=1.0)
+            if step % 50 == 0:
+                emit("call", endpoint=name)
+
+    threads = [threading.Thread(target=work, args=(f"t{index}",)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events, _ = read_events(path)
+    assert len({event["id"] for event in events}) == len(events) == 6 * 204
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(st.dictionaries(st.text(), json_data, max_size=3), min_size=1, max_size=5),
+    cut=st.integers(min_value=0),
+    limit=st.integers(min_value=1, max_value=400),
+)
+def test_a_file_cut_at_any_byte_gives_all_its_whole_events_and_goes_on(tmp_path_factory, samples, cut, limit):
+    path = tmp_path_factory.mktemp("torn") / "x.jsonl"
+    emit = EventWriter(path, "e1")
+    for index, sample in enumerate(samples):
+        emit("sample", index=index, sample=sample)
+    emit.close()
+    whole, _ = read_events(path)
+    assert len(whole) == len(samples)
+    data = path.read_bytes()
+    cut %= len(data) + 1
+    path.write_bytes(data[:cut])
+    complete = data[:cut].count(b"\n")
+    events, reached = read_events(path)
+    assert events == whole[:complete]
+
+    again = EventWriter(path, "e1")  # a writer that comes after the crash
+    again("sample", index=99, sample={})
+    again.close()
+    more, end = read_events(path, reached)
+    # The torn line may have been whole but for its newline.
+    assert [event["fields"]["index"] for event in more][-1] == 99
+    assert len(more) <= 2
+    assert end == path.stat().st_size
+
+    pieces, position = [], 0
+    while position < end:
+        block, position = read_events(path, position, limit)
+        pieces += block
+    assert pieces == events + more
+
+
+def test_a_line_that_is_no_event_is_passed_over(path, caplog):
+    emit = EventWriter(path, "e1")
+    emit("metric", name="a", step=1, value=1.0)
+    with path.open("ab") as file:
+        file.write(b'{"id": 3}\n[1]\nnull\n\xff\xfe\n\n{"id": "x", "kind": "met\n')
+    emit("metric", name="b", step=1, value=1.0)
+    events, _ = read_events(path)
+    assert [event["fields"]["name"] for event in events] == ["a", "b"]
+    assert caplog.text.count("torn line") == 5
+
+
+def test_a_full_disk_is_an_error_and_not_a_lost_event():
+    from pathlib import Path
+
+    emit = EventWriter(Path("/dev/full"), "e1")
+    with pytest.raises(OSError, match="No space left"):
+        emit("metric", name="a", step=1, value=1.0)
+
+
+def test_live_shows_the_newest_values(tmp_path, path):
+    live = tmp_path / "live.json"
+    assert read_live(live) == {}
+    emit = EventWriter(path, "e1", live=live)
+    for step in range(50):
+        emit("metric", name="loss", step=step, value=50.0 - step)
+        emit("progress", done=step + 1, total=50, unit="steps", note="phase 1")
+        emit("call", endpoint="t")
+    emit.close()
+    shown = read_live(live)
+    assert shown["metrics"] == {"loss": 1.0}
+    assert (shown["done"], shown["total"], shown["unit"], shown["note"], shown["calls"]) == (
+        50,
+        50,
+        "steps",
+        "phase 1",
+        50,
+    )
+    assert len(read_events(path)[0]) == 100  # progress moves the bar and leaves no rows
+    live.write_text("{")
+    assert read_live(live) == {}

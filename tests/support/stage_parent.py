@@ -1,0 +1,58 @@
+"""A run of the toy stage in a process of its own, to be interrupted: `python -m tests.support.stage_parent ROOT JSON`.
+
+Prints `made {"numbers": …}` or the name of what was raised. `watch` and the other helpers are for the tests' side.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.stage import RunContext
+from tests.support.stage_sums import sums
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(root: Path, section: dict[str, Any], run_id: str = "r1") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.stage_parent", str(root), json.dumps(section), run_id]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """The first true value of `condition`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+    return value
+
+
+def reached(gate: Path) -> int:
+    """Wait until the work stands at its gate; the number of its process."""
+    wait_for((gate / "reached").exists)
+    return int((gate / "reached").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    """True unless the process is gone, or dead and waiting to be reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def main(root: str, section: str, run_id: str) -> None:
+    try:
+        made = sums.run(json.loads(section), {}, RunContext(run_id, root, label="sums"))
+        sys.stdout.write(f"made {json.dumps(made)}\n")
+    except BaseException as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

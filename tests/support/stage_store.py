@@ -1,0 +1,45 @@
+"""Small artifacts for tests of the store."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from store.artifacts import Artifact, Store
+
+
+def key_of(word: str) -> str:
+    """Some key, the same for the same word."""
+    return hashlib.sha256(word.encode()).hexdigest()
+
+
+def filled(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def published(store: Store, kind: str, word: str, files: dict[str, str] | None = None, **fields: Any) -> Artifact:
+    """Publish `files` under the key of `word`, as a stage would."""
+    key = key_of(word)
+    given = {"stage": "toy", "version": 1, "config": {"word": word}, "inputs": {}, "facts": {"rows": 3}} | fields
+    source = filled(store.staging(key) / "output" / kind, files or {"a.txt": word, "deep/b.txt": "b"})
+    return store.publish(kind, key, source, **given)
+
+
+def flip_byte(path: Path, position: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def damage(store: Store) -> dict[str, list[str]]:
+    """id -> damaged files of every artifact, superseded ones too. Whole ones map to []."""
+    whole = {artifact.path: artifact for artifact in store.list(superseded=True)}
+    return {
+        f"{kind}/{key[:12]}" + (f".{number}" if number else ""): store.verify(whole[folder])
+        if folder in whole
+        else ["manifest.json"]
+        for kind, key, number, folder in store.folders()
+    }

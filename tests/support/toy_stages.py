@@ -1,0 +1,133 @@
+"""Stand-ins for all stages: they write what the real ones write, a few lines each, at once.
+
+The environment variable NAUTILE_TOY_FAULT makes one of them misbehave: `reason:crash`, `align:config`,
+`distill:retry`, or `pretrain:wait=FOLDER` (writes FOLDER/reached, then waits to be ended).
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from configs.load import STAGES
+from configs.section import ConfigError, Retryable
+from tasks.job import Job
+from tasks.report import report
+from tasks.stage import Stage, stage
+
+TOY = Path(__file__).with_name("toy.toml")
+HOSTILE = "<script>alert(1)</script> \x1b[31mred ``` **bold** [/bold]"
+
+
+def toy_stage(name: str) -> Stage:
+    """In place of `flows.plan.stage_named`. The report is the real one."""
+    assert name in STAGES
+    return globals()[name]
+
+
+def _fault(job: Job) -> None:
+    name, _, fault = os.environ.get("NAUTILE_TOY_FAULT", "").partition(":")
+    kind, _, folder = fault.partition("=")
+    if name != job.stage:
+        return
+    if kind == "config":
+        raise ConfigError(f"{name}.steps: three is a crowd")
+    if kind == "retry":
+        raise Retryable("http://127.0.0.1:9 does not answer")
+    if kind == "crash":
+        raise ZeroDivisionError("by zero")
+    if kind == "wait":
+        (Path(folder) / "reached").write_text(str(os.getpid()))
+        while True:
+            time.sleep(0.05)
+
+
+def _write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _learn(job: Job, metrics: dict[str, float], steps: int = 20) -> None:
+    for step in range(1, steps + 1):
+        for name, start in metrics.items():
+            job.emit("metric", name=name, step=step, value=start / step)
+        job.emit("progress", done=step, total=steps, unit="steps", note=f"loss {8 / step:.2f}")
+
+
+def _reinforce(job: Job, kind: str, metrics: dict[str, float]) -> None:
+    _learn(job, metrics)
+    for index in range(8):
+        row = {"step": 1 + index // 4, "question": f"{index} + 1?", "expected": str(index + 1), "text": HOSTILE}
+        job.emit("sample", set="rollouts", index=index, **row, reward=index % 2, advantage=index % 2 - 0.5)
+    row = {"question": "1 + 1?", "expected": "2", "text": HOSTILE, "advantage": 0.5}
+    _write(job.output(kind), f"{kind}.jsonl", [row])
+    (job.output("checkpoint") / "weights.txt").write_text(job.key)
+    job.describe(kind, steps=20)
+
+
+@stage("ingest", version=1, outputs=("tokens", "exemplars"), optional=("exemplars",))
+def ingest(job: Job) -> None:
+    _fault(job)
+    source = job.section["ingest"]["source"]
+    (job.output("tokens") / "shard.txt").write_text(source["name"])
+    job.describe("tokens", source=source["name"], tokens=1000, stand_in=f"{source['name']} stands in for the web")
+    if source["exemplars"]:
+        _write(job.output("exemplars"), "exemplars.jsonl", [{"query": "why?"}])
+
+
+@stage("distill", version=1, outputs=("documents", "tokens"))
+def distill(job: Job) -> None:
+    _fault(job)
+    for index in range(3):
+        told = {"tokens_in": 10, "tokens_out": 20, "dollars": 0.01, "latency_s": 0.5, "cached": index == 2}
+        job.emit("call", endpoint="local", model="toy", purpose="teacher", attempt=1, status="ok", **told)
+    kept = {"query": "why?", "synthetic_reasoning": HOSTILE, "synthetic_answer": "because"}
+    _write(job.output("documents"), "documents.jsonl", [kept])
+    (job.output("tokens") / "shard.txt").write_text("distilled")
+    job.describe("documents", asked=4, accepted=1, rejected={"too short": 2, "copied": 1})
+
+
+@stage("pretrain", version=1, outputs=("checkpoint",))
+def pretrain(job: Job) -> None:
+    _fault(job)
+    _learn(job, {"loss": 8.0, "validation_bits_per_byte": 3.0})
+    (job.output("checkpoint") / "weights.txt").write_text(job.key)
+    job.describe("checkpoint", steps=20)
+
+
+@stage("align", version=1, outputs=("checkpoint", "rollouts"))
+def align(job: Job) -> None:
+    _fault(job)
+    _reinforce(job, "rollouts", {"reward": 0.5, "kl": 0.1})
+
+
+@stage("reason", version=1, outputs=("checkpoint", "rollouts"))
+def reason(job: Job) -> None:
+    _fault(job)
+    _reinforce(job, "rollouts", {"reward": 0.5, "kl": 0.1, "norm_positive": 1.0, "norm_negative": 2.0})
+
+
+@stage("self_distill", version=1, outputs=("traces", "checkpoint"))
+def self_distill(job: Job) -> None:
+    _fault(job)
+    _reinforce(job, "traces", {"loss": 2.0, "solve_rate": 0.5})
+
+
+@stage("evaluate", version=1, outputs=("evaluation",))
+def evaluate(job: Job) -> None:
+    _fault(job)
+    right = 6 + len((job.inputs["checkpoint"] / "weights.txt").read_text()) % 3
+    n = 20
+    score = {"title": "Held-out problems", "stand_in": "reasoning-gym", "stands_for": None, "n": n, "correct": right}
+    score |= {"accuracy": right / n, "interval": [0.2, 0.5], "accuracy_lenient": right / n, "items": n, "differs": []}
+    scores = {"model": "toy", "benchmarks": {"held_out": score}, "composites": {}, "average": None}
+    (job.output("evaluation") / "scores.json").write_text(json.dumps(scores))
+    rows = [
+        {"benchmark": "held_out", "prompt": "1 + 1?", "output": HOSTILE, "expected": "2", "strict": strict, "problem": None}
+        for strict in (True, False)
+    ]
+    (job.output("evaluation") / "samples.json").write_text(json.dumps(rows))
+    job.describe("evaluation", accuracy={"held_out": right / n})
+
+
+__all__ = ["TOY", "report", "toy_stage"]

@@ -1,0 +1,101 @@
+"""A training run of a few seconds: learnable token shards, a model of one block, and a child process to kill.
+
+As a program: `python -m tests.support.training ROOT STEP SIGNAL` trains under ROOT and sends SIGNAL to itself once
+STEP steps are reported.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.emit import Emit, silent
+from configs.model import ModelConfig, TokenizerConfig
+from configs.schema import PretrainConfig
+from configs.section import Retryable
+from data.packing import SplitPacker
+from data.shards import Index, write_index, write_shard
+from data.tokenizer import tokenizer_for
+from model.compiling import keep_compiled
+from model.train import train
+
+TOKENIZER = TokenizerConfig(ranks=256)
+ROW = 32
+STEPS = 24
+MODEL = ModelConfig(
+    vocabulary=TOKENIZER.vocabulary, width=16, blocks=1, sca_per_block=1, context=ROW, memory_heads=2, query_heads=2,
+    spectral_samples=1, chunk=8, attention_heads=2, kv_heads=1, feed_forward=16, compute_dtype="float32", remat="none",
+)  # fmt: skip
+
+
+def write_tokens(folder: Path, seed: int, documents: int = 100, ranks: int = 256, row: int = ROW) -> Path:
+    """A `tokens` artifact of documents that count upwards in threes: easy to learn, different for each seed."""
+    config = TokenizerConfig(ranks=ranks)
+    tokenizer, rng, entries = tokenizer_for(config), np.random.default_rng(seed), []
+    for split, count in (("train", documents), ("validation", documents // 10)):
+        packer = SplitPacker(row)
+        for _ in range(count):
+            start, length = rng.integers(200), rng.integers(10, 60)
+            packer.add(np.array([*(start + 3 * np.arange(length)) % 250, tokenizer.end_of_text], np.uint32))
+        entries.append(write_shard(folder, 0, split, packer.finish(), tokenizer.vocabulary))
+    write_index(folder, Index(config, tokenizer.fingerprint, row, "web", tuple(entries)))
+    return folder
+
+
+def settings(**changes: Any) -> PretrainConfig:
+    """Two phases of 12 steps over `web` and then `web` and `synth`; saved every 4, so twice a phase and between."""
+    phase = STEPS // 2 * 4 * ROW
+    plain = {
+        "phases": [
+            {"name": "one", "tokens": phase, "mixture": {"web": 1.0}},
+            {"name": "two", "tokens": phase, "mixture": {"web": 1.0, "synth": 1.0}},
+        ],
+        "batch_rows": 4, "save_every": 4, "keep": 2, "log_every": 3, "validate_every": 8, "validation_rows": 6,
+        "optimizer": {"learning_rate": 0.01, "warmup_steps": 2},
+    }  # fmt: skip
+    return PretrainConfig.model_validate({**plain, **changes})
+
+
+def sources(root: Path) -> dict[str, Path]:
+    """The two sources of `settings`, written once under `root`."""
+    found = {"web": root / "web", "synth": root / "synth"}
+    for seed, folder in enumerate(found.values()):
+        if not (folder / "index.json").exists():
+            write_tokens(folder, seed)
+    return found
+
+
+def run(
+    root: Path, config: PretrainConfig | None = None, emit: Emit = silent, name: str = "run", seed: int = 0
+) -> dict[str, Any]:
+    """Train under `root`: shards shared, work and output in folders of `name`."""
+    work, out = root / name / "work", root / name / "out"
+    return train(config or settings(), MODEL, TOKENIZER, sources(root), work, out, seed, emit)
+
+
+def compile_once(folder: Path) -> None:
+    """Share compiled programs between tests and with child processes."""
+    keep_compiled(folder)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+
+
+def main(root: Path, step: int, number: int) -> int:
+    def emit(kind: str, **fields: Any) -> None:
+        if kind == "progress" and fields["done"] == step:
+            os.kill(os.getpid(), number)
+
+    try:
+        run(root, emit=emit, name="killed")
+    except Retryable as error:
+        sys.stdout.write(str(error))
+        return 75
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
