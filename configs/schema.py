@@ -31,7 +31,7 @@ class SourceConfig(Section):
     path: str = ""  # Hub id, or a glob of local files; unused by the offline readers
     subset: str = ""
     split: str = "train"
-    revision: str = ""  # a pinned commit for the Hub
+    revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: everything there is
     tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning"
     validation_share: Share = 0.01
@@ -42,8 +42,6 @@ class SourceConfig(Section):
     def _complete(self) -> "SourceConfig":
         if self.reader in ("hub", "parquet", "jsonl") and not self.path:
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
-        if self.reader == "hub" and not self.revision:
-            raise ValueError(f"source {self.name!r}: a Hub source needs a pinned `revision` (a commit hash)")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: `tasks` goes with reader 'reasoning' and with no other")
         return self

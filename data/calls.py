@@ -1,4 +1,4 @@
-"""What goes to a chat endpoint and what comes back, as plain values; a request's digest is the identity of its reply."""
+"""What goes to a chat endpoint and what comes back, as plain values. A request's digest is its reply's identity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

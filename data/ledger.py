@@ -58,7 +58,7 @@ class Ledger:
     async def record(
         self, event: dict[str, Any] | None, reply: ChatReply | None = None, cost: float | None = None
     ) -> None:
-        """Keep a reply and report an event; both are on disk when this returns. Raises `OSError` if the disk is full."""
+        """Keep a reply and report an event; both are on disk when this returns. Raises `OSError` on a full disk."""
         row = None if reply is None else as_row(replace(reply, cached=False), cost)
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)

@@ -37,23 +37,23 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: Split) -> Iterator[P
 
     Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
     """
-    generators = {task.name: _generator(task, seed) for task in tasks}
-    weights = {task.name: task.weight for task in tasks}
-    positions = dict.fromkeys(generators, 0)
+    generators = [_generator(task, seed) for task in tasks]
+    weights = {place: task.weight for place, task in enumerate(tasks)}  # one task may stand there twice, easy and hard
+    positions = [0] * len(tasks)
     draw = random.Random(seed)
     seen: set[bytes] = set()
     while weights:
-        name = draw.choices(list(weights), list(weights.values()))[0]
-        for index in range(positions[name], min(positions[name] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
-            positions[name] = index + 1
-            problem = _problem(name, index, generators[name][index])
+        place = draw.choices(list(weights), list(weights.values()))[0]
+        for index in range(positions[place], min(positions[place] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
+            positions[place] = index + 1
+            problem = _problem(tasks[place].name, index, generators[place][index])
             digest = hashlib.sha256(problem.question.encode()).digest()
             if split_of(problem.question) == split and digest not in seen:
                 seen.add(digest)
                 yield problem
                 break
         else:
-            del weights[name]
+            del weights[place]
 
 
 def split_of(question: str) -> Split:

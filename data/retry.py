@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from data.calls import TRANSIENT, FailureReason
 
@@ -13,6 +14,8 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 20.0
 LONGEST_PAUSE_S = 120.0  # a Retry-After beyond this is not waited for in one go
 OUTAGE_S = 20.0  # a breaker open for so long gives the endpoint up
+
+Turn = Literal["usual", "probe"]
 
 
 @dataclass
@@ -78,16 +81,20 @@ class Gate:
         self._failures, self._since, self._probes, self._probing = 0, 0.0, 0, False
         self._changed = asyncio.Event()
 
-    async def admit(self) -> bool:
-        """Wait for a turn. Every True must be followed by one of `answered`, `failed`, `abandoned`. False: given up."""
+    async def admit(self) -> Turn | None:
+        """Wait for a turn, to be handed to exactly one of `answered`, `failed`, `abandoned`. None: given up."""
         while self.given_up is None:
             if self._open:
                 if self._probing:
                     await self._changed.wait()
                     continue
                 self._probing = True
-                await asyncio.sleep(backoff(self._probes + 1))
-                return True
+                try:
+                    await asyncio.sleep(backoff(self._probes + 1))
+                except asyncio.CancelledError:
+                    self.abandoned("probe")
+                    raise
+                return "probe"
             now = time.monotonic()
             turn = max(now, self._next, self._paused_until)
             self._next = turn + self._interval
@@ -95,28 +102,27 @@ class Gate:
                 await asyncio.sleep(turn - now)
                 if self._open or self._paused_until > time.monotonic():
                     continue
-            return True
-        return False
+            return "usual"
+        return None
 
-    def answered(self) -> None:
+    def answered(self, turn: Turn) -> None:
         """The endpoint answered, be it with an error about the request."""
         self._failures = self._probes = 0
-        self._settle()
+        self._settle(turn)
 
-    def failed(self, error: CallError) -> None:
+    def failed(self, turn: Turn, error: CallError) -> None:
         """No answer, or a server error."""
         self._failures += 1
+        self._probes += turn == "probe"
         if self._failures == 1:
             self._since = time.monotonic()
-        if self._open:
-            self._probes += self._probing
-            if time.monotonic() - self._since > self._outage_s:
-                self.given_up = error
-        self._settle()
+        if self._open and time.monotonic() - self._since > self._outage_s:
+            self.given_up = error
+        self._settle(turn)
 
-    def abandoned(self) -> None:
+    def abandoned(self, turn: Turn) -> None:
         """The turn was not used."""
-        self._settle()
+        self._settle(turn)
 
     def pause(self, seconds: float) -> None:
         """The endpoint asked for a pause: nobody asks it before that."""
@@ -125,13 +131,14 @@ class Gate:
     def give_up(self, error: CallError) -> None:
         """No request can succeed: refuse all that come."""
         self.given_up = error
-        self._settle()
+        self._changed.set()
 
     @property
     def _open(self) -> bool:
         return self._failures >= self._threshold
 
-    def _settle(self) -> None:
-        self._probing = False
+    def _settle(self, turn: Turn) -> None:
+        if turn == "probe":
+            self._probing = False
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,5 +1,6 @@
 """`nautile run`: the pipeline in this process, shown line by line, with a plain account of whatever stops it."""
 
+import logging
 import os
 import shlex
 import signal
@@ -24,6 +25,8 @@ from flows.text import relative
 from store.artifacts import Store
 from tasks.progress import StageUpdate, subscribe
 from tasks.wording import duration
+
+log = logging.getLogger(__name__)
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -76,9 +79,12 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
                 made = pipeline(config, selection, str(store.root))
             except StageFailed as failure:
                 stopped: StageFailed | None = failure
+                log.error("stage %s failed", failure.label, exc_info=failure)
+                _forget(failure)
             else:
                 stopped = None
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as stop:
+        _forget(stop)
         label = next((line.label for line in board.lines.values() if line.state in ("running", "cancelled")), None)
         where = f" in {label}" if label else ""
         err.print(f"stopped{where}; its processes are ended and what was finished is kept.")
@@ -115,7 +121,7 @@ def command(typed: str, selection: Selection, stopped_at: str | None = None) -> 
 
 def reason_of(update: StageUpdate) -> str:
     """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
-    said = (update.error or "").removeprefix(f"stage {update.label}: ").partition(" The log is ")[0]
+    said = (update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
     return said.strip().splitlines()[0] if said.strip() else ""
 
 
@@ -126,6 +132,14 @@ def _account(
     err.print(f"stage {label} failed: {str(cause).removeprefix(f'stage {label}: ')}", style="red", soft_wrap=True)
     err.print(f"What was finished is kept. Go on with: {command(typed, selection, label)}", soft_wrap=True)
     err.print(f"The run's log is {log_file}", soft_wrap=True)
+
+
+def _forget(error: BaseException | None) -> None:
+    """Drop the tracebacks. Prefect keeps the exception to the end of the process, and at its exit DuckDB's binding
+    would tell the terminal in sixty lines that modules are still referred to."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager

@@ -82,10 +82,10 @@ def _onehot(targets: Array, size: int) -> Array:
     return (targets[..., None] == jnp.arange(size)).astype(jnp.float32)
 
 
-def _table_gradient(sum_VD: Array, slope_BCV: Array, hidden_BCD: Array) -> Array:
-    """Adds a chunk's part of the table's gradient, in float32."""
+def _table_gradient(sum_DV: Array, slope_BCV: Array, hidden_BCD: Array) -> Array:
+    """Adds a chunk's part of the table's gradient, in float32; transposed, for then the narrow operand comes first."""
     slope_BCV = slope_BCV.astype(hidden_BCD.dtype)
-    return sum_VD + jnp.einsum("bcv,bcd->vd", slope_BCV, hidden_BCD, preferred_element_type=jnp.float32)
+    return sum_DV + jnp.einsum("bcd,bcv->dv", hidden_BCD, slope_BCV, preferred_element_type=jnp.float32)
 
 
 def _hidden_gradient(slope_BCV: Array, table_VD: Array, hidden_BCD: Array) -> Array:
@@ -126,7 +126,7 @@ def _token_logprobs_backward(
     length = hidden_BLD.shape[1]
     chunk = min(chunk, length)
 
-    def body(sum_VD: Array, part: tuple[Array, ...]) -> tuple[Array, Array]:
+    def body(sum_DV: Array, part: tuple[Array, ...]) -> tuple[Array, Array]:
         hidden_BCD, targets_BC, total_BC, entropy_BC, slope_BC, entropy_slope_BC = part
         log_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature - total_BC[..., None]
         share_BCV = jnp.exp(log_BCV)
@@ -134,11 +134,11 @@ def _token_logprobs_backward(
         # dH/dz = -p (log p + H); a masked row has p = 0 and log p = -1e30, whose product is 0.
         slope_BCV -= entropy_slope_BC[..., None] * share_BCV * (log_BCV + entropy_BC[..., None])
         slope_BCV /= temperature
-        return _table_gradient(sum_VD, slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
+        return _table_gradient(sum_DV, slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
 
     parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
-    sum_VD, slope_NBCD = jax.lax.scan(body, jnp.zeros(table_VD.shape, jnp.float32), parts)
-    return sum_VD.astype(table_VD.dtype), _joined(slope_NBCD, length), None
+    sum_DV, slope_NBCD = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
+    return sum_DV.T.astype(table_VD.dtype), _joined(slope_NBCD, length), None
 
 
 _token_logprobs.defvjp(_token_logprobs_forward, _token_logprobs_backward)
@@ -188,19 +188,19 @@ def _cross_entropy_forward(
     length = hidden_BLD.shape[1]
     chunk = min(chunk, length)
 
-    def body(sum_VD: Array, part: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array, Array]]:
+    def body(sum_DV: Array, part: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC, weights_BC = part
         logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary)
         loss, rows_B, total_BC = _chunk_losses(logits_BCV, targets_BC, weights_BC, z_loss)
         share_BCV = jnp.exp(logits_BCV - total_BC[..., None])
         pull_BC1 = (weights_BC * (1 + 2 * z_loss * total_BC))[..., None]
         slope_BCV = pull_BC1 * share_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
-        sum_VD = _table_gradient(sum_VD, slope_BCV, hidden_BCD)
-        return sum_VD, (loss, rows_B, _hidden_gradient(slope_BCV, table_VD, hidden_BCD))
+        sum_DV = _table_gradient(sum_DV, slope_BCV, hidden_BCD)
+        return sum_DV, (loss, rows_B, _hidden_gradient(slope_BCV, table_VD, hidden_BCD))
 
     parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, weights_BL))
-    sum_VD, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, jnp.zeros(table_VD.shape, jnp.float32), parts)
-    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_VD, _joined(slope_NBCD, length))
+    sum_DV, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
+    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, _joined(slope_NBCD, length))
 
 
 def _cross_entropy_backward(

@@ -129,14 +129,19 @@ def sca_step(
     """One token of `sca`: [B, D] to [B, D], and the next state. `spectral` is `spectrum(params)`, had once."""
     normed_BD = rms_norm(x_BD, params["norm"], config.sca_norm_epsilon)
     inputs_BC = linear(normed_BD, params["in_proj"])
-    window_BTC = jnp.concatenate([state.history_BTC, inputs_BC[:, None]], axis=1)
-    branches_BC = jax.nn.silu(jnp.sum(window_BTC * params["conv"].astype(inputs_BC.dtype), axis=1))
+    taps_TC = params["conv"].astype(inputs_BC.dtype)
+    # Written out tap by tap it is one pass over the columns: as a sum over an axis it was a quarter of the CPU step.
+    summed_BC = inputs_BC * taps_TC[-1]
+    for tap in range(taps_TC.shape[0] - 1):
+        summed_BC += state.history_BTC[:, tap] * taps_TC[tap]
+    branches_BC = jax.nn.silu(summed_BC)
+    history_BTC = jnp.concatenate([state.history_BTC[:, 1:], inputs_BC[:, None]], axis=1)
     keys, scores, q_re, q_im = _split(config, branches_BC)
     gates_BK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_B)
     re_BKH, im_BKH, mixed = mix_step(
         keys, gates_BK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im, state.mix
     )
-    return x_BD + _fuse(params, config, normed_BD, re_BKH, im_BKH), SCAState(mixed, window_BTC[:, 1:])
+    return x_BD + _fuse(params, config, normed_BD, re_BKH, im_BKH), SCAState(mixed, history_BTC)
 
 
 def _split(config: ModelConfig, branches: Array) -> tuple[Array, Array, Array, Array]:

@@ -2,8 +2,8 @@
 
 Explicit, because on a mesh `jit` is free to replicate what it is not told about: `jax.jit(tx.init)(params)` gives whole
 moments on every device. Rows of a batch go over both axes; a parameter goes over fsdp along its longest axis that
-divides, never the axis of the blocks, which `lax.scan` walks. Vectors (norms, biases, per-head scales) are replicated:
-together under a thousandth of the model.
+divides, never the axis of the blocks, which `lax.scan` walks. Vectors (norms, biases, per-head scales) and what divides
+along no axis are replicated: with the published shapes 0.12 % of the model on 32 chips.
 """
 
 from collections.abc import Mapping, Sequence

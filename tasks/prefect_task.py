@@ -29,6 +29,7 @@ RETRIES = 50  # the ceiling; what really bounds them is the budget below
 OUTAGES, CRASHES = 4, 2  # in a row; an attempt that lasted long enough to get on starts the count anew
 GOT_ON_S = 600.0
 SHOW_EVERY_S = 5.0
+FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
 
 
 @cache
@@ -102,7 +103,7 @@ class _Board:
         self._label, self._run_id = label, run_id
         self._slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
         self._artifact: UUID | None = None
-        self._shown_at = time.monotonic() - SHOW_EVERY_S + 1.0  # a stage of under a second has no progress to show
+        self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
 
     def hear(self, update: StageUpdate) -> None:

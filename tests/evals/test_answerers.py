@@ -16,7 +16,7 @@ from tasks.job import Job
 
 RANKS = 300
 CONFIG = EvaluateConfig(benchmarks=(), max_tokens=6, prompt_length=128, batch=4, temperature=1.0)
-PROMPTS = ["Is it?", "What is 1 + 2?", "sea " * 12, "Why?", "shell " * 60]
+PROMPTS = ["Is it?", "What is 1 + 2?", "sea " * 20, "Why?", "shell " * 60]
 SEEDS = [(1, n) for n in range(len(PROMPTS))]
 
 

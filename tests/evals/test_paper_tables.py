@@ -7,7 +7,6 @@ from evals import paper
 from evals.scores import summarise
 from evals.tables import MISSING, signed, table_1, table_2, to_html, to_json, to_markdown
 
-
 PLAIN = {"chance": 0.0, "truncated": False, "tokens_out": 1, "finished_thinking": True}
 
 

@@ -1,11 +1,16 @@
-"""The toy configuration with its stand-in stages, in a store of each test's own."""
+"""The toy configuration over stand-in stages: its chain made once, with and without the command line."""
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from configs.load import load
 from configs.schema import RunConfig
+from store.artifacts import Store
+from tests.support.toy_chain import make_all
+from tests.support.toy_cli import nautile, start
 from tests.support.toy_stages import TOY, toy_stage
 
 
@@ -21,17 +26,42 @@ def toy_stages(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def toy_run(tmp_path_factory):
-    """A store in which the toy chain has run once, by the command line; and what that printed."""
-    from tests.support.toy_cli import nautile
+def made(tmp_path_factory, toy):
+    """A store in which the toy chain was made, and label -> kind -> artifact id."""
+    store = Store(tmp_path_factory.mktemp("made") / "store")
+    return store, make_all(store.root, toy)
 
-    root = tmp_path_factory.mktemp("toy")
-    done = nautile("run", str(TOY), store=root / "store", cwd=root)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return root / "store", done
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with a store where the toy chain has run by the command line; its Prefect home serves later runs too."""
+
+    folder: Path
+    first: object
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def home(self) -> str:
+        return str(self.store / "prefect")
+
+    def run(self, *arguments: str, store: Path | None = None, **more: str):
+        return nautile(*arguments, store=store or self.store, cwd=self.folder, **{"PREFECT_HOME": self.home} | more)
+
+    def start(self, *arguments: str, store: Path | None = None, **more: str):
+        return start(*arguments, store=store or self.store, cwd=self.folder, **{"PREFECT_HOME": self.home} | more)
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "home").mkdir()
+    return Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, HOME=str(folder / "home")))
 
 
 @pytest.fixture(autouse=True)
-def _no_faults(monkeypatch):
+def _own_settings(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
         monkeypatch.delenv(name)

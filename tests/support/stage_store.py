@@ -35,11 +35,5 @@ def flip_byte(path: Path, position: int = 0) -> None:
 
 
 def damage(store: Store) -> dict[str, list[str]]:
-    """id -> damaged files of every artifact, superseded ones too. Whole ones map to []."""
-    whole = {artifact.path: artifact for artifact in store.list(superseded=True)}
-    return {
-        f"{kind}/{key[:12]}" + (f".{number}" if number else ""): store.verify(whole[folder])
-        if folder in whole
-        else ["manifest.json"]
-        for kind, key, number, folder in store.folders()
-    }
+    """id -> damaged files of every artifact whose manifest can be read, superseded ones too. Whole ones map to []."""
+    return {artifact.id: store.verify(artifact) for artifact in store.list(superseded=True)}

@@ -193,7 +193,7 @@ def test_force_makes_anew_and_keeps_the_old(store, context):
 
 
 def test_force_drops_unforced_work_but_goes_on_with_its_own(store, context):
-    asked = section(faults={"crash": 1, "retry": 2})
+    asked = section(faults={"retry": 2})
     with pytest.raises(Retryable):
         sums.run(asked, {}, context)
     with pytest.raises(Retryable):

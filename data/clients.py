@@ -1,0 +1,184 @@
+"""One interface over the vendors' SDKs: a chat completion, or a `CallError` that says whether to ask again.
+
+The SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment
+by name when a request is sent, and struck out of every text that comes back.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+import openai
+from openai import AsyncOpenAI, Omit
+from openai.types.chat import ChatCompletion
+
+from configs.schema import EndpointConfig
+from configs.section import ConfigError
+from data.calls import ChatRequest, bounds
+from data.retry import CallError, reason_of, retry_after
+
+CONNECT_S = 5.0
+LONGEST_MESSAGE = 300
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an endpoint said; counts are None where it gave none."""
+
+    text: str
+    finish: str
+    tokens_in: int | None
+    tokens_out: int | None
+
+
+class Client(Protocol):
+    """One endpoint behind one address. Both calls raise `CallError`."""
+
+    url: str
+
+    async def complete(self, request: ChatRequest) -> Answered: ...
+
+    async def models(self) -> list[str] | None: ...  # None: it does not say, or takes any name
+
+    async def close(self) -> None: ...
+
+
+def client_for(config: EndpointConfig, url: str) -> Client:
+    """The client of an endpoint served at `url`."""
+    if config.kind == "mistral":
+        from data.mistral_client import MISTRAL_URL, MistralClient  # 0.8 s to import
+
+        return MistralClient(config, url or MISTRAL_URL)
+    return OpenAIClient(config, url)
+
+
+def check_key(name: str, config: EndpointConfig) -> None:
+    """Raise `ConfigError` if the environment variable that should hold the key does not."""
+    if config.key_variable and not os.environ.get(config.key_variable):
+        raise ConfigError(
+            f"endpoint {name!r}: the environment variable {config.key_variable} (its `key_variable`) is not set; "
+            "export it with the key, or choose another endpoint"
+        )
+
+
+class OpenAIClient:
+    """An OpenAI-compatible endpoint, the embedded one included."""
+
+    def __init__(self, config: EndpointConfig, url: str) -> None:
+        self.url, self._config = url, config
+        own = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
+            trust_env=config.kind != "embedded",  # a proxy has no business between us and our own process
+        )
+        self._client = AsyncOpenAI(
+            base_url=url,
+            api_key=self._key if config.key_variable else "none",
+            default_headers={} if config.key_variable else {"Authorization": Omit()},
+            max_retries=0,
+            http_client=own,
+        )
+
+    async def complete(self, request: ChatRequest) -> Answered:
+        """Ask once."""
+        extra: dict[str, Any] = {}
+        bound = bounds(request, self._config)
+        if "grammar" in bound:
+            extra["extra_body"] = bound
+        if "schema" in bound:
+            extra["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "reply", "schema": bound["schema"], "strict": True},
+            }
+        reply = await self._send(
+            self._client.chat.completions.create(
+                model=self._config.model,
+                messages=list(request.messages),
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                seed=request.seed,
+                **extra,
+            )
+        )
+        if not isinstance(reply, ChatCompletion) or not reply.choices:
+            raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}")
+        choice, usage = reply.choices[0], reply.usage
+        return Answered(
+            struck(choice.message.content or "", self._config),
+            choice.finish_reason or "stop",
+            usage.prompt_tokens if usage else None,
+            usage.completion_tokens if usage else None,
+        )
+
+    async def models(self) -> list[str] | None:
+        """Names of the models served; None where the server does not say or takes any name, as llama.cpp's does."""
+        try:
+            page = await self._send(self._client.models.list())
+        except CallError as error:
+            if error.status in ("404", "405", "501"):
+                return None
+            raise
+        entries = getattr(page, "data", None) or []
+        if any(getattr(entry, "owned_by", "") == "llamacpp" for entry in entries):
+            return None
+        return [entry.id for entry in entries] or None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _key(self) -> str:
+        return os.environ.get(self._config.key_variable, "")
+
+    async def _send(self, call: Awaitable[Result]) -> Result:
+        return await bounded(call, self._config, self.url, self._error)
+
+    def _error(self, error: Exception) -> CallError | None:
+        if isinstance(error, openai.APIStatusError):
+            spent = getattr(error, "code", None) == "insufficient_quota"
+            reason = "misconfigured" if spent else reason_of(error.status_code)
+            return CallError(reason, error.message, str(error.status_code), retry_after(error.response.headers))
+        if isinstance(error, openai.APITimeoutError):
+            return CallError("timeout", f"{self.url} did not answer within {self._config.timeout_s:g} s")
+        if isinstance(error, openai.APIConnectionError):
+            return broken(error.__cause__ or error, self.url)
+        if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):
+            return CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
+        return broken(error, self.url) if isinstance(error, httpx2.HTTPError) else None
+
+
+async def bounded(
+    call: Awaitable[Result], config: EndpointConfig, url: str, explain: Callable[[Exception], CallError | None]
+) -> Result:
+    """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in."""
+    try:
+        return await asyncio.wait_for(call, config.timeout_s)
+    except TimeoutError:
+        raise CallError("timeout", f"{url} did not answer within {config.timeout_s:g} s") from None
+    except Exception as error:
+        told = explain(error)
+        if told is None:
+            raise
+        message = " ".join(struck(told.message, config).split())[:LONGEST_MESSAGE]
+        raise CallError(told.reason, message, told.status or told.reason, told.retry_after) from None
+
+
+def broken(error: BaseException, url: str) -> CallError:
+    """What went wrong below HTTP."""
+    if isinstance(error, httpx2.TimeoutException):
+        return CallError("timeout", f"{url} did not answer in time")
+    if isinstance(error, (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.DecodingError)):
+        return CallError("cut", f"the answer of {url} broke off ({error or type(error).__name__})")
+    if isinstance(error, ValueError):
+        return CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion")
+    return CallError("connection", f"{url} cannot be reached ({error or type(error).__name__})")
+
+
+def struck(text: str, config: EndpointConfig) -> str:
+    """`text` without the endpoint's key, in case a server repeats it."""
+    key = os.environ.get(config.key_variable, "") if config.key_variable else ""
+    return text.replace(key, "[key]") if key else text

@@ -1,0 +1,134 @@
+"""One endpoint of a pool: how it is checked, reached, asked, and what its failures mean for the other requests."""
+
+import asyncio
+import logging
+import os
+from urllib.parse import urlsplit
+
+from configs.schema import EndpointConfig
+from configs.section import ConfigError, Retryable
+from data.calls import ChatFailure, ChatRequest
+from data.clients import Answered, Client, check_key, client_for
+from data.local_endpoint import MODEL, LocalEndpoint, model_file
+from data.retry import CallError, Gate, Turn, backoff
+
+log = logging.getLogger(__name__)
+
+CHECKS = 3  # tries to reach an endpoint before anything is sent
+
+
+class Endpoint:
+    """One endpoint: its client or, embedded, its replicas and their clients; its gate. Lives in the pool's loop."""
+
+    def __init__(self, name: str, config: EndpointConfig) -> None:
+        self.name, self.config = name, config
+        embedded = config.kind == "embedded"
+        self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
+        # Many in flight fail together when a server goes down: that is one breakdown, not many in a row.
+        self.gate = Gate(config.requests_per_minute, threshold=max(5, self.concurrency))
+        self._local: LocalEndpoint | None = None
+        self._clients: list[Client] = []
+        self._free: asyncio.Queue[Client] = asyncio.Queue()
+        self._starting = asyncio.Lock()
+
+    def check(self) -> None:
+        """What can be seen without asking. Raises `ConfigError`."""
+        config = self.config
+        if config.kind == "embedded":
+            if config.model != MODEL:
+                raise ConfigError(f"endpoint {self.name!r}: the embedded model is {MODEL!r}, not {config.model!r}")
+            model_file()
+            return
+        parts = urlsplit(config.url)
+        if config.url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ConfigError(f"endpoint {self.name!r}: `url` {config.url!r} is not an http(s) address")
+        check_key(self.name, config)
+
+    async def reach(self) -> None:
+        """Whether the endpoint answers, takes the key and has the model. Embedded ones are started instead."""
+        if self.config.kind == "embedded":
+            await self._started()
+            return
+        for attempt in range(1, CHECKS + 1):
+            try:
+                client = await self._client()
+                names = await client.models()
+            except CallError as error:
+                if not error.worth_another:
+                    raise ConfigError(f"endpoint {self.name!r} at {client.url}: {error.message}") from None
+                if attempt == CHECKS:
+                    raise Retryable(
+                        f"endpoint {self.name!r} at {client.url} does not answer: {error.message}"
+                    ) from None
+                await asyncio.sleep(min(5.0, error.retry_after or backoff(attempt)))
+                continue
+            if names and self.config.model not in names:
+                known = ", ".join(sorted(names)[:12])
+                raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
+            return
+
+    async def complete(self, request: ChatRequest) -> Answered:
+        """Ask once. Raises `CallError`."""
+        if self.config.kind != "embedded":
+            if self.config.key_variable and not os.environ.get(self.config.key_variable):
+                raise CallError("misconfigured", f"the variable {self.config.key_variable} is not set", "no key")
+            return await (await self._client()).complete(request)
+        try:
+            await self._started()
+        except (ConfigError, Retryable) as error:
+            raise CallError("connection", str(error), "not started") from None
+        client = await self._free.get()
+        try:
+            return await client.complete(request)
+        finally:
+            if client in self._clients:  # not if its replicas were started anew meanwhile
+                self._free.put_nowait(client)
+
+    def tell_gate(self, turn: Turn, error: CallError, attempt: int) -> None:
+        """What a failed attempt means for the other requests."""
+        if error.reason == "rate_limited":
+            self.gate.pause(error.retry_after if error.retry_after is not None else backoff(attempt))
+        if error.reason == "misconfigured":
+            self.gate.give_up(error)
+        if error.reason in ("connection", "timeout", "server_error", "cut"):
+            self.gate.failed(turn, error)
+        else:
+            self.gate.answered(turn)
+
+    def given_up(self, attempts: int) -> ChatFailure:
+        """The failure of a request that is not sent any more."""
+        error = self.gate.given_up
+        assert error is not None
+        if error.reason == "misconfigured":
+            return ChatFailure("misconfigured", f"endpoint {self.name!r}: {error.message}", attempts)
+        return ChatFailure("outage", f"endpoint {self.name!r} has stopped answering: {error.message}", attempts)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        if self._local is not None:
+            self._local.close()
+
+    async def _client(self) -> Client:
+        if not self._clients:
+            self._clients = [client_for(self.config, self.config.url)]
+        return self._clients[0]
+
+    async def _started(self) -> None:
+        """The embedded endpoint, running: started when first needed, and anew when one of its processes has died."""
+        async with self._starting:
+            if self._local is None:
+                self._local = LocalEndpoint(self.concurrency)
+            elif self._local.alive and self._clients:
+                return
+            else:
+                log.warning("endpoint %r: a process of the embedded model has ended; it is started again", self.name)
+            self._local.spawn()  # in this thread, which stays as long as the pool
+            urls = await asyncio.to_thread(self._local.wait)
+            for client in self._clients:
+                await client.close()
+            self._clients = [client_for(self.config, url) for url in urls]
+            while not self._free.empty():
+                self._free.get_nowait()
+            for client in self._clients:
+                self._free.put_nowait(client)

@@ -1,0 +1,128 @@
+"""The plan: what depends on what, and which keys a change of the configuration moves."""
+
+import pytest
+
+from configs.load import STAGES
+from configs.schema import RunConfig
+from configs.section import ConfigError
+from flows.plan import Need, plan, stage_named
+from tests.support.toy_stages import toy_stage
+
+LABELS = [
+    "ingest:wikipedia",
+    "ingest:synth",
+    "distill",
+    "pretrain",
+    "evaluate:pretrain",
+    "align",
+    "evaluate:align",
+    "reason",
+    "evaluate:reason",
+    "self_distill",
+    "evaluate:self_distill",
+    "report",
+]
+
+
+def keys(config: RunConfig) -> dict[str, str]:
+    return {execution.label: execution.key for execution in plan(config, toy_stage)}
+
+
+def changed(config: RunConfig, **update) -> list[str]:
+    """Labels whose keys move when top-level fields of the configuration are replaced."""
+    before, after = keys(config), keys(RunConfig.model_validate({**config.model_dump(), **update}))
+    return [label for label in before if before[label] != after.get(label)]
+
+
+def test_the_chain_in_order(toy):
+    assert [execution.label for execution in plan(toy, toy_stage)] == LABELS
+
+
+def test_each_reads_what_is_made_before_it(toy):
+    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
+    seen: dict[str, tuple[str, ...]] = {}
+    for label, execution in executions.items():
+        for need in execution.needs.values():
+            assert need.kind in seen[need.producer]
+        seen[label] = execution.outputs
+    assert executions["pretrain"].needs == {
+        "wikipedia": Need("ingest:wikipedia", "tokens"),
+        "synth": Need("ingest:synth", "tokens"),
+        "distilled": Need("distill", "tokens"),
+    }
+    assert executions["reason"].needs == {"checkpoint": Need("align", "checkpoint")}
+    assert executions["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
+
+
+def test_the_report_reads_every_artifact(toy):
+    *before, report = plan(toy, toy_stage)
+    assert set(report.needs.values()) == {Need(e.label, kind) for e in before for kind in e.outputs}
+
+
+def test_exemplars_come_only_from_the_source_that_keeps_them(toy):
+    outputs = {execution.label: execution.outputs for execution in plan(toy, toy_stage)}
+    assert outputs["ingest:wikipedia"] == ("tokens",)
+    assert outputs["ingest:synth"] == ("tokens", "exemplars")
+
+
+def test_a_change_of_reason_moves_reason_and_what_follows(toy):
+    update = toy.reason.model_copy(update={"balance": "cap"})
+    assert changed(toy, reason=update.model_dump()) == LABELS[LABELS.index("reason") :]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "first"),
+    [("title", "Another", "report"), ("samples", 3, "report")],
+)
+def test_a_change_of_the_report_moves_only_the_report(toy, field, value, first):
+    update = toy.report.model_copy(update={field: value})
+    assert changed(toy, report=update.model_dump()) == [first]
+
+
+def test_a_change_of_evaluate_moves_no_checkpoint(toy):
+    update = toy.evaluate.model_copy(update={"max_tokens": 7})
+    assert changed(toy, evaluate=update.model_dump()) == [x for x in LABELS if x.startswith("evaluate")] + ["report"]
+
+
+def test_a_change_of_one_source_leaves_the_other(toy):
+    first, second = toy.ingest.sources
+    ingest = {"row_length": 64, "sources": [first.model_copy(update={"records": 5}).model_dump(), second.model_dump()]}
+    moved = changed(toy, ingest=ingest)
+    assert moved[0] == "ingest:wikipedia"
+    assert not {"ingest:synth", "distill"} & set(moved)
+    assert moved[1:] == LABELS[LABELS.index("pretrain") :]
+
+
+def test_the_name_of_the_run_moves_nothing(toy):
+    assert changed(toy, name="another") == []
+
+
+def test_sources_outside_every_mixture_are_not_read_by_pretraining(toy):
+    phases = [{"name": "one", "tokens": 10, "mixture": {"synth": 1.0}}]
+    pretrain = toy.pretrain.model_dump() | {"phases": phases}
+    config = RunConfig.model_validate({**toy.model_dump(), "pretrain": pretrain})
+    needs = next(execution.needs for execution in plan(config, toy_stage) if execution.label == "pretrain")
+    assert set(needs) == {"synth"}
+
+
+@pytest.mark.parametrize(("kept", "said"), [((0, 0), "none does"), ((4, 4), "wikipedia, synth do")])
+def test_exactly_one_source_keeps_exemplars(toy, kept, said):
+    sources = [
+        source.model_copy(update={"exemplars": count}).model_dump()
+        for source, count in zip(toy.ingest.sources, kept, strict=True)
+    ]
+    config = RunConfig.model_validate({**toy.model_dump(), "ingest": {"row_length": 64, "sources": sources}})
+    with pytest.raises(ConfigError, match=said):
+        plan(config, toy_stage)
+
+
+def test_every_stage_of_the_project_is_found_under_its_name():
+    for name in STAGES:
+        found = stage_named(name)
+        assert found.name == name
+        assert found.work.__module__ == f"tasks.{name}"
+
+
+def test_an_unknown_stage_is_refused():
+    with pytest.raises(ConfigError, match="no stage 'dream'; there are ingest"):
+        stage_named("dream")

@@ -1,0 +1,79 @@
+"""`--from`, `--until`, `--only`: what they pick, what they need, and what is said when it is not there."""
+
+import pytest
+
+from configs.section import ConfigError
+from flows.plan import Need, plan
+from flows.selection import Selection, choose, given_artifacts, outside_needs
+from store.artifacts import Store
+from tests.support.toy_stages import toy_stage
+
+
+@pytest.fixture(scope="module")
+def executions(toy):
+    return plan(toy, toy_stage)
+
+
+@pytest.mark.parametrize(
+    ("options", "picked"),
+    [
+        ({"only": "reason"}, ["reason"]),
+        ({"only": "evaluate:align"}, ["evaluate:align"]),
+        ({"only": "ingest"}, ["ingest:wikipedia", "ingest:synth"]),
+        ({"first": "self_distill"}, ["self_distill", "evaluate:self_distill", "report"]),
+        ({"last": "distill"}, ["ingest:wikipedia", "ingest:synth", "distill"]),
+        ({"first": "align", "last": "evaluate:align"}, ["align", "evaluate:align"]),
+        ({"first": "distill", "last": "pretrain"}, ["distill", "pretrain"]),
+    ],
+)
+def test_what_is_picked(executions, options, picked):
+    chosen = choose(executions, Selection(**options))
+    assert [e.label for e in executions if e.label in chosen] == picked
+
+
+def test_nothing_said_picks_all(executions):
+    assert choose(executions, Selection()) == {e.label for e in executions}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"only": "dream"}, "--only: no stage 'dream'; there are ingest, distill, pretrain"),
+        ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),
+        ({"only": "reason", "first": "align"}, "--only stands alone"),
+        ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),
+    ],
+)
+def test_what_is_refused(executions, options, said):
+    with pytest.raises(ConfigError, match=said):
+        choose(executions, Selection(**options))
+
+
+def test_what_is_needed_of_the_rest(executions):
+    assert outside_needs(executions, {"reason", "evaluate:reason"}) == {"align": [Need("align", "checkpoint")]}
+    assert outside_needs(executions, {e.label for e in executions}) == {}
+
+
+def test_a_missing_input_names_the_command_that_makes_it(executions, tmp_path):
+    said = r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
+    with pytest.raises(ConfigError, match=said):
+        given_artifacts(Store(tmp_path), executions, {"reason"}, "my.toml")
+
+
+def test_inputs_that_are_there_are_given_in_full(executions, made):
+    store, outputs = made
+    found = given_artifacts(store, executions, {"reason"}, "toy")
+    assert found == {Need("align", "checkpoint"): store.get(outputs["align"]["checkpoint"]).full_id}
+
+
+@pytest.mark.parametrize(
+    ("selection", "options"),
+    [
+        (Selection(), ""),
+        (Selection(first="align", last="reason"), " --from align --until reason"),
+        (Selection(force=True), " --from reason --force"),
+        (Selection(only="reason", force=True), " --only reason --force"),
+    ],
+)
+def test_how_to_go_on_after_a_stop(selection, options):
+    assert selection.again("reason") == options

@@ -1,0 +1,75 @@
+"""Every large array is split, moments like their parameters, and eight devices compute what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from configs.model import ModelConfig
+from configs.schema import OptimizerConfig
+from configs.section import ConfigError
+from model.nautile import shapes
+from model.optimizer import build
+from model.sharding import make_mesh, optimizer_shardings, parameter_shardings
+from tests.support.training import compile_once
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory, request):
+    """What eight devices found, in a process of their own."""
+    compile_once(Path(request.config.cache.mkdir("compiled")))
+    root = tmp_path_factory.mktemp("sharded")
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-m", "tests.support.sharded", str(root), str(root / "checkpoints")]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_no_large_array_is_replicated(told):
+    for tree in ("params", "opt_state"):
+        large = {name: share for name, (size, share) in told[tree].items() if size >= 256}
+        assert len(large) >= 10
+        assert set(large.values()) == {0.25}, large
+
+
+@pytest.mark.slow
+def test_eight_devices_and_micro_batches_agree_with_one_device(told):
+    """Loss, gradient norm and update norm of four steps; steps 2 and 3 start from the other's checkpoint."""
+    np.testing.assert_allclose(told["many"], told["one"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_published_model_over_32_chips(name):
+    """Nothing but vectors and the depthwise taps is whole anywhere; a moment lies as its parameter does."""
+    kinds = shapes(ModelConfig(vocabulary=100_300))
+    mesh = AbstractMesh((1, 32), ("data", "fsdp"))
+    params = parameter_shardings(kinds, mesh)
+    assert params["embedding"].spec == PartitionSpec("fsdp")
+    assert params["blocks"]["sca_0"]["in_proj"].spec == PartitionSpec(None, "fsdp")  # its 5,136 columns do not divide
+    whole = sum(
+        leaf.size
+        for leaf, sharding in zip(jax.tree.leaves(kinds), jax.tree.leaves(params), strict=True)
+        if sharding.is_fully_replicated
+    )
+    assert whole < 0.0015 * sum(leaf.size for leaf in jax.tree.leaves(kinds))
+    state = optimizer_shardings(build(OptimizerConfig(name=name), 10), kinds, params, mesh)
+    tables = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if "embedding" in str(path)]
+    assert [leaf.spec for leaf in tables] == [PartitionSpec("fsdp")] * 2
+    split = [leaf for leaf in jax.tree.leaves(state) if not leaf.is_fully_replicated]
+    matrices = sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+    assert len(split) >= matrices
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match=r"pretrain\.fsdp 3 does not divide the 8 devices"):
+        make_mesh(3, list(range(8)))

@@ -1,0 +1,62 @@
+"""A tiny policy, and groups of made-up completions, that the tests of this room share."""
+
+import numpy as np
+import pytest
+
+from configs.model import ModelConfig, TokenizerConfig
+from configs.schema import OptimizerConfig, PolicyConfig, TaskConfig
+from data.chat import Reply
+from data.reasoning import Problem
+from data.tokenizer import tokenizer_for
+from model.nautile import initialise
+from rl.advantages import advantages
+from rl.rollouts import Group, Rollout
+
+SUMS = (TaskConfig(name="chain_sum", parameters={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),)
+TOKENIZER = TokenizerConfig(ranks=300)
+
+
+def policy(**changes) -> PolicyConfig:
+    settings = {"steps": 4, "micro_rows": 4, "optimizer": OptimizerConfig(learning_rate=1e-3, schedule="constant")}
+    return PolicyConfig(**{**settings, **changes})
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    return ModelConfig(
+        vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, sca_per_block=1, context=128,
+        memory_heads=2, query_heads=2, chunk=8, attention_heads=2, kv_heads=1, feed_forward=40,
+        compute_dtype="float32", remat="none",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def params(model):
+    return initialise(model, 0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tokenizer_for(TOKENIZER)
+
+
+def group(rewards, seed: int = 0, longest: int = 9) -> Group:
+    """One group whose completions are random ids, with the advantages of `rewards`."""
+    rng = np.random.default_rng(seed)
+    problem = Problem("chain_sum", seed, "1 + 1?", "2", "")
+    rollouts = []
+    for reward, advantage in zip(rewards, advantages(rewards), strict=True):
+        length = int(rng.integers(2, longest))
+        rollouts.append(
+            Rollout(
+                prompt_ids=rng.integers(0, 300, 5).tolist(),
+                ids=rng.integers(0, 300, length).astype(np.int32),
+                logprobs=-rng.random(length).astype(np.float32),
+                truncated=False,
+                reply=Reply("", "2", True, True),
+                text="2",
+                reward=reward,
+                advantage=advantage,
+            )
+        )
+    return Group(seed, problem, rollouts)

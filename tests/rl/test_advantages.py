@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.advantages import advantages, carries_signal, is_mastered
+
+REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
+
+
+@given(REWARDS)
+def test_is_the_reward_less_the_mean_of_the_scored(rewards):
+    given_ = advantages(rewards)
+    scored = [r for r in rewards if r is not None]
+    if len(scored) < 2:
+        assert given_ == [None] * len(rewards)
+        return
+    for reward, advantage in zip(rewards, given_, strict=True):
+        assert (advantage is None) == (reward is None)
+        if reward is not None:
+            assert advantage == pytest.approx(reward - np.mean(scored), abs=1e-12)
+
+
+@given(st.floats(-2, 2), st.integers(2, 8))
+def test_equal_rewards_carry_no_signal_whatever_their_rounding(reward, size):
+    assert not carries_signal(advantages([reward] * size))
+
+
+def test_a_missing_score_is_not_a_zero():
+    assert advantages([1.0, 1.0, None, 0.0]) == pytest.approx([1 / 3, 1 / 3, None, -2 / 3])
+    assert not carries_signal(advantages([1.0, None, None, None]))
+
+
+@pytest.mark.parametrize(
+    ("overalls", "mastered"),
+    [
+        ([91, 91, 91, 91], True),
+        ([90, 90, 90, 90], False),  # on average above 90, not at it
+        ([86, 93, 93, 93], True),
+        ([85, 95, 95, 95], False),  # every one above 85, not at it
+        ([100, 100, 100, 84], False),
+        ([100, 100, 100, None], False),  # what is not known is not mastered
+        ([], False),
+    ],
+)
+def test_mastered_at_its_edges(overalls, mastered):
+    assert is_mastered(overalls) is mastered

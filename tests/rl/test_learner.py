@@ -1,0 +1,114 @@
+"""The learner's gradients: against finite differences, and the same whatever the padding, order or micro-batching."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.learner import Learner, _logprobs, pull, rows_of
+from rl.rows import batches
+from tests.rl.conftest import group, policy
+
+LENGTH = 16
+
+
+@cache
+def pulling(model):
+    return jax.jit(partial(pull, model, policy(), False), static_argnames="first")
+
+
+def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False):
+    rows = rows_of(groups)
+    total = None
+    for batch in batches(rows[::-1] if reverse else rows, micro_rows, length):
+        part = pulling(model)(params, None, batch, first=True)[0]
+        total = part if total is None else jax.tree.map(jnp.add, total, part)
+    return total
+
+
+def close(a, b, tolerance=1e-5):
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(one) == pytest.approx(np.asarray(other), abs=tolerance, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return [group([1.0, 0.0, 0.0, 1.0], 1), group([0.0, None, 1.0, 0.0], 2)]
+
+
+def test_is_the_same_for_any_micro_batch_order_and_padding(model, params, groups):
+    reference = gradients(model, params, groups)
+    close(reference, gradients(model, params, groups, micro_rows=7))
+    close(reference, gradients(model, params, groups, reverse=True))
+    close(reference, gradients(model, params, groups, length=LENGTH + 5))
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reference)) > 0
+
+
+def test_against_finite_differences(model, params, groups):
+    """The gradient of -sum w A log pi, along a random direction."""
+    (batch,) = batches(rows_of(groups), 8, LENGTH)
+    scale = batch["weights"] * batch["advantage"][:, None]
+
+    @jax.jit
+    def objective(params):
+        return -jnp.sum(_logprobs(params, model, batch)[0] * scale)
+
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(3), len(leaves))
+    direction = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
+    found = gradients(model, params, groups)
+    along = sum(float(jnp.vdot(a, b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(direction), strict=True))
+    step = 2e-4
+    ahead = jax.tree.map(lambda p, d: p + step * d, params, direction)
+    behind = jax.tree.map(lambda p, d: p - step * d, params, direction)
+    measured = (float(objective(ahead)) - float(objective(behind))) / (2 * step)
+    assert along == pytest.approx(measured, rel=2e-2)
+
+
+def test_a_balanced_step_splits_by_sign(model, params, groups):
+    """g+ and g- measured by the learner are the norms of the gradients of the rows of either sign."""
+    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    measured = learner.update(groups)
+    rows = rows_of(groups)
+    for name, sign in (("norm_positive", 1), ("norm_negative", -1)):
+        total = None
+        for batch in batches([r for r in rows if r.advantage * sign > 0], 4, LENGTH):
+            part = pulling(model)(params, None, batch, first=True)[0]
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        expected = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(total)))
+        assert measured[name] == pytest.approx(expected, rel=1e-4)
+    assert measured["balance_factor"] == pytest.approx(measured["norm_positive"] / measured["norm_negative"], rel=1e-4)
+
+
+def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, params, groups):
+    learner = Learner(model, policy(kl=0.5), params, LENGTH, "equalise")
+    first = learner.update(groups)
+    assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy is its reference still
+    second = learner.update(groups)
+    assert second["kl"] > 0
+
+
+def test_groups_without_signal_change_nothing(model, params):
+    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    assert learner.update([group([1.0, 1.0, 1.0, 1.0]), group([None, 1.0, None, None])]) == {}
+    close(learner.params, params, 0)
+
+
+def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
+    lone = group([0.0, 0.0, 1.0, 0.0])
+    lone.rollouts[2].advantage = None  # its positive completion is lost
+    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    measured = learner.update([lone])
+    assert measured["norm_positive"] == 0
+    assert measured["balance_factor"] == 0
+    assert measured["update_norm"] < 1e-3  # weight decay alone
+
+
+def test_inner_epochs_clip(model, params, groups):
+    learner = Learner(model, policy(inner_epochs=3, clip_ratio=0.01), params, LENGTH, "off")
+    for g in groups:
+        for rollout in g.rollouts:
+            rollout.logprobs = np.full(len(rollout.ids), -6.0, np.float32)
+    assert learner.update(groups)["clip_share"] > 0

@@ -1,0 +1,89 @@
+"""The pretrain stage: tokens in by source name, a checkpoint out, text samples, and refusals by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.section import ConfigError
+from data.chat import Turn, encode_turn
+from data.loader import Loader
+from data.packing import FitPacker
+from data.shards import Index, write_index, write_shard
+from data.tokenizer import tokenizer_for
+from model.samples import openings
+from model.weights import load_weights
+from tasks.job import Job
+from tasks.pretrain import pretrain
+from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, settings, sources, write_tokens
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(request):
+    compile_once(Path(request.config.cache.mkdir("compiled")))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return sources(tmp_path_factory.mktemp("shards"))
+
+
+def job(staging, inputs, events=None, **changes):
+    section = {
+        "seed": 0,
+        "pretrain": settings(**changes).model_dump(mode="json"),
+        "model": MODEL.model_dump(mode="json"),
+    }
+    seen = [] if events is None else events
+    return Job(
+        "pretrain", "key", "execution", section, inputs, staging, lambda kind, **fields: seen.append((kind, fields))
+    )
+
+
+def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
+    events = []
+    staging = tmp_path / "staging" / "key"
+    pretrain.work(job(staging, shards, events, sample_every=STEPS))
+    _, model, tokenizer = load_weights(staging / "output" / "checkpoint")
+    assert (model, tokenizer) == (MODEL, TOKENIZER)
+    facts = json.loads((staging / "facts" / "checkpoint.json").read_text())
+    assert facts["steps"] == STEPS
+    assert facts["stand_ins"] == []
+    assert set(facts["validation"]["web"]) == {"loss", "bits_per_byte"}
+    samples = [fields for kind, fields in events if kind == "sample"]
+    assert {fields["source"] for fields in samples} == {"web", "synth"}
+    assert [fields["index"] for fields in samples] == list(range(len(samples)))
+    for fields in samples:
+        assert fields["set"] == f"pretrain-{STEPS}"
+        assert fields["text"]
+        assert fields["reference"]
+
+
+def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
+    """A chat document is cut where the assistant begins to think; longer prompts than the limit are passed over."""
+    tokenizer, packer = tokenizer_for(TOKENIZER), FitPacker(96)
+    turns = [encode_turn(tokenizer, Turn(f"{n}?", "so", str(n))) for n in range(6)]
+    turns.insert(1, encode_turn(tokenizer, Turn("long " * 12, "so", "1")))
+    for ids, prompt in turns:
+        packer.add(ids, prompt)
+    entries = tuple(write_shard(tmp_path, 0, split, packer.finish(), 261) for split in ("train", "validation"))
+    write_index(tmp_path, Index(TOKENIZER, tokenizer.fingerprint, 96, "synth", entries))
+    loader = Loader({"chat": tmp_path}, (), 4, 0, TOKENIZER)
+    found = openings(loader, "chat", tokenizer, limit=40)
+    assert 0 < len(found) <= 4
+    for opening in found:
+        assert tokenizer.decode(opening.prompt).endswith("?\n<|im_end|><|im_start|>assistant\n<|think_start|>")
+        assert tokenizer.decode(opening.rest).startswith("so<|think_end|>")
+
+
+def test_what_is_refused(tmp_path, shards):
+    with pytest.raises(ConfigError, match="it was given no tokens"):
+        pretrain.work(job(tmp_path / "s" / "a", {}))
+    with pytest.raises(ConfigError, match=r"phases 'two': its mixture names \['synth'\], and the inputs are \['web'\]"):
+        pretrain.work(job(tmp_path / "s" / "b", {"web": shards["web"]}))
+    other = write_tokens(tmp_path / "other", 0, ranks=300)
+    with pytest.raises(ConfigError, match=r"source 'web'\) was written with tokenizer\.ranks 300, this run has 256"):
+        pretrain.work(job(tmp_path / "s" / "c", {"synth": shards["synth"], "web": other}))
+    longer = write_tokens(tmp_path / "longer", 0, row=2 * ROW)
+    with pytest.raises(ConfigError, match="has rows of"):
+        pretrain.work(job(tmp_path / "s" / "d", {"synth": shards["synth"], "web": longer}))
