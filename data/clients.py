@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 import openai
 from openai import AsyncOpenAI, Omit
-from openai.types.chat import ChatCompletion
 
 from configs.schema import EndpointConfig
 from configs.section import ConfigError
@@ -79,10 +78,11 @@ class OpenAIClient:
         self._client = AsyncOpenAI(
             base_url=url,
             api_key=self._key if config.key_variable else "none",
-            default_headers={} if config.key_variable else {"Authorization": Omit()},
             max_retries=0,
             http_client=own,
         )
+        # Said with every request, for the SDK checks only those: without a key of ours, none is sent.
+        self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": Omit()}
 
     async def complete(self, request: ChatRequest) -> Answered:
         """Ask once."""
@@ -102,23 +102,16 @@ class OpenAIClient:
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 seed=request.seed,
+                extra_headers=self._headers,
                 **extra,
             )
         )
-        if not isinstance(reply, ChatCompletion) or not reply.choices:
-            raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}")
-        choice, usage = reply.choices[0], reply.usage
-        return Answered(
-            struck(choice.message.content or "", self._config),
-            choice.finish_reason or "stop",
-            usage.prompt_tokens if usage else None,
-            usage.completion_tokens if usage else None,
-        )
+        return answered(reply, self.url, self._config)
 
     async def models(self) -> list[str] | None:
         """Names of the models served; None where the server does not say or takes any name, as llama.cpp's does."""
         try:
-            page = await self._send(self._client.models.list())
+            page = await self._send(self._client.models.list(extra_headers=self._headers))
         except CallError as error:
             if error.status in ("404", "405", "501"):
                 return None
@@ -151,6 +144,19 @@ class OpenAIClient:
         return broken(error, self.url) if isinstance(error, httpx2.HTTPError) else None
 
 
+def answered(reply: Any, url: str, config: EndpointConfig) -> Answered:
+    """Read an SDK's completion, which it does not check. Raises `CallError` if it is none."""
+    try:
+        choice, usage = reply.choices[0], reply.usage
+        content = choice.message.content or ""
+        if isinstance(content, list):  # pieces, of which the text counts and the thinking does not
+            content = "".join(getattr(piece, "text", None) or "" for piece in content)
+        counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        return Answered(struck(content, config), choice.finish_reason or "stop", *counts)
+    except (AttributeError, TypeError, IndexError):
+        raise CallError("invalid_reply", f"no chat completion in the answer of {url}") from None
+
+
 async def bounded(
     call: Awaitable[Result], config: EndpointConfig, url: str, explain: Callable[[Exception], CallError | None]
 ) -> Result:
@@ -164,7 +170,7 @@ async def bounded(
         if told is None:
             raise
         message = " ".join(struck(told.message, config).split())[:LONGEST_MESSAGE]
-        raise CallError(told.reason, message, told.status or told.reason, told.retry_after) from None
+        raise CallError(told.reason, message, told.status, told.retry_after) from None
 
 
 def broken(error: BaseException, url: str) -> CallError:

@@ -14,7 +14,7 @@ from data.retry import CallError, Gate, Turn, backoff
 
 log = logging.getLogger(__name__)
 
-CHECKS = 3  # tries to reach an endpoint before anything is sent
+CHECKS, REACH_S = 3, 8.0  # tries to reach an endpoint before anything is sent, and how long one waits
 
 
 class Endpoint:
@@ -52,14 +52,17 @@ class Endpoint:
         for attempt in range(1, CHECKS + 1):
             try:
                 client = await self._client()
-                names = await client.models()
-            except CallError as error:
+                async with asyncio.timeout(REACH_S):
+                    names = await client.models()
+            except (CallError, TimeoutError) as caught:
+                error = caught if isinstance(caught, CallError) else CallError("timeout", f"silent for {REACH_S:g} s")
+                if error.reason == "invalid_reply":
+                    return  # it answers, if not to this question
                 if not error.worth_another:
                     raise ConfigError(f"endpoint {self.name!r} at {client.url}: {error.message}") from None
                 if attempt == CHECKS:
-                    raise Retryable(
-                        f"endpoint {self.name!r} at {client.url} does not answer: {error.message}"
-                    ) from None
+                    where = f"endpoint {self.name!r} at {client.url}"
+                    raise Retryable(f"{where} does not answer: {error.message}") from None
                 await asyncio.sleep(min(5.0, error.retry_after or backoff(attempt)))
                 continue
             if names and self.config.model not in names:

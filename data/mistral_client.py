@@ -11,7 +11,7 @@ from mistralai.client.errors import MistralError, ResponseValidationError
 
 from configs.schema import EndpointConfig
 from data.calls import ChatRequest, bounds
-from data.clients import CONNECT_S, Answered, Result, bounded, broken, struck
+from data.clients import CONNECT_S, Answered, Result, answered, bounded, broken
 from data.retry import CallError, reason_of, retry_after
 
 MISTRAL_URL = "https://api.mistral.ai"
@@ -49,15 +49,7 @@ class MistralClient:
                 **extra,
             )
         )
-        if not reply.choices or reply.choices[0].message is None:
-            raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}")
-        choice, usage = reply.choices[0], reply.usage
-        return Answered(
-            struck(_joined(choice.message.content), self._config),
-            choice.finish_reason or "stop",
-            usage.prompt_tokens if usage else None,
-            usage.completion_tokens if usage else None,
-        )
+        return answered(reply, self.url, self._config)
 
     async def models(self) -> list[str] | None:
         """Names of the models this key may use, aliases included."""
@@ -82,10 +74,3 @@ class MistralClient:
         if isinstance(error, (httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)):
             return broken(error, self.url)
         return None
-
-
-def _joined(content: Any) -> str:
-    """Mistral's content is a text or a list of pieces, of which the text ones count."""
-    if isinstance(content, list):
-        return "".join(getattr(piece, "text", "") or "" for piece in content)
-    return content or ""

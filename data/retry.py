@@ -13,7 +13,8 @@ from data.calls import TRANSIENT, FailureReason
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 20.0
 LONGEST_PAUSE_S = 120.0  # a Retry-After beyond this is not waited for in one go
-OUTAGE_S = 20.0  # a breaker open for so long gives the endpoint up
+OUTAGE_S = 15.0  # a breaker open for so long gives the endpoint up
+PROBE_S = 3.0  # the longest gap between two probes
 
 Turn = Literal["usual", "probe"]
 
@@ -26,6 +27,9 @@ class CallError(Exception):
     message: str
     status: str = ""
     retry_after: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.status or self.reason
 
     @property
     def worth_another(self) -> bool:
@@ -90,7 +94,7 @@ class Gate:
                     continue
                 self._probing = True
                 try:
-                    await asyncio.sleep(backoff(self._probes + 1))
+                    await asyncio.sleep(min(PROBE_S, backoff(self._probes + 1)))
                 except asyncio.CancelledError:
                     self.abandoned("probe")
                     raise

@@ -4,7 +4,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.section import ConfigError
-from flows.plan import plan
+from flows.plan import Execution, plan
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from store.durable import read_json
@@ -19,16 +19,19 @@ WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DE
 
 
 def status(store: Store, config: RunConfig) -> list[Row]:
-    """A row for each execution of the plan: made, running, interrupted (its work is kept), failed, or not made."""
+    """A row for each execution of the plan: made, damaged (its manifest cannot be read; `verify` reads the files too),
+    running, interrupted (its work is kept), failed, or not made."""
     last = {row["key"]: row for row in _fresh(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
     for execution in plan(config):
-        found = [store.find(kind, execution.key) for kind in execution.outputs]
+        found, damage = _found(store, execution)
         ran = last.get(execution.key, {})
         staging = store.root / "staging" / execution.key
         live = read_json(staging / "live.json") or {}
         state = "not made"
-        if all(found):
+        if damage:
+            state = "damaged"
+        elif len(found) == len(execution.outputs):
             state = "made"
         elif store.root.exists() and store.lock(execution.key).held_elsewhere():
             state = "running"
@@ -39,11 +42,11 @@ def status(store: Store, config: RunConfig) -> list[Row]:
                 "label": execution.label,
                 "state": state,
                 "key": execution.key,
-                "artifacts": [artifact.id for artifact in found if artifact],
+                "artifacts": [artifact.id for artifact in found],
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
                 "started": ran.get("started"),
                 "seconds": ran.get("seconds"),
-                "error": ran.get("error") if state == "failed" else None,
+                "error": damage or (ran.get("error") if state == "failed" else None),
             }
         )
     return rows
@@ -114,6 +117,14 @@ def parameters(config: RunConfig) -> dict[str, int]:
     from model.nautile import parameter_counts
 
     return parameter_counts(config.model)
+
+
+def _found(store: Store, execution: Execution) -> tuple[list[Artifact], str | None]:
+    """Its artifacts that are there, and what is said of one whose manifest is damaged."""
+    try:
+        return [a for kind in execution.outputs if (a := store.find(kind, execution.key))], None
+    except ConfigError as error:
+        return [], str(error)
 
 
 def _fresh(store: Store) -> Catalog:

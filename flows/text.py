@@ -12,7 +12,14 @@ from rich.tree import Tree
 
 from tasks.wording import amount, duration, size, visible
 
-_STATES = {"made": "green", "running": "cyan", "interrupted": "yellow", "failed": "bold red", "not made": "dim"}
+_STATES = {
+    "made": "green",
+    "damaged": "bold red",
+    "running": "cyan",
+    "interrupted": "yellow",
+    "failed": "bold red",
+    "not made": "dim",
+}
 
 
 def relative(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 Ragged prompts stand right-aligned in their batch (padding on the left), so every row's next token goes to the same
 column: one slice is written per layer and step, in place, and nothing of the context's size is copied. Blocks are
-unrolled here, each with arrays of its own, for a scan over stacked caches would copy them at every step.
+unrolled in the step, each with arrays of its own, for a scan over stacked caches would copy them at every step.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from configs.model import ModelConfig
 from configs.section import ConfigError
 from model.attention import attention, feed_forward, project
 from model.layers import Params, compute_dtype, linear
-from model.nautile import check_rows, embed, sca_names
+from model.nautile import embed, sca_names
 from model.sca import SCAState, Spectrum, sca, sca_step, spectrum
 
 _MASKED = -1e30
@@ -63,38 +63,36 @@ def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
 
 
 def prefill(
-    weights: DecodeWeights, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
+    params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
 ) -> tuple[Array, Cache]:
     """Run right-aligned prompts in parallel: the last token's hidden state [B, D], and a cache of `capacity` columns.
 
     `lengths_B` (1 to P) says how many of each row's last columns are its prompt. Raises ConfigError where `capacity`
     is below P.
     """
-    batch, length = tokens_BP.shape
+    length = tokens_BP.shape[1]
     if capacity < length:
         raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
     start_B = length - lengths_B
-    positions_BP = jnp.arange(length) - start_B[:, None]
-    segments_BP = (positions_BP >= 0).astype(jnp.int32)
-    positions_BP = jnp.maximum(positions_BP, 0)
-    check_rows(tokens_BP, segments_BP, positions_BP)
-    x_BPD = embed({"embedding": weights.embedding}, config, tokens_BP)
+    counted_BP = jnp.arange(length) - start_B[:, None]
+    segments_BP, positions_BP = (counted_BP >= 0).astype(jnp.int32), jnp.maximum(counted_BP, 0)
     room = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
-    blocks = []
-    for layers in weights.blocks:
+
+    def body(x_BPD: Array, block: Params) -> tuple[Array, BlockCache]:
         states = []
         for name in sca_names(config):
-            x_BPD, state = sca(layers[name], config, x_BPD, segments_BP, positions_BP)
+            x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
             states.append(state)
-        x_BPD, (k, v) = attention(layers["attention"], config, x_BPD, segments_BP, positions_BP)
+        x_BPD, (k, v) = attention(block["attention"], config, x_BPD, segments_BP, positions_BP)
         keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), room) for part in (k, v))
-        blocks.append(BlockCache(tuple(states), keys, values))
-    return x_BPD[:, -1], Cache(tuple(blocks), start_B, jnp.asarray(length, jnp.int32))
+        return x_BPD, BlockCache(tuple(states), keys, values)
+
+    x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
+    blocks = tuple(jax.tree.map(lambda part: part[index], stacked) for index in range(config.blocks))
+    return x_BPD[:, -1], Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
 
 
-def decode_step(
-    weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache
-) -> tuple[Array, Cache]:
+def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """One token for every row: its hidden state [B, D] and the next cache. The caller sees to it that there is room."""
     x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
     positions_B = cache.filled - cache.start_B
@@ -106,7 +104,9 @@ def decode_step(
         for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
             x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
             states.append(state)
-        x_BD, keys, values = _attention_step(layers["attention"], config, x_BD, positions_B, held, seen_BS, cache.filled)
+        x_BD, keys, values = _attention_step(
+            layers["attention"], config, x_BD, positions_B, held, seen_BS, cache.filled
+        )
         blocks.append(BlockCache(tuple(states), keys, values))
     return x_BD, Cache(tuple(blocks), cache.start_B, cache.filled + 1)
 
@@ -122,6 +122,12 @@ def grow(cache: Cache, capacity: int) -> Cache:
         for held in cache.blocks
     )
     return cache._replace(blocks=blocks)
+
+
+def share(cache: Cache, source_B: Array) -> Cache:
+    """A cache whose row b is row source_B[b] of the one given."""
+    blocks = jax.tree.map(lambda part: part[source_B], cache.blocks)
+    return cache._replace(blocks=blocks, start_B=cache.start_B[source_B])
 
 
 def _attention_step(

@@ -19,7 +19,7 @@ from jax import Array
 
 from configs.model import ModelConfig
 from configs.section import ConfigError
-from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow, prefill
+from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow, prefill, share
 from model.layers import Params
 from model.loss import masked_logits
 from model.sampling import Sampling, draw, sample_keys, uniforms
@@ -83,8 +83,10 @@ class Generator:
         keys = sample_keys(seeds)
         completions: dict[int, Completion] = {}
         for members in self._batches(prompts):
-            loop = self._run(weights, [prompts[index] for index in members], keys[members])
-            parts = (np.asarray(part) for part in (loop.ids_BT, loop.logprobs_BT, loop.counts_B, loop.forced_B, loop.done_B))
+            loop = self._run(params, weights, [prompts[index] for index in members], keys[members])
+            parts = (
+                np.asarray(part) for part in (loop.ids_BT, loop.logprobs_BT, loop.counts_B, loop.forced_B, loop.done_B)
+            )
             for index, ids_T, logprobs_T, count, forced, done in zip(members, *parts, strict=False):
                 completions[index] = Completion(
                     ids_T[:count].copy(), logprobs_T[:count].copy(), not done, None if forced < 0 else int(forced)
@@ -106,31 +108,47 @@ class Generator:
                 )
 
     def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
+        """Indices of prompts by length, equal prompts together."""
+        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))
         for first in range(0, len(order), self.rows):
             yield order[first : first + self.rows]
 
-    def _run(self, weights: DecodeWeights, prompts: Sequence[Sequence[int]], keys: np.ndarray) -> _Loop:
+    def _run(self, params: Params, weights: DecodeWeights, prompts: Sequence[Sequence[int]], keys: np.ndarray) -> _Loop:
         """One batch to its end; rows without a prompt start out done."""
-        tokens_BP = np.zeros((self.rows, self.prompt_length), np.int32)
-        lengths_B = np.ones(self.rows, np.int32)
+        rows = np.arange(self.rows)
+        tokens_UP, lengths_U, source_B = self._distinct(prompts)
         keys_B2 = np.zeros((self.rows, 2), np.uint32)
         keys_B2[: len(prompts)] = keys
-        for row, prompt in enumerate(prompts):
-            tokens_BP[row, -len(prompt) :] = prompt
-            lengths_B[row] = len(prompt)
-        idle_B = np.arange(self.rows) >= len(prompts)
         ends = list(stage_ends(self.sampling.max_tokens))
-        loop = _start(
-            weights, tokens_BP, lengths_B, keys_B2, idle_B, self.config, self.sampling, self.prompt_length + ends[0]
-        )
-        for end in ends:
+        sizes = [self.prompt_length + end for end in ends]
+        idle_B = rows >= len(prompts)
+        prompted = _prefill(params, tokens_UP, lengths_U, source_B, self.config, sizes[0])
+        loop = _begin(*prompted, keys_B2, idle_B, self.sampling)
+        for end, size in zip(ends, sizes, strict=True):
             if end > ends[0]:
-                loop = _with_room(loop, self.prompt_length + end)
+                loop = _with_room(loop, size)
             loop = _decode(weights, loop, self.config, self.sampling, end)
             if bool(jnp.all(loop.done_B)):
                 break
         return loop
+
+    def _distinct(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each prompt once, right-aligned, with its length, and which of them every row has.
+
+        Samples of one prompt share its prefill. Rows go up to a power of two and columns to a quarter, a half or the
+        whole of `prompt_length`, so that few shapes are ever compiled.
+        """
+        distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        count = min(self.rows, 1 << (len(distinct) - 1).bit_length())
+        longest = max(map(len, distinct))
+        width = next(size for part in (4, 2, 1) if (size := self.prompt_length // part) >= longest)
+        tokens_UP, lengths_U = np.zeros((count, width), np.int32), np.ones(count, np.int32)
+        for prompt, place in distinct.items():
+            tokens_UP[place, -len(prompt) :] = prompt
+            lengths_U[place] = len(prompt)
+        source_B = np.zeros(self.rows, np.int32)
+        source_B[: len(prompts)] = [distinct[tuple(prompt)] for prompt in prompts]
+        return tokens_UP, lengths_U, source_B
 
 
 def stage_ends(max_tokens: int) -> Iterator[int]:
@@ -147,31 +165,30 @@ def _decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
     return decode_weights(params, config)
 
 
-@partial(jax.jit, static_argnames=("config", "sampling", "capacity"))
-def _start(
-    weights: DecodeWeights,
-    tokens_BP: Array,
-    lengths_B: Array,
-    keys_B2: Array,
-    idle_B: Array,
-    config: ModelConfig,
-    sampling: Sampling,
-    capacity: int,
-) -> _Loop:
-    """Prefill, and an empty completion for every row."""
-    hidden_BD, cache = prefill(weights, config, tokens_BP, lengths_B, capacity)
-    rows = tokens_BP.shape[0]
+@partial(jax.jit, static_argnames=("config", "capacity"))
+def _prefill(
+    params: Params, tokens_UP: Array, lengths_U: Array, source_B: Array, config: ModelConfig, capacity: int
+) -> tuple[Array, Cache]:
+    """Prefill the distinct prompts, and hand every row the state of its own."""
+    hidden_UD, cache = prefill(params, config, tokens_UP, lengths_U, capacity)
+    return hidden_UD[source_B], share(cache, source_B)
+
+
+@partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
+def _begin(hidden_BD: Array, cache: Cache, keys_B2: Array, idle_B: Array, sampling: Sampling) -> _Loop:
+    """An empty completion for every row."""
+    rows, length = hidden_BD.shape[0], sampling.max_tokens
     return _Loop(
         cache,
         hidden_BD,
-        uniforms(keys_B2, sampling.max_tokens).T,
+        uniforms(keys_B2, length).T,
         jnp.zeros((), jnp.int32),
         idle_B,
         jnp.ones(rows, bool),
         jnp.full(rows, -1, jnp.int32),
         jnp.zeros(rows, jnp.int32),
-        jnp.zeros((rows, sampling.max_tokens), jnp.int32),
-        jnp.zeros((rows, sampling.max_tokens), jnp.float32),
+        jnp.zeros((rows, length), jnp.int32),
+        jnp.zeros((rows, length), jnp.float32),
     )
 
 
@@ -202,7 +219,9 @@ def _one_token(weights: DecodeWeights, loop: _Loop, config: ModelConfig, samplin
         thinking_B = thinking_B & (ids_B != sampling.think_end)
     chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
     logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
-    stop_B = jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32)) if sampling.stop_ids else jnp.zeros_like(loop.done_B)
+    stop_B = (
+        jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32)) if sampling.stop_ids else jnp.zeros_like(loop.done_B)
+    )
     hidden_BD, cache = decode_step(weights, config, ids_B, loop.cache)
     place = (0, loop.index)
     return loop._replace(

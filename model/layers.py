@@ -91,7 +91,7 @@ def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Ar
 
 
 def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
-    """RoPE on [..., heads, head_dim]: the first half of the head pairs with the second half, as in the author's code."""
+    """RoPE on [..., heads, head_dim]; the first half of a head pairs with its second half, as in the author's code."""
     cos, sin = (part[..., None, :] for part in angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -167,9 +167,7 @@ def _cross_entropy(
     return jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)
 
 
-def _chunk_losses(
-    logits_BCV: Array, targets_BC: Array, weights_BC: Array, z_loss: float
-) -> tuple[Array, Array, Array]:
+def _chunk_losses(logits_BCV: Array, targets_BC: Array, weights_BC: Array, z_loss: float) -> tuple[Array, Array, Array]:
     total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
     chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
     rows_B = jnp.sum(weights_BC * (total_BC - chosen_BC), axis=1)

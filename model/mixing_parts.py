@@ -64,7 +64,7 @@ def sine_cosine(turns: Array) -> tuple[Array, Array]:
 
     Polynomials give sin and cos of half the angle, over [-π/2, π/2]; doubling it needs no case by quadrant.
     """
-    left = turns - jnp.round(turns)
+    left = turns - jnp.floor(turns + 0.5)
     square = left * left
     sine, cosine = _SINE[-1], _COSINE[-1]
     for s, c in zip(_SINE[-2::-1], _COSINE[-2::-1], strict=True):

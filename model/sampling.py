@@ -77,7 +77,7 @@ def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
 
 
 def _invert(shares_BV: Array, uniform_B: Array) -> Array:
-    """The index at which the running sum of `shares` (unnormalised) passes uniform x total: first by block, then inside."""
+    """The index at which the running sum of unnormalised `shares` passes uniform x total: by block, then inside it."""
     batch, size = shares_BV.shape
     blocks_BNC = jnp.pad(shares_BV, ((0, 0), (0, -size % _BLOCK))).reshape(batch, -1, _BLOCK)
     sums_BN = jnp.sum(blocks_BNC, axis=-1)

@@ -62,7 +62,7 @@ class SCA(nnx.Module):
 
 
 class SCAState(NamedTuple):
-    """What decoding keeps of one layer: the sums, and the last T-1 inputs of the convolution (zero before the start)."""
+    """What decoding keeps of one layer: the sums, and the convolution's last T-1 inputs (zero before the start)."""
 
     mix: MixState
     history_BTC: Array
@@ -83,7 +83,7 @@ def projected(config: ModelConfig) -> int:
 
 
 def spectrum(params: Params) -> Spectrum:
-    """λ by softplus; θ in [0.001, 3] rising over M by cumulative softplus (one sample: by sigmoid); ω sums to 1 over M."""
+    """λ by softplus; θ in [0.001, 3], rising over M by cumulative softplus (M = 1: by sigmoid); ω sums to 1 over M."""
     raw_KHM = params["theta"].astype(jnp.float32)
     if raw_KHM.shape[-1] == 1:
         share_KHM = jax.nn.sigmoid(raw_KHM)
@@ -156,9 +156,7 @@ def _split(config: ModelConfig, branches: Array) -> tuple[Array, Array, Array, A
     return keys.reshape(*lead, heads, head_dim), scores, q_re.reshape(*lead, *query), q_im.reshape(*lead, *query)
 
 
-def _gates(
-    params: Params, config: ModelConfig, decay_K: Array, scores: Array, positions: Array
-) -> tuple[Array, Array]:
+def _gates(params: Params, config: ModelConfig, decay_K: Array, scores: Array, positions: Array) -> tuple[Array, Array]:
     """Step 2: the content gate softplus(γs+β), float32, and the decay that the operator is to apply."""
     gates = jax.nn.softplus(params["score_scale"] * scores.astype(jnp.float32) + params["score_bias"])
     if config.decay == "relative":
@@ -176,9 +174,7 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
     complex_F = jnp.concatenate([re, im], axis=-1).reshape(*lead, -1).astype(jnp.float32)
     gate_F = linear(normed, params["gate_proj"]).astype(jnp.float32)
     fused = rms_norm(complex_F * jax.nn.silu(gate_F), params["gated_norm"], config.norm_epsilon).astype(dtype)
-    read = jnp.einsum(
-        "...kf,kfn->...kn", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype)
-    )
+    read = jnp.einsum("...kf,kfn->...kn", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype))
     value, gate = jnp.split(read, 2, axis=-1)
     return linear((value * jax.nn.sigmoid(gate)).reshape(*lead, -1), params["out_proj"])
 

@@ -3,12 +3,16 @@
 A reward is a number or `None`; `None` means that it could not be had, and it is never taken for zero.
 """
 
+from typing import TYPE_CHECKING
+
 from configs.schema import JudgeConfig
 from data.chat import Reply
 from data.reasoning import Problem
 from evals.items import grade
 from evals.offline import problem_item
-from rl.judge import JudgeScore
+
+if TYPE_CHECKING:  # it brings the clients of the endpoints, which the stages without a judge do not need
+    from rl.judge import JudgeScore
 
 
 def verifiable(problem: Problem, reply: Reply) -> float:
@@ -16,7 +20,7 @@ def verifiable(problem: Problem, reply: Reply) -> float:
     return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
 
 
-def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> float | None:
+def judged(score: "JudgeScore | None", config: JudgeConfig, truncated: bool) -> float | None:
     """r = 1/2 (0.30 reason + 0.55 answer + 0.15 follow)/5 + 1/2 overall/100, less the overlong penalty if cut off."""
     if score is None:
         return None

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from data.endpoints import EndpointPool
 from rl.judge import Judge, JudgeItem
 
 from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
+from data.endpoints import EndpointPool
 from model.weights import load_weights, save_weights
 from rl.advantages import is_mastered
 from rl.problems import load

@@ -43,6 +43,16 @@ def run_stage(stage: Stage, section: dict[str, Any], inputs: dict[str, str], con
     return _Attempt(store, stage, section, given, context, key).run()
 
 
+# XLA on CPU takes and gives back its temporaries at each step. Kept by the allocator, on huge pages, they are not
+# mapped anew each time: 22 ms to 3 ms for an `exp` of 33 MB, and a local training step takes two thirds of the time.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
 @dataclass
 class _Attempt:
     store: Store
@@ -200,6 +210,8 @@ class _Attempt:
         environment["NAUTILE_STORE"] = str(self.store.root)
         if not self.stage.accelerator:
             environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that ask for it
+        for name, value in ALLOCATOR.items():
+            environment.setdefault(name, value)
         return environment
 
     def _judge(self, ended: Exit, space: Workspace) -> None:

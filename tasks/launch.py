@@ -81,6 +81,10 @@ def _work(request: dict[str, Any], staging: Path) -> None:
     # The child must find what the parent found, a test's modules included.
     sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
     stage = load_stage(request["module"], request["attribute"])
+    if stage.accelerator:
+        from model.compiling import keep_compiled  # imports JAX, which the other stages have no use for
+
+        keep_compiled(Path(request["store"]) / "compiled")
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
         job = Job(

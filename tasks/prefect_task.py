@@ -7,6 +7,7 @@ the files behind them are whole. Calls to the API are kept rare, a few a minute 
 import logging
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from configs.section import Retryable
-from store.artifacts import Store
+from store.artifacts import Artifact, Store
 from tasks.progress import StageUpdate, notify, subscribe
 from tasks.stage import RunContext, Stage, StageCrash
 
@@ -121,17 +122,14 @@ class _Board:
             return
         if self._artifact is not None:
             self._show(100.0, _words(last))
-        store = Store(context.store_root)
-        rows = []
-        for kind, artifact_id in outputs.items():
-            artifact = store.get(artifact_id)
-            size = {"bytes": artifact.bytes, "files": len(artifact.manifest["files"])}
-            rows.append({"kind": kind, "artifact": artifact_id, "state": last.state, **size})
-        metrics = {name: f"{value:.6g}" for name, value in sorted(last.metrics.items())}
-        rows += [{"metric": name, "value": value} for name, value in metrics.items()]
-        self._tell(
-            lambda: create_table_artifact(rows, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
-        )
+        rows = [{"what": name, "value": f"{value:.6g}"} for name, value in sorted(last.metrics.items())]
+
+        def send() -> None:
+            store = Store(context.store_root)
+            made = [{"what": kind, "value": _described(store.get(name))} for kind, name in outputs.items()]
+            create_table_artifact(made + rows, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
+
+        self._tell(send)
 
     def _show(self, percent: float, words: str) -> None:
         def send() -> None:
@@ -142,7 +140,7 @@ class _Board:
 
         self._tell(send)
 
-    def _tell(self, send: Any) -> None:
+    def _tell(self, send: Callable[[], None]) -> None:
         try:
             send()
         except Exception as error:
@@ -150,12 +148,15 @@ class _Board:
             logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
 
 
+def _described(artifact: Artifact) -> str:
+    return f"{artifact.id}: {len(artifact.manifest['files'])} files, {artifact.bytes:,} bytes"
+
+
 def _words(update: StageUpdate) -> str:
-    parts = [update.state]
+    parts: list[str] = [update.state]
     if update.done is not None:
-        parts.append(
-            f"{update.done:g}" + (f" of {update.total:g}" if update.total else "") + f" {update.unit}".rstrip()
-        )
+        whole = f" of {update.total:g}" if update.total else ""
+        parts.append(f"{update.done:g}{whole} {update.unit}".rstrip())
     if update.note:
         parts.append(update.note)
     if update.seconds is not None:

@@ -4,7 +4,6 @@ from configs.model import ModelConfig
 from configs.schema import PretrainConfig
 from configs.section import ConfigError
 from data.shards import read_index
-from model.compiling import keep_compiled
 from model.train import train
 from tasks.job import Job
 from tasks.stage import stage
@@ -15,7 +14,6 @@ def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The vocabulary is that of the tokens, which must all agree."""
     if not job.inputs:
         raise ConfigError("stage pretrain: it was given no tokens; ingest at least one source first")
-    keep_compiled(job.staging.parents[1] / "compiled")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
     tokenizer = read_index(next(iter(job.inputs.values()))).tokenizer
     facts = train(config, model, tokenizer, dict(job.inputs), job.scratch, job.output("checkpoint"), job.seed, job.emit)

@@ -37,7 +37,8 @@ def markdown(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     for section in sections:
         lines += [f"## {section.title}", ""]
         for block in section.blocks:
-            lines += [*_markdown(block), ""]
+            drawn = list(_markdown(block))
+            lines += [*drawn, ""] if drawn else []
     return "\n".join(lines)
 
 

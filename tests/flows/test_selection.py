@@ -55,7 +55,9 @@ def test_what_is_needed_of_the_rest(executions):
 
 
 def test_a_missing_input_names_the_command_that_makes_it(executions, tmp_path):
-    said = r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
+    said = (
+        r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
+    )
     with pytest.raises(ConfigError, match=said):
         given_artifacts(Store(tmp_path), executions, {"reason"}, "my.toml")
 

@@ -37,7 +37,7 @@ def test_prefill_and_steps_equal_forward(params, changes):
     weights = decode_weights(params, config)
     start = jax.jit(partial(prefill, config=config, capacity=12))
     step = jax.jit(partial(decode_step, config=config))
-    hidden_BD, cache = start(weights, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
+    hidden_BD, cache = start(params, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
     cache = grow(cache, 9 + STEPS)
     rows = np.arange(4)
     for done in range(STEPS):
@@ -49,4 +49,4 @@ def test_prefill_and_steps_equal_forward(params, changes):
 
 def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
     with pytest.raises(ConfigError, match="a prompt of 9 tokens does not fit a cache of 8 columns"):
-        prefill(decode_weights(params, config), config, jnp.zeros((1, 9), jnp.int32), jnp.asarray([9]), 8)
+        prefill(params, config, jnp.zeros((1, 9), jnp.int32), jnp.asarray([9]), 8)

@@ -1,4 +1,4 @@
-"""Sampling: the same completion at every batch size, budgets, stops, and log-probabilities that the trainer agrees with."""
+"""Sampling: one completion at every batch size, budgets, stops, log-probabilities that the trainer agrees with."""
 
 from dataclasses import replace
 

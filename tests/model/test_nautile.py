@@ -153,7 +153,9 @@ def test_a_stack_without_sca_is_a_transformer():
     tree = shapes(config)
     assert set(tree["blocks"]) == {"attention"}
     batch = packed_rows(config.vocabulary, [[9, 7]], 16)
-    out = jax.eval_shape(lambda params: forward(params, config, batch["tokens"], batch["segments"], batch["positions"]), tree)
+    out = jax.eval_shape(
+        lambda params: forward(params, config, batch["tokens"], batch["segments"], batch["positions"]), tree
+    )
     assert out.shape == (1, 16, config.width)
 
 

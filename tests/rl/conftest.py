@@ -21,13 +21,17 @@ def policy(**changes) -> PolicyConfig:
     return PolicyConfig(**{**settings, **changes})
 
 
-@pytest.fixture(scope="session")
-def model() -> ModelConfig:
+def tiny_model() -> ModelConfig:
     return ModelConfig(
         vocabulary=TOKENIZER.vocabulary, width=32, blocks=1, sca_per_block=1, context=128,
         memory_heads=2, query_heads=2, chunk=8, attention_heads=2, kv_heads=1, feed_forward=40,
         compute_dtype="float32", remat="none",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    return tiny_model()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
-"""A run of the toy stage in a process of its own, to be interrupted: `python -m tests.support.stage_parent ROOT JSON`.
+"""Toy stages run one after another in a process of their own, to be interrupted.
 
-Prints `made {"numbers": …}` or the name of what was raised. `watch` and the other helpers are for the tests' side.
+`python -m tests.support.stage_parent ROOT SECTIONS RUN_ID` reads a JSON list; each stage reads what the one before it
+made. Prints a line `made {…}` for each, or the name of what was raised. The other functions are for the tests' side.
 """
 
 import json
@@ -18,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(root: Path, section: dict[str, Any], run_id: str = "r1") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.stage_parent", str(root), json.dumps(section), run_id]
+    """Start a run of one stage."""
+    return start_chain(root, [section], run_id)
+
+
+def start_chain(root: Path, sections: list[dict[str, Any]], run_id: str = "r1") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.stage_parent", str(root), json.dumps(sections), run_id]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
@@ -46,10 +52,13 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def main(root: str, section: str, run_id: str) -> None:
+def main(root: str, sections: str, run_id: str) -> None:
+    before: dict[str, str] = {}
     try:
-        made = sums.run(json.loads(section), {}, RunContext(run_id, root, label="sums"))
-        sys.stdout.write(f"made {json.dumps(made)}\n")
+        for section in json.loads(sections):
+            before = sums.run(section, before, RunContext(run_id, root, label="sums"))
+            sys.stdout.write(f"made {json.dumps(before)}\n")
+            sys.stdout.flush()
     except BaseException as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
 

@@ -21,6 +21,7 @@ class Sums(Section):
     faults: dict[str, int] = {}  # name -> how many attempts meet it
     gate: str = ""  # a folder: the work says `reached` there before number `gate_at`, and waits for `open`
     gate_at: int = 0
+    pause_s: float = 0.0  # before each number
 
 
 def section(count: int = 3, **fields: Any) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def sums(job: Job) -> None:
     for index in range(part.count):
         if part.gate and index == part.gate_at:
             _wait_at(Path(part.gate))
+        time.sleep(part.pause_s)
         path = out / f"{index}.txt"
         if not path.exists():
             path.write_text(str(base + index))

@@ -122,10 +122,8 @@ def evaluate(job: Job) -> None:
     score |= {"accuracy": right / n, "interval": [0.2, 0.5], "accuracy_lenient": right / n, "items": n, "differs": []}
     scores = {"model": "toy", "benchmarks": {"held_out": score}, "composites": {}, "average": None}
     (job.output("evaluation") / "scores.json").write_text(json.dumps(scores))
-    rows = [
-        {"benchmark": "held_out", "prompt": "1 + 1?", "output": HOSTILE, "expected": "2", "strict": strict, "problem": None}
-        for strict in (True, False)
-    ]
+    asked = {"benchmark": "held_out", "prompt": "1 + 1?", "output": HOSTILE, "expected": "2", "problem": None}
+    rows = [{**asked, "strict": strict} for strict in (True, False)]
     (job.output("evaluation") / "samples.json").write_text(json.dumps(rows))
     job.describe("evaluation", accuracy={"held_out": right / n})
 

@@ -1,7 +1,10 @@
 """Real processes, really killed: the child, its parent, or by Ctrl-C; nothing stays behind and the next run goes on."""
 
+import contextlib
 import os
+import random
 import signal
+import subprocess
 import threading
 
 import pytest
@@ -10,7 +13,8 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from tasks import child
 from tasks.stage import RunContext, StageCancelled, StageCrash
-from tests.support.stage_parent import is_alive, reached, start, wait_for
+from tests.support.stage_parent import is_alive, reached, start, start_chain, wait_for
+from tests.support.stage_store import damage
 from tests.support.stage_sums import section, sums
 
 
@@ -160,3 +164,29 @@ def test_a_process_that_has_finished_and_hangs_is_ended(store, monkeypatch):
     monkeypatch.setattr(child, "TERMINATE_GRACE_S", 0.5)
     made = sums.run(section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
     assert store.verify(store.get(made["numbers"])) == []
+
+
+@pytest.mark.slow
+def test_a_chain_killed_at_random_moments_ends_as_one_that_was_not(store, tmp_path):
+    chain = [section(count, pause_s=0.02, totals=True) for count in (5, 8, 6)]
+    told, _ = start_chain(tmp_path / "calm", chain).communicate()
+    rng = random.Random(11)
+    for _ in range(8):
+        parent = start_chain(store.root, chain)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            parent.wait(rng.uniform(0.4, 2.5))
+        parent.kill()
+        parent.communicate()
+    again, _ = start_chain(store.root, chain).communicate()
+    assert again == told
+    assert all(not damaged for damaged in damage(store).values())
+    calm = Store(tmp_path / "calm")
+    assert {a.id: a.manifest["digest"] for a in store.list(superseded=True)} == {
+        a.id: a.manifest["digest"] for a in calm.list()
+    }
+    assert list((store.root / "staging").iterdir()) == []
+    catalog = Catalog(store)
+    catalog.ingest()
+    rows = catalog.query("SELECT count(*) AS n, count(DISTINCT (execution, step)) AS steps FROM metrics")
+    assert rows == [{"n": 19, "steps": 19}]
+    assert catalog.query("SELECT count(*) AS n FROM runs WHERE state = 'running'") == [{"n": 0}]

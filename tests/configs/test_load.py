@@ -1,0 +1,101 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.load import STAGES, load, stage_section
+from configs.section import ConfigError, canonical, fingerprint
+
+SHIPPED = ("local", "spark", "nautile_370m")
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_files_validate(name):
+    assert load(name).name == name
+
+
+def test_the_papers_values():
+    config = load("nautile_370m")
+    assert config.model.head_dim == 64
+    assert config.model.padded_vocabulary == 100_352
+    assert [phase.tokens for phase in config.pretrain.phases] == [350_000_000_000, 250_000_000_000]
+    assert (config.align.policy.steps, config.align.rollout.group) == (1200, 4)
+    assert len(config.evaluate.benchmarks) == 11
+
+
+def test_every_value_of_the_papers_file_says_where_it_comes_from():
+    section_source = ("[endpoints", "[[ingest", "[evaluate]")
+    text = (CONFIGS / "nautile_370m.toml").read_text(encoding="utf-8")
+    in_model = text.partition("[model]")[2].partition("\n\n")[0]
+    for line in in_model.strip().splitlines():
+        assert any(mark in line for mark in ("[paper", "[author]", "[ours]")), line
+    assert all(part in text for part in section_source)
+
+
+def test_extends_lays_a_table_over_its_parent():
+    spark, paper = load("spark"), load("nautile_370m")
+    assert spark.model == paper.model
+    assert spark.pretrain.batch_rows == 128
+    assert spark.pretrain.optimizer == paper.pretrain.optimizer
+    assert spark.align.policy == paper.align.policy
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends = 'local'\n[reason]\nballance = 'cap'", r"unknown key `reason\.ballance`"),
+        ("extends = 'local'\n[reason]\nbalance = 'most'", r"`reason\.balance`: Input should be 'equalise'"),
+        ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
+        ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
+        ("extends = 'local'\n[align.judge]\nendpoint = 'nobody'", "no endpoint 'nobody'"),
+        ("extends = 'local'\n[align.rollout]\ngroup = 1", "an advantage compares completions of one prompt"),
+        ("extends = 'nowhere'", "no configuration 'nowhere'"),
+        ("extends = 'run.toml'", "goes in a circle"),
+        ("a = = 1", "is not TOML"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_field(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_or_not_there(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(path)
+    with pytest.raises(ConfigError, match="no configuration"):
+        load(tmp_path / "absent.toml")
+
+
+def test_a_change_in_one_section_leaves_the_others_sections_alone(tmp_path):
+    before = load("local")
+    after = load(write(tmp_path, "extends = 'local'\n[reason]\nbalance = 'cap'"))
+    for stage in STAGES:
+        source = "synth" if stage == "ingest" else None
+        same = stage_section(before, stage, source) == stage_section(after, stage, source)
+        assert same is (stage != "reason"), stage
+
+
+def test_fingerprints_do_not_depend_on_the_process():
+    code = "from configs.load import load; from configs.section import fingerprint; print(fingerprint(load('local')))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert found == {fingerprint(load("local"))}
+
+
+def test_canonical_json_is_sorted_and_ascii():
+    assert canonical({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"\\u00e9"],"b":1}'

@@ -1,0 +1,226 @@
+"""A chat endpoint on a real loopback socket: it speaks OpenAI's protocol and Mistral's, counts, and fails to order.
+
+with FakeOpenAI(reply, faults=script("429", None, "cut")) as server:
+    EndpointConfig(kind="openai", model="fake", url=server.url)
+"""
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Reply = Callable[[dict[str, Any]], str]
+Faults = Callable[[int], str | None]
+FAULTS = ["429", "500", "hang", "cut", "close", "invalid", "not_chat", "400", "401", "404"]
+
+
+def script(*faults: str | None) -> Faults:
+    """The faults of the first requests, in order of arrival (None: answer well); the later ones are answered well."""
+    return lambda arrival: faults[arrival] if arrival < len(faults) else None
+
+
+def always(fault: str | None) -> Faults:
+    """The same for every request."""
+    return lambda arrival: fault
+
+
+def mixed(seed: int = 0, **shares: float) -> Faults:
+    """A random mixture, the same each time: `mixed(f429=0.05, hang=0.01)`."""
+    names, weights = [name.lstrip("f") for name in shares], list(shares.values())
+
+    def fault(arrival: int) -> str | None:
+        return random.Random(f"{seed}/{arrival}").choices([*names, None], [*weights, 1 - sum(weights)])[0]
+
+    return fault
+
+
+def useful(body: dict[str, Any]) -> str:
+    """A reply that a judge's, a teacher's or any other request can do with, decided by the request alone."""
+    asked = json.dumps([body.get("response_format"), body.get("grammar")])
+    draw = random.Random(json.dumps(body["messages"]))
+    if "overall" in asked:
+        scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
+        return json.dumps({**scores, "overall": draw.randint(0, 100)})
+    if "reasoning" in asked:
+        words = re.findall(r"[a-z]{3,}", body["messages"][-1]["content"])[-12:]
+        reasoning = f"We need to say it. {' '.join(words)}."
+        return json.dumps({"reasoning": reasoning, "answer": " ".join(words[-5:]).capitalize() + "."})
+    return f"The answer is {draw.randint(0, 99)}."
+
+
+@dataclass
+class FakeOpenAI:
+    """The server; a context manager. `key`: the only bearer token let in. `delay_s` before each answer.
+
+    `bodies`: every chat request that arrived; `statuses`: how they ended; `answered`, `tokens_in`, `tokens_out`,
+    `dollars`: of the whole answers that were sent. `most_at_once`: requests under way together.
+    """
+
+    reply: Reply = useful
+    faults: Faults = field(default_factory=lambda: always(None))
+    models: Sequence[str] = ("fake",)
+    key: str | None = None
+    delay_s: float = 0.0
+    retry_after: str | None = "0.05"
+    per_million: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.times: list[float] = []
+        self.statuses: Counter[str] = Counter()
+        self.answered = self.tokens_in = self.tokens_out = 0
+        self.most_at_once = self._at_once = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+
+    @property
+    def dollars(self) -> float:
+        """What the answers cost."""
+        return (self.tokens_in * self.per_million[0] + self.tokens_out * self.per_million[1]) / 1e6
+
+    def __enter__(self) -> "FakeOpenAI":
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=2**24)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode().split(" ", 2)
+                headers = {name.lower(): value async for name, value in _headers(reader)}
+                content = await reader.readexactly(int(headers.get("content-length", 0)))
+                if not await self._answer(writer, method, path, headers, content):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            return  # cancelled only when the server ends
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], content: bytes
+    ) -> bool:
+        """Answer one request; False: the connection is of no more use."""
+        if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
+            said = headers.get("authorization", "").removeprefix("Bearer ")
+            await _send(writer, 401, {"error": {"message": f"Incorrect API key provided: {said}", "code": "bad_key"}})
+            return True
+        if method == "GET" and path == "/v1/models":
+            listed = [
+                {"id": name, "object": "model", "created": 0, "owned_by": "fake", "capabilities": {}}
+                for name in self.models
+            ]
+            await _send(writer, 200, {"object": "list", "data": listed})
+            return True
+        if method != "POST" or not path.startswith("/v1/chat/completions"):
+            await _send(writer, 404, {"error": {"message": f"no {path} here"}})
+            return True
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return await self._chat(writer, json.loads(content), headers)
+        finally:
+            self._at_once -= 1
+
+    async def _chat(self, writer: asyncio.StreamWriter, body: dict[str, Any], headers: dict[str, str]) -> bool:
+        arrival = len(self.bodies)
+        self.bodies.append(body)
+        self.headers.append(headers)
+        self.times.append(self._loop.time())
+        fault = self.faults(arrival)
+        if fault is None and body["model"] not in self.models:
+            fault = "404"
+        await asyncio.sleep(self.delay_s)
+        self.statuses[fault or "200"] += 1
+        if fault == "hang":
+            await self._stop.wait()
+        if fault in ("hang", "close"):
+            return False
+        if fault is not None and fault.isdigit():
+            extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
+            await _send(writer, int(fault), {"error": {"message": f"a fault to order: {fault}"}}, extra)
+            return True
+        if fault == "invalid":
+            await _send_text(writer, 200, '{"id": "x", "choices": [', {})
+            return True
+        if fault == "not_chat":
+            await _send(writer, 200, {"hello": "world"})
+            return True
+        return await self._complete(writer, body, cut=fault == "cut")
+
+    async def _complete(self, writer: asyncio.StreamWriter, body: dict[str, Any], cut: bool) -> bool:
+        words = self.reply(body).split(" ")
+        finish = "length" if len(words) > body["max_tokens"] else "stop"
+        words = words[: body["max_tokens"]]
+        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        answer = {
+            "id": "chatcmpl-fake",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [
+                {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": " ".join(words)}}
+            ],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
+        }
+        if cut:
+            text = json.dumps(answer)
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+            writer.write(head.encode() + text[: len(text) // 2].encode())
+            await writer.drain()
+            return False
+        self.answered += 1
+        self.tokens_in += prompt
+        self.tokens_out += len(words)
+        await _send(writer, 200, answer)
+        return True
+
+
+async def _headers(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, str]]:
+    while line := (await reader.readline()).decode().strip():
+        name, _, value = line.partition(":")
+        yield name.strip(), value.strip()
+
+
+async def _send(
+    writer: asyncio.StreamWriter, status: int, value: dict[str, Any], headers: dict[str, str] | None = None
+) -> None:
+    await _send_text(writer, status, json.dumps(value), headers or {})
+
+
+async def _send_text(writer: asyncio.StreamWriter, status: int, text: str, headers: dict[str, str]) -> None:
+    content = text.encode()
+    lines = [f"HTTP/1.1 {status} Fake", "Content-Type: application/json", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    writer.write("\r\n".join([*lines, "", ""]).encode() + content)
+    await writer.drain()
+
+
+__all__ = ["FAULTS", "FakeOpenAI", "always", "mixed", "script", "useful"]

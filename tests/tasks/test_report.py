@@ -1,0 +1,194 @@
+"""The report over a toy chain: what it holds, that it fetches nothing, and that hostile text stays text."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from configs.load import load
+from store.artifacts import Store
+from tasks.report_data import Input, gather, scores
+from tasks.report_figures import MOST_POINTS, line_chart, pipeline_picture, thinned
+from tasks.report_render import html_page, markdown
+from tasks.report_sections import Chart, Paragraph, Samples, Section, Table, compose
+from tests.support.toy_chain import make_all
+from tests.support.toy_stages import HOSTILE, TOY
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("chain") / "store")
+    return store, make_all(store.root, load(TOY))
+
+
+@pytest.fixture(scope="module")
+def folder(chain):
+    store, made = chain
+    return store.get(made["report"]["report"]).path
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+class Walk(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.fetched, self.open = set(), [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        named = dict(attributes)
+        self.fetched += [named[name] for name in ("src", "href", "xlink:href") if name in named]
+        if tag not in ("meta", "path", "rect", "use", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag, f"<{tag}> closes another"
+
+
+def test_the_page_fetches_nothing_and_is_well_formed(page):
+    walk = Walk(page)
+    assert walk.open == []
+    assert all(reference.startswith("#") for reference in walk.fetched)
+    assert not walk.tags & {"script", "link", "iframe", "img"}
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_text_of_a_model_is_escaped_in_the_page(page):
+    assert HOSTILE not in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\x1b" not in page
+
+
+def test_text_of_a_model_cannot_leave_its_block_in_the_terminal(folder):
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    fences = [line for line in text.splitlines() if line.startswith("```")]
+    assert len(fences) % 2 == 0
+    assert all(len(fence) > 3 for fence in fences[: fences.count("````")])
+
+
+def test_table_1_stands_beside_the_papers_with_intervals_and_says_it_is_not_comparable(page, folder):
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    for figure in ("27.98", "28.96", "31.36", "33.43"):
+        assert figure in text
+        assert figure in page
+    assert "35.00 [20.00, 50.00]" in text
+    assert "not comparable" in text
+
+
+def test_curves_calls_and_seconds_come_from_the_catalog(data):
+    assert data["curves"]["pretrain"]["loss"][""][0] == [1, 8.0]
+    assert len(data["curves"]["pretrain"]["loss"][""]) == 20
+    (call,) = data["calls"]
+    assert (call["label"], call["calls"], call["cached"], call["tokens_out"]) == ("distill", 3, 1, 60)
+    assert data["cost"]["dollars"] == pytest.approx(0.03)
+    assert data["cost"]["seconds"] == pytest.approx(11 * 1.5)
+
+
+def test_every_input_is_in_the_lineage_with_what_it_read(chain, data):
+    _, made = chain
+    ids = {artifact_id for label, kinds in made.items() if label != "report" for artifact_id in kinds.values()}
+    assert {row["id"] for row in data["lineage"]} == ids
+    reason = next(row for row in data["lineage"] if row["label"] == "reason")
+    assert reason["reads"] == {"checkpoint": made["align"]["checkpoint"]}
+
+
+def test_stand_ins_are_named(data):
+    notes = {note["note"] for note in data["stand_ins"]}
+    assert "wikipedia stands in for the web" in notes
+    assert "endpoint local: SmolLM2-135M-Instruct stands in for a large model" in notes
+
+
+def test_samples_show_good_and_bad_ones(data):
+    answers = next(group for group in data["samples"] if group["title"] == "evaluate:reason: answers")
+    assert [row["good"] for row in answers["rows"]] == [True, False]
+    rollouts = next(group for group in data["samples"] if group["title"].startswith("reason: rollouts"))
+    assert {row["verdict"] for row in rollouts["rows"]} == {"reward 1", "reward 0"}
+
+
+def test_distillation_counts_and_refusals_are_shown(data):
+    tables = [block for section in compose(data) for block in section.blocks if isinstance(block, Table)]
+    refused = next(table for table in tables if table.title == "distill: refused, by reason")
+    assert refused.rows == (("copied", "1"), ("too short", "2"))
+
+
+def test_what_was_not_measured_is_left_out(chain):
+    store, made = chain
+    only = [Input("ingest:wikipedia", store.get(made["ingest:wikipedia"]["tokens"]))]
+    sections = compose(gather(store, only, samples=4))
+    assert [section.title for section in sections] == ["The run", "Cost", "What is a stand-in", "Lineage"]
+    text = markdown("Toy", "", sections)
+    assert "27.98" not in text
+    assert "dollars" not in text
+    assert "0 calls" in text
+
+
+def test_an_evaluation_without_scores_is_no_row(chain, tmp_path):
+    store, made = chain
+    artifact = store.get(made["pretrain"]["checkpoint"])
+    assert scores([Input("evaluate:pretrain", artifact)]) == {}
+
+
+def test_a_chart_with_one_point_or_none_is_not_drawn():
+    curves = {"pretrain": {"loss": {"": [[1, 8.0]]}}, "reason": {"kl": {"": [[1, 0.1], [2, 0.2]]}}}
+    found = {"stages": [], "scores": {}, "curves": curves, "calls": [], "cost": {"calls": 0}}
+    sections = compose(found | {"samples": [], "stand_ins": [], "lineage": []})
+    charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    assert [chart.title for chart in charts] == ["reason: KL to the start"]
+
+
+def test_figures_are_the_same_bytes_for_the_same_numbers_and_keep_their_identifiers_apart():
+    points = [(float(i), 1.0 / (1 + i)) for i in range(50)]
+    first = line_chart("loss", {"a": points, "b": points}, "nats")
+    assert first == line_chart("loss", {"a": points, "b": points}, "nats")
+    other = line_chart("reward", {"a": points}, "")
+    ElementTree.fromstring(first)
+
+    def identifiers(svg):
+        return {element.get("id") for element in ElementTree.fromstring(svg).iter() if element.get("id")}
+
+    assert not identifiers(first) & identifiers(other)
+
+
+def test_long_curves_are_averaged_not_sampled():
+    points = [(float(i), float(i % 2)) for i in range(10_000)]
+    few = thinned(points)
+    assert len(few) == MOST_POINTS
+    assert all(0.4 < value < 0.6 for _, value in few)
+    assert thinned(points[:10]) == points[:10]
+
+
+def test_the_picture_puts_readers_to_the_right_and_escapes_labels():
+    boxes = [("a<b", "1 s"), ("c", ""), ("d", "")]
+    svg = pipeline_picture(boxes, [("a<b", "c"), ("c", "d"), ("a<b", "d")])
+    root = ElementTree.fromstring(svg)
+    lefts = [int(rect.get("x")) for rect in root.iter("rect")]
+    assert lefts == sorted(lefts)
+    assert len(set(lefts)) == 3
+    assert next(root.iter("text")).text == "a<b"
+
+
+def test_rendering_escapes_titles_and_paragraphs():
+    rows = [{"verdict": "<b>", "good": False, "prompt": "p", "text": "```x```", "expected": "`<i>`"}]
+    sections = [Section("<h>", (Paragraph("<p>"), Samples("<s>", rows)))]
+    page = html_page("<t>", "<u>", sections)
+    for raw in ("<b>", "<i>", "<t>", "<u>", "<s>", "<h>"):
+        assert raw not in page
+    assert "````\np\n→\n```x```\n````" in markdown("t", "u", sections)
