@@ -82,6 +82,7 @@ class TeacherConfig(Section):
 
     endpoint: str
     up_to: Share = 1.0
+    template: str = ""  # of its prompt; empty: the compact one for the embedded model, the full one for others
 
 
 class DistillConfig(Section):

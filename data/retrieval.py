@@ -54,11 +54,16 @@ class ExemplarIndex:
 
     def nearest(self, queries: Sequence[str], encoder: Encoder, count: int) -> list[list[Neighbour]]:
         """The `count` nearest exemplars of each query, nearest first, without its near-duplicates."""
-        wanted = min(count + SPARE, len(self.records))
-        scores, places = self._index.search(encoder.encode(queries), wanted)
-        return [
-            self._chosen(query, row, where, count) for query, row, where in zip(queries, scores, places, strict=True)
-        ]
+        vectors = encoder.encode(queries)
+        found: list[list[Neighbour]] = [[] for _ in queries]
+        left, wanted = list(range(len(queries))), count + SPARE
+        while left:  # once, unless a prompt has more near-duplicates than spares
+            scores, places = self._index.search(vectors[left], min(wanted, len(self.records)))
+            for at, row, where in zip(left, scores, places, strict=True):
+                found[at] = self._chosen(queries[at], row, where, count)
+            left = [at for at in left if len(found[at]) < count and wanted < len(self.records)]
+            wanted *= 4
+        return found
 
     def save(self, folder: Path) -> None:
         """Write the index, the records and what the vectors were made with."""
@@ -79,10 +84,10 @@ class ExemplarIndex:
             index = faiss.deserialize_index(np.frombuffer((folder / "vectors.faiss").read_bytes(), np.uint8))
             lines = (folder / "exemplars.jsonl").read_bytes().splitlines()
         except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"retrieval index {folder}: cannot be read ({error}); delete it to build it anew") from None
+            raise ConfigError(f"retrieval index {folder}: cannot be read ({error}); delete it to rebuild it") from None
         records = [record for line in lines if isinstance(record := from_dict(json.loads(line), "synth"), SynthRecord)]
         if facts["model"] != MODEL or not len(records) == index.ntotal == facts["count"]:
-            raise ConfigError(f"retrieval index {folder}: is damaged, or not of {MODEL}; delete it to build it anew")
+            raise ConfigError(f"retrieval index {folder}: is damaged, or not of {MODEL}; delete it to rebuild it")
         found = cls.__new__(cls)
         found.records, found._index = records, index
         return found

@@ -6,16 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.model import TokenizerConfig
 from configs.schema import EvaluateConfig
 from configs.section import ConfigError, Retryable
 from data.chat import Reply, encode_prompt, parse_completion, parse_text
+from data.endpoints import ChatFailure, ChatReply, ChatRequest, EndpointPool
 from data.tokenizer import tokenizer_for
 
 logger = logging.getLogger(__name__)
-SMALLEST_BUCKET = 64
+SMALLEST_BUCKET = 256  # below it a second compilation costs more than the padding
 
 
 @dataclass(frozen=True)
@@ -104,16 +105,17 @@ class CheckpointAnswerer:
 
 
 class EndpointAnswerer:
-    """A chat endpoint of a `data.endpoints.EndpointPool`, asked zero-shot with the prompt as the one user message."""
+    """A chat endpoint of the pool, asked zero-shot with the prompt as its one message. No reply is asked for twice.
 
-    def __init__(self, pool: Any, endpoint: str, config: EvaluateConfig) -> None:
+    Raises `ConfigError` when the endpoint does not exist, refuses its key, or the budget is spent.
+    """
+
+    def __init__(self, pool: EndpointPool, endpoint: str, config: EvaluateConfig) -> None:
         self._pool, self._endpoint, self._config = pool, endpoint, config
         self.batch = config.batch
-        self.name = f"endpoint {endpoint}"
+        self.name = f"endpoint {pool.config(endpoint).model}"
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
-        from data.endpoints import ChatFailure, ChatRequest
-
         requests = [
             ChatRequest(
                 endpoint=self._endpoint,
@@ -125,25 +127,29 @@ class EndpointAnswerer:
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        replies = self._pool.ask(requests)
-        failures = [reply for reply in replies if isinstance(reply, ChatFailure)]
+        outcomes = self._pool.ask(requests)
+        # A question that the endpoint will not take (too long, say) is left out; any other failure may pass.
+        failures = [one for one in outcomes if isinstance(one, ChatFailure) and one.reason != "refused"]
+        for failure in failures:
+            if failure.reason in ("misconfigured", "budget"):
+                raise ConfigError(f"endpoint {self._endpoint!r}: {failure.message}")
         if failures:
             raise Retryable(
-                f"endpoint {self._endpoint!r}: {len(failures)} of {len(replies)} questions got no reply "
+                f"endpoint {self._endpoint!r}: {len(failures)} of {len(outcomes)} questions got no reply "
                 f"({failures[0].reason}: {failures[0].message}); what was answered is kept, run it again to go on"
             )
-        return [_from_chat(reply) for reply in replies]
+        return [Unasked("refused") if isinstance(one, ChatFailure) else _from_chat(one) for one in outcomes]
 
 
 def buckets(longest: int) -> list[int]:
-    """The prompt lengths to compile for: halves of `longest`, down to 64, so short prompts pay for little padding."""
+    """The prompt lengths to compile for: halves of `longest` down to 256, so short prompts pay for little padding."""
     lengths = [longest]
     while lengths[-1] % 2 == 0 and lengths[-1] // 2 >= SMALLEST_BUCKET:
         lengths.append(lengths[-1] // 2)
     return lengths[::-1]
 
 
-def _from_chat(reply: Any) -> Answer:
+def _from_chat(reply: ChatReply) -> Answer:
     parsed = parse_text(reply.text)
     cut = reply.finish == "length"
     return Answer(

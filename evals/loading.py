@@ -16,24 +16,40 @@ from evals.offline import STAND_INS
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
-    """The items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+def check(choice: BenchmarkChoice) -> None:
+    """Refuse what could never be loaded, without loading anything: fit to be asked before hours of training.
 
-    Raises `ConfigError` for an unknown name, a missing revision, an unreadable file or a record that does not fit;
-    `Retryable` when the Hub does not answer.
+    Raises `ConfigError` for an unknown name, or a benchmark with neither a pinned commit nor a file.
     """
     if choice.name in STAND_INS:
         if choice.revision or choice.path:
             raise ConfigError(f"evaluate.benchmarks: the stand-in {choice.name!r} takes neither `revision` nor `path`")
+        return
+    names = COMPOSITES.get(choice.name, (choice.name,))
+    if not set(names) <= set(BENCHMARKS):
+        known = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
+        raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
+    if choice.path and choice.name in COMPOSITES:
+        raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
+    if not choice.path and not COMMIT.fullmatch(choice.revision):
+        raise ConfigError(
+            f"evaluate.benchmarks: {choice.name!r} needs `revision`, a full commit hash of {BENCHMARKS[names[0]].hub} "
+            f"(from its page's history), so that the score can be had again; or `path`, a file of its records"
+        )
+
+
+def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
+    """The items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+
+    Raises `ConfigError` as `check` does, and for an unreadable file or a record that does not fit; `Retryable` when the
+    Hub does not answer.
+    """
+    check(choice)
+    if choice.name in STAND_INS:
         return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
     loaded = {}
     for name in COMPOSITES.get(choice.name, (choice.name,)):
-        if name not in BENCHMARKS:
-            known = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
-            raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
         benchmark = BENCHMARKS[name]
-        if choice.path and choice.name in COMPOSITES:
-            raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
         records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, choice.revision)
         loaded[name] = choose(items_of(benchmark, records, seed), choice.items, seed)
     return loaded
@@ -65,12 +81,7 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
-    """Records of the reported split at the commit `revision` of the Hub."""
-    if not COMMIT.fullmatch(revision):
-        raise ConfigError(
-            f"evaluate.benchmarks: {benchmark.name!r} needs `revision`, a full commit hash of {benchmark.hub} (from "
-            f"its page's history), so that the score can be had again; or `path`, a file of its records"
-        )
+    """Records of the reported split at the commit `revision` of the Hub, 40 hexadecimal digits."""
     import datasets
 
     where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"

@@ -59,7 +59,7 @@ def api() -> Iterator[str]:
     Nothing may have imported `prefect` before. Raises `ConfigError` if the one that is named does not answer.
     """
     if url := os.environ.get("PREFECT_API_URL"):
-        if not _healthy(url, timeout_s=10.0):
+        if not healthy(url, timeout_s=10.0):
             raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
         yield url
         return
@@ -68,7 +68,7 @@ def api() -> Iterator[str]:
     # The lock keeps two first starts from migrating one database at once.
     with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        port = _free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}/api"
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
@@ -96,7 +96,7 @@ def api() -> Iterator[str]:
 
 def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
     deadline = time.monotonic() + STARTUP_S
-    while not _healthy(url, timeout_s=5.0):
+    while not healthy(url, timeout_s=5.0):
         if process.poll() is not None or time.monotonic() > deadline:
             how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
             raise RuntimeError(f"the embedded Prefect server {how}; see {log_name}")
@@ -113,7 +113,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _healthy(url: str, timeout_s: float) -> bool:
+def healthy(url: str, timeout_s: float) -> bool:
+    """Whether a Prefect API answers at `url` (it ends in /api)."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as reply:
             return reply.status == 200
@@ -131,7 +132,8 @@ def _drain() -> None:
         EventsWorker.drain_all(timeout=5)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -93,8 +93,8 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     finally:
         unsubscribe()
     if stopped:
-        _account(err, stopped.label, stopped.__cause__, typed, selection, log_file)
-        return BAD_INPUT if isinstance(stopped.__cause__, (ConfigError, Retryable)) else FAILED
+        account(err, stopped.label, stopped.__cause__, typed, selection, log_file)
+        return exit_code(stopped.__cause__)
     out.print()
     out.print(summary(board))
     out.print()
@@ -102,6 +102,11 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     if page := report_page(store, made.get("report", {}).get("report")):
         out.print(f"report: {page}", soft_wrap=True, highlight=False)
     return OK
+
+
+def exit_code(cause: BaseException | None) -> int:
+    """2 for what the operator must mend (bad input, a teacher that does not answer), 1 for a crash."""
+    return BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else FAILED
 
 
 def report_page(store: Store, artifact_id: str | None) -> Path | None:
@@ -125,7 +130,7 @@ def reason_of(update: StageUpdate) -> str:
     return said.strip().splitlines()[0] if said.strip() else ""
 
 
-def _account(
+def account(
     err: Console, label: str, cause: BaseException | None, typed: str, selection: Selection, log_file: Path
 ) -> None:
     """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""

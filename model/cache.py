@@ -5,7 +5,7 @@ column: one slice is written per layer and step, in place, and nothing of the co
 unrolled in the step, each with arrays of its own, for a scan over stacked caches would copy them at every step.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,11 @@ def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
     """Unstack and cast the parameters, once for a whole generation."""
     dtype = compute_dtype(config)
 
-    def block(index: int) -> Params:
-        def leaf(path: tuple, stacked: Array) -> Array:
-            return stacked[index].astype(dtype) if path[-1].key in _MATRICES else stacked[index]
+    def cast(path: tuple, leaf: Array) -> Array:
+        return leaf.astype(dtype) if path[-1].key in _MATRICES else leaf
 
-        return jax.tree_util.tree_map_with_path(leaf, params["blocks"])
-
-    blocks = tuple(block(index) for index in range(config.blocks))
+    stacked = jax.tree_util.tree_map_with_path(cast, params["blocks"])
+    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
     spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
     return DecodeWeights(params["embedding"].astype(dtype), blocks, spectra)
 
@@ -88,7 +86,7 @@ def prefill(
         return x_BPD, BlockCache(tuple(states), keys, values)
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
-    blocks = tuple(jax.tree.map(lambda part: part[index], stacked) for index in range(config.blocks))
+    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
     return x_BPD[:, -1], Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
 
 
@@ -122,6 +120,11 @@ def grow(cache: Cache, capacity: int) -> Cache:
         for held in cache.blocks
     )
     return cache._replace(blocks=blocks)
+
+
+def unstacked(tree: Any, index: int) -> Any:
+    """One block of a tree whose leaves are stacked over blocks."""
+    return jax.tree.map(lambda part: part[index], tree)
 
 
 def share(cache: Cache, source_B: Array) -> Cache:

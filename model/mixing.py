@@ -23,6 +23,7 @@ import numpy as np
 from jax import Array
 
 from configs.section import ConfigError
+from model.kernels.fused import fused
 from model.mixing_chunked import chunked
 from model.mixing_parts import MixState, Timeline, divide, sine_cosine, softsign, timeline
 
@@ -75,6 +76,8 @@ def mix(
         return chunked(*arrays, times, state, chunk=chunk)
     if form == "reference":
         return reference(*arrays, times, state)
+    if form == "fused":
+        return fused(*arrays, times, state, chunk=chunk)
     raise ConfigError(f'mixing: form {form!r} is not one of "reference", "chunked", "fused"')
 
 

@@ -23,30 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from model.mixing_parts import TINY, MixState, Timeline, sine_cosine, softsign
+from model.mixing_parts import TINY, MixState, Operands, Sums, Timeline, join, sine_cosine, softsign
 
 _EXACT = lax.Precision.HIGHEST
-
-
-class Operands(NamedTuple):
-    """The differentiable inputs, as `mixing.mix` names them, with H and M joined in J where both stand."""
-
-    keys_BLKH: Array
-    gates_BLK: Array
-    decay_K: Array
-    phase_scale_K: Array
-    grid_KJ: Array
-    weights_KJ: Array
-    q_re_BLQJ: Array
-    q_im_BLQJ: Array
-
-
-class _Sums(NamedTuple):
-    """State, or its gradient, with J joined."""
-
-    re_BKJ: Array
-    im_BKJ: Array
-    z_BK: Array
 
 
 class _Spread(NamedTuple):
@@ -87,22 +66,20 @@ def chunked(
     chunk: int,
 ) -> tuple[Array, Array, MixState]:
     """`mixing.mix` with the segments' timeline (None: one whole segment); shapes are checked there."""
-    full = state.re_BKHM.shape
     operands = Operands(
         keys_BLKH, gates_BLK, decay_K, phase_scale_K,
-        _join(grid_KHM), _join(weights_KHM), _join(q_re_BLQHM), _join(q_im_BLQHM),
+        join(grid_KHM), join(weights_KHM), join(q_re_BLQHM), join(q_im_BLQHM),
     )  # fmt: skip
-    sums = _Sums(_join(state.re_BKHM), _join(state.im_BKHM), state.z_BK)
-    out_re, out_im, sums = _mixed(min(chunk, keys_BLKH.shape[1]), operands, times, sums)
-    return out_re, out_im, MixState(sums.re_BKJ.reshape(full), sums.im_BKJ.reshape(full), sums.z_BK)
+    out_re, out_im, sums = _mixed(min(chunk, keys_BLKH.shape[1]), operands, times, Sums.of(state))
+    return out_re, out_im, sums.apart(grid_KHM.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixed(chunk: int, operands: Operands, times: Timeline | None, state: _Sums) -> tuple[Array, Array, _Sums]:
+def _mixed(chunk: int, operands: Operands, times: Timeline | None, state: Sums) -> tuple[Array, Array, Sums]:
     return _forward(chunk, operands, times, state)[0]
 
 
-def _forward(chunk: int, operands: Operands, times: Timeline | None, state: _Sums) -> tuple[tuple, tuple]:
+def _forward(chunk: int, operands: Operands, times: Timeline | None, state: Sums) -> tuple[tuple, tuple]:
     """All chunks in order, the last one shorter where `chunk` does not divide L: nothing is padded or copied."""
     keys_BLKH = operands.keys_BLKH
     length = keys_BLKH.shape[1]
@@ -121,7 +98,7 @@ def _forward(chunk: int, operands: Operands, times: Timeline | None, state: _Sum
         q_re, q_im, scale = q_re * weights, q_im * weights, _inverse(spread, block)
         re = _over_samples(block.re_BKCJ * q_re + block.im_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         im = _over_samples(block.im_BKCJ * q_re - block.re_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
-        state = _Sums(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
+        state = Sums(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
         return befores, state, _put(out_re, re, start), _put(out_im, im, start)
 
     state = jax.tree.map(lambda part: part.astype(jnp.float32), state)
@@ -135,7 +112,7 @@ def _forward(chunk: int, operands: Operands, times: Timeline | None, state: _Sum
     return (out_re, out_im, state), (operands, times, befores, state)
 
 
-def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, None, _Sums]:
+def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, None, Sums]:
     """The chunks from last to first."""
     operands, times, befores, last = kept
     d_re_BLKH, d_im_BLKH, d_state = cotangents
@@ -170,10 +147,10 @@ def _chunk_gradient(
     operands: Operands,
     small: Operands,
     times: Timeline | None,
-    before: _Sums,
+    before: Sums,
     cotangents: tuple[Array, Array],
-    carry: tuple[Operands, _Sums, _Sums],
-) -> tuple[Operands, _Sums, _Sums]:
+    carry: tuple[Operands, Sums, Sums],
+) -> tuple[Operands, Sums, Sums]:
     """One chunk: `carry` is the gradient so far, that of the state after the chunk, and that state."""
     gradient, d_after, after = carry
     batch, _, heads, head_dim = operands.keys_BLKH.shape
@@ -221,7 +198,7 @@ def _chunk_gradient(
         _put(gradient.q_im_BLQJ, _over_heads(dq_im * weights, operands), start),
     )
     first = spread.carry_BKC[:, :, 0]
-    d_before = _Sums(
+    d_before = Sums(
         first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0]
     )
     return gradient, d_before, before
@@ -231,7 +208,7 @@ _mixed.defvjp(_forward, _backward)
 
 
 def _encode(
-    start: Array | int, size: int, operands: Operands, small: Operands, spread: _Spread, state: _Sums
+    start: Array | int, size: int, operands: Operands, small: Operands, spread: _Spread, state: Sums
 ) -> _Chunk:
     """Steps 3 and 4 for one chunk after `state`."""
     samples_wide = small.grid_KJ.shape[-1]
@@ -286,10 +263,6 @@ def _float32(operands: Operands) -> Operands:
     """The parameters in float32; what has an axis L is cast chunk by chunk."""
     names = ("decay_K", "phase_scale_K", "grid_KJ", "weights_KJ")
     return operands._replace(**{name: getattr(operands, name).astype(jnp.float32) for name in names})
-
-
-def _join(array: Array) -> Array:
-    return array.reshape(*array.shape[:-2], -1)
 
 
 def _cut(array_BLK: Array, start: Array | int, size: int) -> Array:

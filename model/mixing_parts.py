@@ -23,6 +23,36 @@ class MixState(NamedTuple):
     z_BK: Array
 
 
+class Operands(NamedTuple):
+    """The differentiable inputs of `mixing.mix` with H and M joined in J where both stand."""
+
+    keys_BLKH: Array
+    gates_BLK: Array
+    decay_K: Array
+    phase_scale_K: Array
+    grid_KJ: Array
+    weights_KJ: Array
+    q_re_BLQJ: Array
+    q_im_BLQJ: Array
+
+
+class Sums(NamedTuple):
+    """`MixState` with J joined; or its gradient."""
+
+    re_BKJ: Array
+    im_BKJ: Array
+    z_BK: Array
+
+    @classmethod
+    def of(cls, state: MixState) -> "Sums":
+        return cls(join(state.re_BKHM), join(state.im_BKHM), state.z_BK)
+
+    def apart(self, samples: int) -> MixState:
+        """The same with the two axes H and M."""
+        full = (*self.re_BKJ.shape[:-1], -1, samples)
+        return MixState(self.re_BKJ.reshape(full), self.im_BKJ.reshape(full), self.z_BK)
+
+
 class Timeline(NamedTuple):
     """Which positions hold a token, and at which of those the sums start afresh; None stands for one whole segment."""
 
@@ -53,6 +83,11 @@ def _divide_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
     sums, z = primals
     ratio = divide(sums, z)
     return ratio, divide(tangents[0] - ratio * tangents[1], z)
+
+
+def join(array_HM: Array) -> Array:
+    """The last two axes as one."""
+    return array_HM.reshape(*array_HM.shape[:-2], -1)
 
 
 def softsign(x: Array) -> Array:

@@ -233,7 +233,8 @@ class _Attempt:
     def _publish(self, space: Workspace) -> dict[str, str]:
         """One rename a kind. What an earlier attempt of this execution has published already is left as it is."""
         self._notify("publishing")
-        kinds = space.done() or []
+        written = space.done() or []
+        kinds = [kind for kind in self.stage.outputs if kind in written]
         published = {}
         for kind in kinds:
             source = space.path / "output" / kind

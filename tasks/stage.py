@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.section import ConfigError, Retryable
 from store.manifest import stage_key
 from tasks.job import Job
 
@@ -93,4 +92,4 @@ def stage(
     return decorate
 
 
-__all__ = ["ConfigError", "Job", "Retryable", "RunContext", "Stage", "StageCancelled", "StageCrash", "stage"]
+__all__ = ["Job", "RunContext", "Stage", "StageCancelled", "StageCrash", "stage"]

@@ -8,6 +8,7 @@ from configs.schema import EvaluateConfig, ProblemsConfig, TaskConfig
 from configs.section import ConfigError
 from data.chat import encode_prompt
 from data.tokenizer import tokenizer_for
+from evals import answerers
 from evals.answerers import Answer, CheckpointAnswerer, Unasked, buckets
 from model.nautile import initialise
 from model.weights import save_weights
@@ -79,9 +80,16 @@ def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
 
 
 def test_short_prompts_get_a_shorter_shape():
-    assert buckets(512) == [64, 128, 256, 512]
-    assert buckets(100) == [100]
-    assert buckets(128) == [64, 128]
+    assert buckets(1024) == [256, 512, 1024]
+    assert buckets(1000) == [500, 1000]
+    assert buckets(128) == [128]
+
+
+def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):
+    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    two_shapes = CheckpointAnswerer(checkpoint, CONFIG)
+    outputs = [one.output for one in two_shapes.answer(PROMPTS[:4], SEEDS[:4])]
+    assert outputs == [one.output for one in answerer.answer(PROMPTS[:4], SEEDS[:4])]
 
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(checkpoint, tmp_path):

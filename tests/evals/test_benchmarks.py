@@ -9,7 +9,7 @@ from configs.section import ConfigError
 from evals import paper
 from evals.benchmarks import BENCHMARKS, COMPOSITES, choose, items_of, shuffled
 from evals.intervals import wilson
-from evals.loading import items_for
+from evals.loading import check, items_for
 from evals.runner import evaluate
 from evals.scores import score
 
@@ -123,6 +123,11 @@ def test_an_unknown_benchmark_is_refused_with_those_there_are():
 def test_the_hub_is_not_asked_without_a_pinned_commit(revision):
     with pytest.raises(ConfigError, match="'gsm8k' needs `revision`, a full commit hash of openai/gsm8k"):
         items_for(BenchmarkChoice(name="gsm8k", revision=revision), 0)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "arc", "wiki_choice"])
+def test_a_choice_is_checked_without_loading_it(name):
+    check(BenchmarkChoice(name=name, revision="" if name == "wiki_choice" else "0123456789" * 4))
 
 
 def test_records_come_from_a_file_too(hub_records, tmp_path):

@@ -1,16 +1,20 @@
 """The toy configuration over stand-in stages: its chain made once, with and without the command line."""
 
 import os
-from dataclasses import dataclass
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from configs.load import load
 from configs.schema import RunConfig
+from flows.prefect_env import free_port, healthy
 from store.artifacts import Store
 from tests.support.toy_chain import make_all
-from tests.support.toy_cli import nautile, start
+from tests.support.toy_cli import ROOT, environment, nautile, start
 from tests.support.toy_stages import TOY, toy_stage
 
 
@@ -34,10 +38,11 @@ def made(tmp_path_factory, toy):
 
 @dataclass(frozen=True)
 class Bench:
-    """A folder with a store where the toy chain has run by the command line; its Prefect home serves later runs too."""
+    """A folder with a store where the toy chain has run by the command line, and the Prefect server of later runs."""
 
     folder: Path
-    first: object
+    first: subprocess.CompletedProcess[str]
+    url: str = ""
 
     @property
     def store(self) -> Path:
@@ -47,18 +52,39 @@ class Bench:
     def home(self) -> str:
         return str(self.store / "prefect")
 
-    def run(self, *arguments: str, store: Path | None = None, **more: str):
-        return nautile(*arguments, store=store or self.store, cwd=self.folder, **{"PREFECT_HOME": self.home} | more)
+    def run(self, *arguments: str, store: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        return nautile(*arguments, store=store or self.store, cwd=self.folder, **self._prefect() | more)
 
-    def start(self, *arguments: str, store: Path | None = None, **more: str):
-        return start(*arguments, store=store or self.store, cwd=self.folder, **{"PREFECT_HOME": self.home} | more)
+    def start(self, *arguments: str, store: Path | None = None, **more: str) -> subprocess.Popen[str]:
+        return start(*arguments, store=store or self.store, cwd=self.folder, **self._prefect() | more)
+
+    def _prefect(self) -> dict[str, str]:
+        return {"PREFECT_HOME": self.home, "PREFECT_API_URL": self.url}
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory) -> Bench:
+def bench(tmp_path_factory):
+    """The first run brings its own server. The later ones share one, for each would take seconds to start."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "home").mkdir()
-    return Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, HOME=str(folder / "home")))
+    first = Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, HOME=str(folder / "home")))
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
+        env=environment(first.store, PREFECT_HOME=first.home, PREFECT_SERVER_ANALYTICS_ENABLED="false"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    shared = replace(first, url=f"http://127.0.0.1:{port}/api")
+    try:
+        while not healthy(shared.url, 5.0):
+            assert server.poll() is None
+            time.sleep(0.1)
+        yield shared
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 @pytest.fixture(autouse=True)

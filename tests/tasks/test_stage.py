@@ -245,6 +245,26 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
     assert list((store.root / "staging").iterdir()) == []
 
 
+def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(store, context, monkeypatch):
+    made = sums.run(section(totals=True), {}, context)
+    old = store.get(made["numbers"]).execution
+    set_aside = Store._set_aside
+
+    def killed_after(self, folder):
+        set_aside(self, folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_set_aside", killed_after)
+        with pytest.raises(KeyboardInterrupt):
+            sums.run(section(totals=True), {}, forced(context))
+    assert [artifact.kind for artifact in store.list()] == ["totals"]
+    assert sums.run(section(totals=True), {}, context) == made
+    new = store.get(made["numbers"])
+    assert new.execution == store.get(made["totals"]).execution != old
+    assert {store.get(f"{name}.1").execution for name in made.values()} == {old}
+
+
 def test_a_kind_that_is_missing_has_its_siblings_made_anew_with_it(store, context):
     made = sums.run(section(totals=True), {}, context)
     store.discard(store.get(made["totals"]).path)

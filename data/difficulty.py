@@ -1,0 +1,48 @@
+"""How hard a prompt is, from 0 to 1, and which teacher gets it (paper §3.3).
+
+    difficulty = 0.4 kind + 0.2 length + 0.4 steps
+
+`kind` is what the question asks for, `length` the logarithm of its words (1,000 and more count 1), `steps` the mean
+number of reasoning steps in the neighbours' worked reasoning (20 and more count 1).
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+from configs.schema import TeacherConfig
+from data.prompts import Prompt
+from data.retrieval import Neighbour
+
+KIND, LENGTH, STEPS = 0.4, 0.2, 0.4
+LONGEST, MOST_STEPS = 1000, 20
+KINDS = {"fact": 0.1, "definition": 0.2, "person": 0.2, "place": 0.2, "explanation": 0.4}
+_DEMANDING = re.compile(
+    r"\b(?:prove|derive|calculate|compute|solve|how many|how much|implement|program|algorithm|function|optimi[sz]e"
+    r"|why|compare|analy[sz]e|step by step|essay|story|poem|translate)\b",
+    re.IGNORECASE,
+)
+_STEP = re.compile(r"[.!?](?:\s|$)|\n")
+
+
+def difficulty(prompt: Prompt, neighbours: Sequence[Neighbour]) -> float:
+    """0 (easiest) to 1, to four digits."""
+    kind = KINDS.get(prompt.kind)
+    if kind is None:  # an open instruction: by what it demands
+        kind = min(1.0, 0.3 + 0.35 * len({found.lower() for found in _DEMANDING.findall(prompt.query)}))
+    words = len(prompt.query.split())
+    length = min(1.0, math.log(max(1, words)) / math.log(LONGEST))
+    counts = [steps(neighbour.record.synthetic_reasoning) for neighbour in neighbours]
+    reasoning = min(1.0, sum(counts) / len(counts) / MOST_STEPS) if counts else 0.0
+    return round(KIND * kind + LENGTH * length + STEPS * reasoning, 4)
+
+
+def steps(reasoning: str) -> int:
+    """Sentences or lines of a worked reasoning."""
+    return sum(1 for part in _STEP.split(reasoning) if part.strip())
+
+
+def choose(teachers: Sequence[TeacherConfig], score: float) -> TeacherConfig:
+    """The teacher of the lowest threshold that the score does not exceed; the highest one above all thresholds."""
+    ranked = sorted(teachers, key=lambda teacher: teacher.up_to)
+    return next((teacher for teacher in ranked if score <= teacher.up_to), ranked[-1])

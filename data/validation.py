@@ -1,0 +1,124 @@
+"""What a teacher's document must be to be kept; each one that is not has its one reason.
+
+The checks are cheap and err on the side of rejecting: prompts are plenty, and a small student learns a fault as
+eagerly as a fact. The groundedness check applies where the teacher was given a passage: of 64 replies of the embedded
+teacher it finds most of the invented names and numbers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from data.prompts import Prompt
+from data.retrieval import Neighbour
+from data.teacher import Draft, Template
+
+RejectReason = Literal[
+    "unparsable",
+    "truncated",
+    "empty",
+    "too_short",
+    "too_long",
+    "refusal",
+    "leaked_template",
+    "repeated",
+    "ungrounded",
+    "copied_exemplar",
+    "duplicate",
+]
+SHORTEST = 2  # characters of an answer; "12" is one
+NGRAM = 8  # words, for copying
+LOOP = 4  # words that come again and again
+_REFUSAL = re.compile(
+    r"\b(?:i(?:'m| am) sorry|as an ai\b|i (?:do not|don't) have enough information"
+    r"|i (?:cannot|can't|am unable to|am not able to) (?:help|assist|answer|provide|fulfil))",
+    re.IGNORECASE,
+)
+_LEAK = re.compile(
+    r"<\|[a-z_]+\|>|</?think>|</?document|\bpassage\b|\bexercises? of the same kind\b|\bjson\b"
+    r"|\bdocuments of the collection\b|\bexemplar",
+    re.IGNORECASE,
+)
+_CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")  # a full stop that only the grammar put there
+_WORD = re.compile(r"\w+")
+_NAME_OR_NUMBER = re.compile(r"\b[A-Z][\w'’-]*|\d[\d.,]*")
+
+
+def verdict(
+    draft: Draft | None,
+    finish: str,
+    prompt: Prompt,
+    neighbours: Sequence[Neighbour],
+    template: Template,
+    overlap_limit: float,
+) -> RejectReason | None:
+    """Why this draft is not kept, or None. `finish`: "length" when the reply hit its limit of tokens."""
+    if finish == "length":
+        return "truncated"
+    if draft is None:
+        return "unparsable"
+    if not draft.answer or not draft.reasoning:
+        return "empty"
+    text = f"{draft.reasoning}\n{draft.answer}"
+    if len(draft.answer) < SHORTEST or (prompt.passage and len(_WORD.findall(draft.answer)) < 3):
+        return "too_short"
+    if len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer:
+        return "too_long"
+    if _CUT_SHORT.search(draft.answer) or _CUT_SHORT.search(draft.reasoning):
+        return "truncated"
+    if _REFUSAL.search(text):
+        return "refusal"
+    if leaks(text, prompt):
+        return "leaked_template"
+    if loops(draft.reasoning) or loops(draft.answer):
+        return "repeated"
+    if prompt.passage is not None and not grounded(draft, prompt):
+        return "ungrounded"
+    if overlap(text, neighbours) > overlap_limit:
+        return "copied_exemplar"
+    return None
+
+
+def leaks(text: str, prompt: Prompt) -> bool:
+    """Whether the document speaks of what only the teacher saw, where the question does not."""
+    return any(leak.group().lower() not in prompt.query.lower() for leak in _LEAK.finditer(text))
+
+
+def loops(text: str) -> bool:
+    """Whether the same four words come three times, or few different words make a long text."""
+    words = [word.lower() for word in _WORD.findall(text)]
+    grams = Counter(zip(*(words[i:] for i in range(LOOP)), strict=False))
+    if grams and max(grams.values()) >= max(3, len(words) // 100):
+        return True
+    return 24 <= len(words) <= 400 and len(set(words)) / len(words) < 0.35
+
+
+def grounded(draft: Draft, prompt: Prompt) -> bool:
+    """Whether every name and number in the document stands in the passage or the question."""
+    source = f"{prompt.passage} {prompt.query}".lower()
+    known = set(_WORD.findall(source))
+    for sentence in re.split(r"(?<=[.:!?])\s+", f"{draft.reasoning} {draft.answer}"):
+        for found in list(_NAME_OR_NUMBER.finditer(sentence)):
+            if found.start() == 0 and not found.group()[0].isdigit():
+                continue  # a sentence begins with a capital
+            if not set(_WORD.findall(found.group().lower())) <= known:
+                return False
+    return True
+
+
+def overlap(text: str, neighbours: Sequence[Neighbour]) -> float:
+    """Share of the text's 8-grams of words that also stand in one of the exemplars; 0 for a text shorter than one."""
+    grams = _grams(text)
+    if not grams:
+        return 0.0
+    shown: set[tuple[str, ...]] = set()
+    for neighbour in neighbours:
+        record = neighbour.record
+        shown |= _grams(record.query) | _grams(record.synthetic_reasoning) | _grams(record.synthetic_answer)
+    return len(grams & shown) / len(grams)
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = [word.lower() for word in _WORD.findall(text)]
+    return set(zip(*(words[i:] for i in range(NGRAM)), strict=False))
