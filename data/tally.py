@@ -51,7 +51,7 @@ class Tally:
     tokens_out: Counter[str] = field(default_factory=Counter)
     dollars: float = 0.0
     uncounted: int = 0  # replies whose tokens the endpoint did not say
-    difficulties: list[float] = field(default_factory=list)
+    difficulty: float = 0.0  # their sum
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -63,7 +63,7 @@ class Tally:
         name = outcome.task.teacher.endpoint
         self.prompts += 1
         self.asked[name] += 1
-        self.difficulties.append(outcome.task.difficulty)
+        self.difficulty += outcome.task.difficulty
         if outcome.reason is None:
             self.kept[name] += 1
         else:
@@ -96,7 +96,7 @@ def facts(tally: Tally, config: DistillConfig, pool: EndpointPool) -> dict[str, 
         }
         for teacher in config.teachers
     }
-    mean = sum(tally.difficulties) / len(tally.difficulties) if tally.difficulties else None
+    mean = tally.difficulty / tally.prompts if tally.prompts else None
     return {
         "prompts": tally.prompts,
         "documents": tally.accepted,
@@ -129,8 +129,8 @@ def refuse_if_poor(config: DistillConfig, tally: Tally) -> None:
     share = 1 - tally.accepted / tally.prompts
     if share > config.max_rejected_share:
         raise ConfigError(
-            f"distill.max_rejected_share is {config.max_rejected_share:g}, but of {tally.prompts} documents {share:.3f} "
-            f"were rejected ({reasons}); take another teacher or raise it"
+            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {tally.prompts} documents were "
+            f"rejected ({reasons}); take another teacher or raise it"
         )
 
 

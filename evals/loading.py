@@ -87,8 +87,22 @@ def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]
     where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
     try:
-        yield from datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
-    except (datasets.exceptions.DatasetNotFoundError, datasets.exceptions.DatasetBuildError, ValueError) as error:
-        raise ConfigError(f"{where}: not to be had ({str(error).splitlines()[0]}){gate}") from None
+        found = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
+    except datasets.exceptions.DatasetNotFoundError as error:
+        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
+    except (datasets.exceptions.DatasetBuildError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):  # a download that broke off while the split was being put together
+            raise Retryable(f"{where}: the Hub did not answer ({_line(error.__cause__)})") from None
+        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
     except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
-        raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {error})") from None
+        raise Retryable(f"{where}: the Hub did not answer ({_line(error)})") from None
+    # Where the commit cannot be had, the client quietly falls back to whatever other commit its cache holds.
+    if not all(revision in Path(file["filename"]).parts for file in found.cache_files):
+        raise ConfigError(
+            f"{where}: only another commit lies in this machine's cache; the Hub has no such commit, or does not answer"
+        )
+    yield from found
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

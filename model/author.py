@@ -1,6 +1,6 @@
 """Import of the author's published weights, their layout and their id shift hidden here.
 
-Their linear weights are (out, in); their queries' columns have (re, im) last; their ids are ours + 1, with 0 for padding.
+Their linear weights are (out, in), their queries' columns have (re, im) last, their ids are ours + 1 (0 pads).
 Their decay is measured to the end of the context and clipped: `decay="window"` computes just that. Tensors come from
 safetensors or from a numpy archive (.npz): nothing is ever unpickled.
 """
