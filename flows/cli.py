@@ -140,8 +140,8 @@ def report(
         return
     console = _console()
     text = (folder / "report.md").read_text(encoding="utf-8")
-    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
-    console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True, highlight=False)
+    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
+    console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
 
 
 @store_app.command()
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    _console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    _console(stderr=True).print(message, style="red", soft_wrap=True)
     sys.exit(code)
 
 
@@ -229,4 +229,4 @@ def _store() -> Any:
 def _console(stderr: bool = False) -> Any:
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    return Console(stderr=stderr, markup=False, highlight=False)

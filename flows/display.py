@@ -92,7 +92,7 @@ class PlainDisplay:
 
     def __enter__(self) -> Self:
         if self._board.heading:
-            self._console.print(self._board.heading, highlight=False)
+            self._console.print(Text(self._board.heading))
         return self
 
     def __exit__(
@@ -114,7 +114,7 @@ class PlainDisplay:
         said = "started" if line.state == "running" and state != "running" else line.state
         detail = _right(line).plain
         text = f"{label}: {said}{took}" + (f" ({detail})" if detail else "")
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
 
 def summary(board: Board) -> Table:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
+from rich.text import Text
 
 from configs.schema import RunConfig
 from configs.section import ConfigError, Retryable
@@ -24,7 +25,7 @@ from flows.selection import Selection, choose, given_artifacts
 from flows.text import relative
 from store.artifacts import Store
 from tasks.progress import StageUpdate, subscribe
-from tasks.wording import duration
+from tasks.wording import duration, visible
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
         _forget(stop)
         label = next((line.label for line in board.lines.values() if line.state in ("running", "cancelled")), None)
         where = f" in {label}" if label else ""
-        err.print(f"stopped{where}; its processes are ended and what was finished is kept.")
-        err.print(f"Go on with: {command(typed, selection, label)}")
+        err.print(Text(f"stopped{where}; its processes are ended and what was finished is kept."), soft_wrap=True)
+        err.print(Text(f"Go on with: {command(typed, selection, label)}"), soft_wrap=True)
         return INTERRUPTED
     finally:
         unsubscribe()
@@ -100,7 +101,7 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     out.print()
     out.print(f"{len(chosen)} stages in {duration(time.monotonic() - begun)}", highlight=False)
     if page := report_page(store, made.get("report", {}).get("report")):
-        out.print(f"report: {page}", soft_wrap=True, highlight=False)
+        out.print(Text(f"report: {page}"), soft_wrap=True)
     return OK
 
 
@@ -126,7 +127,7 @@ def command(typed: str, selection: Selection, stopped_at: str | None = None) -> 
 
 def reason_of(update: StageUpdate) -> str:
     """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
-    said = (update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
+    said = visible(update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
     return said.strip().splitlines()[0] if said.strip() else ""
 
 
@@ -134,9 +135,10 @@ def account(
     err: Console, label: str, cause: BaseException | None, typed: str, selection: Selection, log_file: Path
 ) -> None:
     """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""
-    err.print(f"stage {label} failed: {str(cause).removeprefix(f'stage {label}: ')}", style="red", soft_wrap=True)
-    err.print(f"What was finished is kept. Go on with: {command(typed, selection, label)}", soft_wrap=True)
-    err.print(f"The run's log is {log_file}", soft_wrap=True)
+    why = visible(str(cause).removeprefix(f"stage {label}: "))
+    err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
+    err.print(Text(f"What was finished is kept. Go on with: {command(typed, selection, label)}"), soft_wrap=True)
+    err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)
 
 
 def _forget(error: BaseException | None) -> None:
