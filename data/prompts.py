@@ -26,6 +26,7 @@ Kind = Literal["definition", "explanation", "fact", "person", "place", "instruct
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _SUBJECT = re.compile(r"^([^,;:]{2,60}?)\s+(is|are|was|were)\s")
+_HONOURS = re.compile(r"(?: (?![IVXL]+\b)[A-Za-z]*[A-Z]{3,}\w*)+$")  # 'Friedrich Wöhler FRS HonFRSE'
 _NOT_A_SUBJECT = ("In ", "On ", "At ", "For ", "As ", "This ", "There ", "It ")
 
 
@@ -68,7 +69,8 @@ def question(article: Article, turn: int) -> Prompt | None:
     found = _SUBJECT.match(re.sub(r"\s*\([^()]*\)", "", sentences[0]))
     if not found or found[1].startswith(_NOT_A_SUBJECT):
         return None
-    subject, verb = _in_a_sentence(found[1].partition(" or ")[0], article), found[2]
+    named = _HONOURS.sub("", found[1].partition(" or ")[0])
+    subject, verb = _in_a_sentence(named, article), found[2]
     kinds: dict[Kind, tuple[str, str]] = {
         "definition": (f"What {verb} {subject}?", f"We need to say what {subject} {verb}: "),
         "explanation": (f"Explain {subject} in one sentence.", f"We need to explain {subject}: "),
@@ -137,9 +139,7 @@ def _rows(path: Path) -> Iterator[Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: line {number} is not JSON ({error}); a line is an object with a `query`"
-        ) from None
+        raise ConfigError(f"{path}: line {number} is not JSON ({error}); a line is an object with a `query`") from None
 
 
 def _from_hub(config: DistillConfig) -> Iterator[Prompt]:

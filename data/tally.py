@@ -129,8 +129,8 @@ def refuse_if_poor(config: DistillConfig, tally: Tally) -> None:
     share = 1 - tally.accepted / tally.prompts
     if share > config.max_rejected_share:
         raise ConfigError(
-            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {tally.prompts} documents were "
-            f"rejected ({reasons}); take another teacher or raise it"
+            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {tally.prompts} "
+            f"documents were rejected ({reasons}); take another teacher or raise it"
         )
 
 

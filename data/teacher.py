@@ -41,7 +41,7 @@ class Draft:
 
 TEMPLATES = {
     FULL: Template(FULL, (1500, 3000, 1500), 6000, 4000),
-    COMPACT: Template(COMPACT, (60, 50, 20), 200, 160),
+    COMPACT: Template(COMPACT, (48, 32, 12), 240, 200),
 }
 
 SCHEMA = {

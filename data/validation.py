@@ -12,7 +12,7 @@ from typing import Literal
 
 from data.prompts import Prompt
 from data.retrieval import Neighbour
-from data.teacher import Draft, Template
+from data.teacher import LONGEST_UNROLLED, Draft, Template
 
 RejectReason = Literal[
     "unparsable",
@@ -42,6 +42,13 @@ _LEAK = re.compile(
 )
 _CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")  # a full stop that only the grammar put there
 _WORD = re.compile(r"\w+")
+# Words that may begin a sentence though the passage has them not; any other capital is taken for a name.
+_STARTERS = frozenset(
+    _WORD.findall(
+        "a an and as at both by each for from he her his however if in it its many most of on one she since so some "
+        "such that the their there these they this those to we when where which while with"
+    )
+)
 _NAME_OR_NUMBER = re.compile(r"\b[A-Z][\w'’-]*|\d[\d.,]*")
 
 
@@ -65,7 +72,7 @@ def verdict(
         return "too_short"
     if len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer:
         return "too_long"
-    if _CUT_SHORT.search(draft.answer) or _CUT_SHORT.search(draft.reasoning):
+    if cut_short(draft.reasoning, template.reasoning) or cut_short(draft.answer, template.answer):
         return "truncated"
     if _REFUSAL.search(text):
         return "refusal"
@@ -78,6 +85,11 @@ def verdict(
     if overlap(text, neighbours) > overlap_limit:
         return "copied_exemplar"
     return None
+
+
+def cut_short(text: str, bound: int) -> bool:
+    """Whether a bound on the length, and not the writer, ended the text."""
+    return bool(_CUT_SHORT.search(text)) or (bound <= LONGEST_UNROLLED and len(text) >= bound - 1)
 
 
 def leaks(text: str, prompt: Prompt) -> bool:
@@ -96,13 +108,11 @@ def loops(text: str) -> bool:
 
 def grounded(draft: Draft, prompt: Prompt) -> bool:
     """Whether every name and number in the document stands in the passage or the question."""
-    source = f"{prompt.passage} {prompt.query}".lower()
-    known = set(_WORD.findall(source))
+    known = set(_WORD.findall(f"{prompt.passage} {prompt.query}".lower()))
     for sentence in re.split(r"(?<=[.:!?])\s+", f"{draft.reasoning} {draft.answer}"):
-        for found in list(_NAME_OR_NUMBER.finditer(sentence)):
-            if found.start() == 0 and not found.group()[0].isdigit():
-                continue  # a sentence begins with a capital
-            if not set(_WORD.findall(found.group().lower())) <= known:
+        for found in _NAME_OR_NUMBER.finditer(sentence):
+            words = set(_WORD.findall(found.group().lower()))
+            if not words <= (known | _STARTERS if found.start() == 0 else known):
                 return False
     return True
 

@@ -153,9 +153,9 @@ def verify(
     from flows import inspection
     from flows.text import verify_table
 
-    rows = inspection.verify(_store(), artifact)
-    _show(rows, as_json, verify_table)
-    if any(row["damaged"] for row in rows):
+    found = inspection.verify(_store(), artifact)
+    _show(found, as_json, verify_table)
+    if found["damaged"]:
         raise typer.Exit(2)
 
 
@@ -230,3 +230,7 @@ def _console(stderr: bool = False) -> Any:
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

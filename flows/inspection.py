@@ -77,19 +77,21 @@ def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     return _fresh(store).select(query)
 
 
-def verify(store: Store, artifact_id: str | None) -> list[Row]:
-    """A row for each artifact, with its damaged files by name; every byte is read. Unreadable manifests included."""
+def verify(store: Store, artifact_id: str | None) -> Row:
+    """`artifacts`: how many were checked; `damaged`: id -> its damaged files by name. Every byte is read.
+
+    Without an id all are checked, those whose manifests cannot be read included.
+    """
     if artifact_id:
-        chosen = [store.get(artifact_id)]
-        return [{"id": a.id, "files": len(a.manifest["files"]), "damaged": store.verify(a)} for a in chosen]
-    whole = {a.path: a for a in store.list(superseded=True)}
-    rows = []
-    for kind, key, number, folder in store.folders():
-        artifact = whole.get(folder)
-        name = artifact.id if artifact else f"{kind}/{key[:12]}" + (f".{number}" if number else "")
-        files = len(artifact.manifest["files"]) if artifact else None
-        rows.append({"id": name, "files": files, "damaged": store.verify(artifact) if artifact else ["manifest.json"]})
-    return rows
+        artifact = store.get(artifact_id)
+        checked = {artifact.id: store.verify(artifact)}
+    else:
+        readable = {artifact.path: artifact for artifact in store.list(superseded=True)}
+        checked = {}
+        for kind, key, number, folder in store.folders():
+            name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
+            checked[name] = store.verify(readable[folder]) if folder in readable else ["manifest.json"]
+    return {"artifacts": len(checked), "damaged": {name: files for name, files in checked.items() if files}}
 
 
 def garbage(store: Store, days: float, dry_run: bool) -> list[Row]:

@@ -108,14 +108,13 @@ def count_table(counts: dict[str, int]) -> Table:
     return table
 
 
-def verify_table(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("artifact", "files", "")
-    for row in rows:
-        state = Text("; ".join(row["damaged"]), style="bold red") if row["damaged"] else Text("whole", style="green")
-        table.add_row(row["id"], "" if row["files"] is None else str(row["files"]), state)
-    damaged = sum(bool(row["damaged"]) for row in rows)
-    verdict = f"{len(rows)} artifacts, {damaged} damaged" if damaged else f"{len(rows)} artifacts, all whole"
-    return Group(table, Text(verdict))
+def verify_table(found: dict[str, Any]) -> RenderableType:
+    table = _table("artifact", "damaged files")
+    for name, files in found["damaged"].items():
+        table.add_row(name, Text("; ".join(files), style="bold red"))
+    if not found["damaged"]:
+        return Text(f"{found['artifacts']} artifacts, all whole")
+    return Group(table, Text(f"{found['artifacts']} artifacts, {len(found['damaged'])} damaged"))
 
 
 def garbage_table(rows: list[dict[str, Any]], dry_run: bool) -> RenderableType:

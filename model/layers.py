@@ -97,27 +97,20 @@ def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history_BTC: Array | None = None) -> Array:
+def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array) -> Array:
     """Depthwise convolution over the last T inputs of the same document (paper §2.2.4, step 1); the last tap is now.
 
-    `history_BTC` holds the T-1 inputs before the row (zero where there was none); it belongs to the row's first
-    document. An input of another segment counts as zero, so nothing leaks between packed documents.
+    An input of another segment, or before the row, counts as zero: nothing leaks between packed documents.
     """
     taps_TC = taps_TC.astype(x_BLC.dtype)
-    reach = taps_TC.shape[0] - 1
-    length = x_BLC.shape[1]
-    if history_BTC is None:
-        padded = jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0)))
-        owners = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
-    else:
-        padded = jnp.concatenate([history_BTC.astype(x_BLC.dtype), x_BLC], axis=1)
-        owners = jnp.pad(segments_BL, ((0, 0), (reach, 0)), mode="edge")
-    out = x_BLC * taps_TC[reach]
-    for back in range(1, reach + 1):
-        start = reach - back
-        same_BL1 = (owners[:, start : start + length] == segments_BL)[..., None]
-        out = out + jnp.where(same_BL1, padded[:, start : start + length], 0) * taps_TC[start]
-    return out
+    reach, length = taps_TC.shape[0] - 1, x_BLC.shape[1]
+    padded_BLC = jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0)))
+    owners_BL = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    out_BLC = x_BLC * taps_TC[reach]
+    for tap in range(reach):
+        same_BL1 = (owners_BL[:, tap : tap + length] == segments_BL)[..., None]
+        out_BLC = out_BLC + jnp.where(same_BL1, padded_BLC[:, tap : tap + length], 0) * taps_TC[tap]
+    return out_BLC
 
 
 def pure(module: nnx.Module) -> Params:

@@ -97,30 +97,24 @@ def spectrum(params: Params) -> Spectrum:
 
 
 def sca(
-    params: Params,
-    config: ModelConfig,
-    x_BLD: Array,
-    segments_BL: Array,
-    positions_BL: Array,
-    state: SCAState | None = None,
+    params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
 ) -> tuple[Array, SCAState]:
     """One residual layer over whole rows: [B, L, D] to [B, L, D], and what decoding would continue from.
 
-    The state given back is that of each row's last document; rows to be continued are padded on the left.
+    That state is the one of each row's last document; rows to be continued are padded on the left.
     """
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
-    history_BTC = None if state is None else state.history_BTC
-    branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL, history_BTC))
+    branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL))
     keys, scores, q_re, q_im = _split(config, branches_BLC)
     spectral = spectrum(params)
     gates_BLK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_BL)
     re_BLKH, im_BLKH, mixed = mix(
         keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im,
-        segments_BL, None if state is None else state.mix, chunk=config.chunk,
+        segments_BL, chunk=config.chunk,
     )  # fmt: skip
     out_BLD = x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH)
-    return out_BLD, SCAState(mixed, _last_inputs(config, inputs_BLC, segments_BL, history_BTC))
+    return out_BLD, SCAState(mixed, _last_inputs(config.convolution - 1, inputs_BLC, segments_BL))
 
 
 def sca_step(
@@ -179,18 +173,11 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
     return linear((value * jax.nn.sigmoid(gate)).reshape(*lead, -1), params["out_proj"])
 
 
-def _last_inputs(config: ModelConfig, inputs_BLC: Array, segments_BL: Array, history_BTC: Array | None) -> Array:
-    """The convolution's last T-1 inputs that belong to the row's last document; zero in place of the others."""
-    reach = config.convolution - 1
-    if history_BTC is None:
-        inputs_BLC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))
-        owners_BL = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
-    else:
-        inputs_BLC = jnp.concatenate([history_BTC.astype(inputs_BLC.dtype), inputs_BLC], axis=1)
-        owners_BL = jnp.pad(segments_BL, ((0, 0), (reach, 0)), mode="edge")
-    length = inputs_BLC.shape[1]
-    same_BT = owners_BL[:, length - reach :] == segments_BL[:, -1:]
-    return jnp.where(same_BT[..., None], inputs_BLC[:, length - reach :], 0)
+def _last_inputs(reach: int, inputs_BLC: Array, segments_BL: Array) -> Array:
+    """The convolution's last inputs, as many as it reaches back; zero where they are not of the row's last document."""
+    recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, inputs_BLC.shape[1] :]
+    owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, segments_BL.shape[1] :]
+    return jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
 
 
 def _theta_inverse(theta: np.ndarray) -> np.ndarray:

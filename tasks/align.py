@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from rl.judge import Judge, JudgeItem
-
 from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
 from data.endpoints import EndpointPool
 from model.weights import load_weights, save_weights
 from rl.advantages import is_mastered
+from rl.judge import Judge, JudgeItem, calibrate, calibration_pairs
 from rl.problems import load
 from rl.reinforce import Plan, on_device, reinforce
 from rl.rewards import judged, verifiable
@@ -57,7 +56,9 @@ def align(job: Job) -> None:
     rollouts = job.output("rollouts") / "rollouts.jsonl"
     with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
         pool.check()
-        scorer = Scorer(Judge(pool, config.judge), config.judge)
+        judge = Judge(pool, config.judge)
+        calibration = calibrate(judge, calibration_pairs(problems, config.judge.calibration_items // 2))
+        scorer = Scorer(judge, config.judge)
         params, facts = reinforce(
             plan,
             on_device(params),
@@ -69,8 +70,9 @@ def align(job: Job) -> None:
             rollouts,
             job.emit,
         )
-    judge = endpoints[config.judge.endpoint]
-    facts["judge"] = {"model": judge.model, "rubric": config.judge.rubric, "stand_in": judge.stand_in}
+    asked = endpoints[config.judge.endpoint]
+    facts["judge"] = {"model": asked.model, "rubric": config.judge.rubric, "stand_in": asked.stand_in}
+    facts["calibration"] = calibration
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("rollouts", **facts)

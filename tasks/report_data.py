@@ -6,6 +6,7 @@ Nothing here is drawn or worded. What was not measured is absent, never zero.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +199,17 @@ def _trace(row: Row) -> Row:
 
 
 def _documents(one: Input, most: int) -> list[Row]:
-    kept = [
-        _shown("kept", True, row["query"], f"{row['synthetic_reasoning']}\n\n{row['synthetic_answer']}", None)
-        for row in read_lines(one.artifact.path / "documents.jsonl", most // 2)
-    ]
-    refused = [
-        _shown(f"refused: {row['reason']}", False, row.get("query", ""), row.get("text", ""), None)
-        for row in read_lines(one.artifact.path / "rejected.jsonl", most // 2)
-    ]
-    return kept + refused
+    """The samples of its manifest: kept ones first, then refused ones, a reason after the other."""
+    by_reason = one.facts.get("samples", {})
+    kept = [_document("kept", True, row) for row in by_reason.get("kept", ())[: max(1, most // 2)]]
+    others = [[(reason, row) for row in rows] for reason, rows in sorted(by_reason.items()) if reason != "kept"]
+    mixed = [pair for turn in zip_longest(*others) for pair in turn if pair]
+    return kept + [_document(f"refused: {reason}", False, row) for reason, row in mixed[: max(0, most - len(kept))]]
+
+
+def _document(verdict: str, good: bool, row: Row) -> Row:
+    text = "\n\n".join(part for part in (row.get("reasoning"), row.get("answer")) if part)
+    return _shown(verdict, good, row["query"], text or "(nothing that could be read)", None)
 
 
 def _shown(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Row:

@@ -92,8 +92,11 @@ def compose(found: Row) -> list[Section]:
     sections = [
         Section("The run", tuple(_run(found))),
         Section("Results", tuple(_results(found["scores"]))),
-        Section("Pretraining", tuple(_charts(found["curves"], TRAINING))),
-        Section("Reinforcement and self-distillation", tuple(_charts(found["curves"], REINFORCEMENT))),
+        Section("Pretraining", (*_charts(found["curves"], TRAINING), *_counts(found["stages"], ("pretrain",)))),
+        Section(
+            "Reinforcement and self-distillation",
+            (*_charts(found["curves"], REINFORCEMENT), *_counts(found["stages"], ("align", "reason", "self_distill"))),
+        ),
         Section("Distillation", tuple(_distillation(found["stages"]))),
         Section("Cost", tuple(_cost(found))),
         Section("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
@@ -166,16 +169,40 @@ def _series(name: str, source: str, several: bool) -> str:
     return ", ".join([*parts, source]) if source else (parts or ["all"])[0]
 
 
+def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[Table]:
+    """What each stage wrote of itself in its checkpoint's manifest, as far as it is numbers."""
+    for row in stages:
+        if row["stage"] in chosen:
+            counts = tuple(_numbers(row["facts"].get("checkpoint", {})))
+            if counts:
+                yield Table(f"{row['label']}: as counted", ("What", "Value"), counts, (), ())
+
+
+def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """The numbers of nested facts, with the path to each as its name; in a list, those of its last member."""
+    for name, value in facts.items():
+        path = f"{before}{_words(name)}"
+        if isinstance(value, list) and value and isinstance(value[-1], dict):
+            value, path = value[-1], f"{path}, last"
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{path}: ")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, _number(value)
+
+
 def _distillation(stages: Sequence[Row]) -> Iterator[Block]:
     for row in stages:
         facts = row["facts"].get("documents")
         if facts is None:
             continue
-        counts = tuple((_words(name), _number(value)) for name, value in facts.items() if _countable(value))
+        counts = tuple(_numbers({name: value for name, value in facts.items() if not isinstance(value, dict)}))
         if counts:
-            yield Table(f"{row['label']}: counts", ("What", "How many"), counts, (), ())
-        rejected = facts.get("rejected")
-        if isinstance(rejected, dict) and rejected:
+            yield Table(f"{row['label']}: counts", ("What", "Value"), counts, (), ())
+        if teachers := facts.get("teachers"):
+            names = ("model", "up_to", "asked", "kept", "tokens_in", "tokens_out")
+            rows = tuple((name, *(_value(told.get(key)) for key in names)) for name, told in teachers.items())
+            yield Table(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows, (), ())
+        if rejected := facts.get("rejected"):
             rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
             yield Table(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
 
@@ -239,14 +266,14 @@ def _took(seconds: float | None) -> str:
     return MISSING if seconds is None else duration(seconds)
 
 
-def _countable(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else _number(value)
 
 
 def _words(name: str) -> str:

@@ -98,8 +98,9 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
-    damaged = {row["id"]: row["damaged"] for row in inspection.verify(copy, None) if row["damaged"]}
-    assert damaged == {
+    found = inspection.verify(copy, None)
+    assert found["artifacts"] == 17
+    assert found["damaged"] == {
         outputs["distill"]["documents"]: ["documents.jsonl (its digest differs)"],
         outputs["align"]["rollouts"]: ["manifest.json"],
     }

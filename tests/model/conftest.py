@@ -50,8 +50,6 @@ def config():
 @pytest.fixture(scope="session")
 def params(config):
     """Weights away from their start: the constants (norms, biases, scales) are moved too, so that none hides."""
-    start = initialise(config, 0)
-    leaves, tree = jax.tree.flatten(start)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, moved)
+    rng = np.random.default_rng(1)
+    start = jax.jit(initialise, static_argnums=0)(config, 0)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf + 0.1 * rng.normal(size=leaf.shape), jnp.float32), start)

@@ -62,7 +62,7 @@ def _reinforce(job: Job, kind: str, metrics: dict[str, float]) -> None:
     row = {"question": "1 + 1?", "expected": "2", "text": HOSTILE, "advantage": 0.5}
     _write(job.output(kind), f"{kind}.jsonl", [row])
     (job.output("checkpoint") / "weights.txt").write_text(job.key)
-    job.describe(kind, steps=20)
+    job.describe("checkpoint", steps=20, rounds=[{"traces": 3}, {"traces": 5}], judge={"stand_in": True, "auc": 0.57})
 
 
 @stage("ingest", version=1, outputs=("tokens", "exemplars"), optional=("exemplars",))
@@ -81,10 +81,13 @@ def distill(job: Job) -> None:
     for index in range(3):
         told = {"tokens_in": 10, "tokens_out": 20, "dollars": 0.01, "latency_s": 0.5, "cached": index == 2}
         job.emit("call", endpoint="local", model="toy", purpose="teacher", attempt=1, status="ok", **told)
-    kept = {"query": "why?", "synthetic_reasoning": HOSTILE, "synthetic_answer": "because"}
+    kept = {"query": "why?", "reasoning": HOSTILE, "answer": "because", "rejected": None}
     _write(job.output("documents"), "documents.jsonl", [kept])
     (job.output("tokens") / "shard.txt").write_text("distilled")
-    job.describe("documents", asked=4, accepted=1, rejected={"too short": 2, "copied": 1})
+    teacher = {"model": "toy", "up_to": 1.0, "asked": 4, "kept": 1, "tokens_in": 30, "tokens_out": 60}
+    refused = {"query": "how?", "reasoning": None, "answer": None, "rejected": "too_short"}
+    job.describe("documents", prompts=4, documents=1, rejected={"too_short": 2, "copied": 1}, stand_in=None)
+    job.describe("documents", teachers={"local": teacher}, samples={"kept": [kept], "too_short": [refused]})
 
 
 @stage("pretrain", version=1, outputs=("checkpoint",))

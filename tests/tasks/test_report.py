@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
+from markdown_it import MarkdownIt
 
 from configs.load import load
 from store.artifacts import Store
@@ -79,9 +80,9 @@ def test_text_of_a_model_is_escaped_in_the_page(page):
 def test_text_of_a_model_cannot_leave_its_block_in_the_terminal(folder):
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "\x1b" not in text
-    fences = [line for line in text.splitlines() if line.startswith("```")]
-    assert len(fences) % 2 == 0
-    assert all(len(fence) > 3 for fence in fences[: fences.count("````")])
+    tokens = [token for token in MarkdownIt("commonmark").parse(text) if "alert(1)" in token.content]
+    assert len(tokens) > 5
+    assert {token.type for token in tokens} == {"fence"}
 
 
 def test_table_1_stands_beside_the_papers_with_intervals_and_says_it_is_not_comparable(page, folder):
@@ -124,9 +125,17 @@ def test_samples_show_good_and_bad_ones(data):
 
 
 def test_distillation_counts_and_refusals_are_shown(data):
-    tables = [block for section in compose(data) for block in section.blocks if isinstance(block, Table)]
-    refused = next(table for table in tables if table.title == "distill: refused, by reason")
-    assert refused.rows == (("copied", "1"), ("too short", "2"))
+    tables = {block.title: block for section in compose(data) for block in section.blocks if isinstance(block, Table)}
+    assert tables["distill: counts"].rows == (("documents", "1"), ("prompts", "4"))
+    assert tables["distill: refused, by reason"].rows == (("copied", "1"), ("too short", "2"))
+    assert tables["distill: teachers"].rows == (("local", "toy", "1", "4", "1", "30", "60"),)
+    written = next(group for group in data["samples"] if group["title"] == "distill: what the teacher wrote")
+    assert [row["verdict"] for row in written["rows"]] == ["kept", "refused: too_short"]
+
+
+def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
+    tables = {block.title: block for section in compose(data) for block in section.blocks if isinstance(block, Table)}
+    assert tables["align: as counted"].rows == (("judge: auc", "0.57"), ("rounds, last: traces", "5"), ("steps", "20"))
 
 
 def test_what_was_not_measured_is_left_out(chain):
