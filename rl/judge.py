@@ -1,7 +1,11 @@
 """The LLM judge of alignment (paper §4.2): three criteria from 1 to 5 and an overall mark from 0 to 100.
 
-A score that cannot be had or read is None, never a number: the caller leaves it out and counts it. Rubrics are versioned
-by name. The rubric comes first in the prompt, so that a server which keeps prompt beginnings reads it once.
+A score that cannot be had or read is None, never a number: the caller leaves it out and counts it. Rubrics are
+versioned by name. The rubric comes first in the prompt, so that a server which keeps prompt beginnings reads it once.
+
+The embedded model fills the form and knows little of what it marks: on 48 arithmetic answers of known quality its marks
+tell right from wrong at chance (area under the curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a shorter
+rubric nor four demonstrations made it better. `rl.calibration` measures any judge so.
 """
 
 import json

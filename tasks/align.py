@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
 from data.endpoints import EndpointPool
+from data.reasoning import Problem
 from model.weights import load_weights, save_weights
 from rl.advantages import is_mastered
-from rl.judge import Judge, JudgeItem, calibrate, calibration_pairs
+from rl.calibration import calibrate
+from rl.judge import Judge, JudgeItem
 from rl.problems import load
 from rl.reinforce import Plan, on_device, reinforce
 from rl.rewards import judged, verifiable
@@ -57,7 +59,7 @@ def align(job: Job) -> None:
     with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
         pool.check()
         judge = Judge(pool, config.judge)
-        calibration = calibrate(judge, calibration_pairs(problems, config.judge.calibration_items // 2))
+        calibration = calibrate(judge, _worked(problems[: config.judge.calibration_items // 2]), job.seed)
         scorer = Scorer(judge, config.judge)
         params, facts = reinforce(
             plan,
@@ -76,3 +78,8 @@ def align(job: Job) -> None:
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("rollouts", **facts)
+
+
+def _worked(problems: Sequence[Problem]) -> list[JudgeItem]:
+    """Replies that are right: each problem's worked rationale and its answer."""
+    return [JudgeItem(p.question, f"{p.rationale}\n{p.answer}", p.answer) for p in problems]

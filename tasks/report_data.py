@@ -132,11 +132,11 @@ def _stages(inputs: Sequence[Input], spent: Mapping[str, Row]) -> list[Row]:
 
 
 def _curves(rows: Sequence[Row], labels: Mapping[str, str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """label -> metric -> source ("" for none) -> [[step, value], ...]."""
-    curves: dict[str, dict[str, dict[str, Any]]] = {}
+    """label -> metric -> source ("" for none) -> [[step, value], ...], in the order of `labels`."""
+    curves: dict[str, dict[str, dict[str, Any]]] = {label: {} for label in labels.values()}
     for row in rows:
-        curves.setdefault(labels[row["execution"]], {}).setdefault(row["name"], {})[row["source"]] = row["points"]
-    return curves
+        curves[labels[row["execution"]]].setdefault(row["name"], {})[row["source"]] = row["points"]
+    return {label: metrics for label, metrics in curves.items() if metrics}
 
 
 def _cost(calls: Sequence[Row], spent: Mapping[str, Row]) -> Row:

@@ -10,7 +10,7 @@ Points = Sequence[tuple[float, float]]
 
 MOST_POINTS = 300
 _COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
-_BOX_W, _BOX_H, _GAP_X, _GAP_Y = 132, 46, 34, 20
+_BOX_W, _BOX_H, _GAP_X, _GAP_Y = 152, 46, 34, 20
 
 
 def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", log_y: bool = False) -> str:
@@ -59,7 +59,7 @@ def pipeline_picture(boxes: Sequence[tuple[str, str]], arrows: Sequence[tuple[st
             column[target] = max(column[target], column[source] + 1)
     rows: dict[int, int] = {}
     at: dict[str, tuple[int, int]] = {}
-    for label, _ in boxes:
+    for label in sorted(column, key=lambda label: _reach(label, column, arrows)):
         row = rows.get(column[label], 0)
         rows[column[label]] = row + 1
         at[label] = (column[label] * (_BOX_W + _GAP_X) + 4, row * (_BOX_H + _GAP_Y) + 4)
@@ -73,7 +73,7 @@ def pipeline_picture(boxes: Sequence[tuple[str, str]], arrows: Sequence[tuple[st
     for source, target in arrows:
         x1, y1 = at[source][0] + _BOX_W, at[source][1] + _BOX_H // 2
         x2, y2 = at[target][0], at[target][1] + _BOX_H // 2
-        bend = (x1 + x2) // 2
+        bend = x2 - _GAP_X // 2  # level until just before its end, so that a long arrow passes under the boxes between
         curve = f"M{x1} {y1}C{bend} {y1} {bend} {y2} {x2} {y2}"
         parts.append(f'<path d="{curve}" fill="none" stroke="#888" marker-end="url(#tip)"/>')
     for label, second in boxes:
@@ -84,6 +84,11 @@ def pipeline_picture(boxes: Sequence[tuple[str, str]], arrows: Sequence[tuple[st
         parts.append(f'<text x="{x + 8}" y="{y + 19}" font-size="12" font-weight="600">{escape(label)}</text>')
         parts.append(f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="#555">{escape(second)}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def _reach(label: str, column: Mapping[str, int], arrows: Sequence[tuple[str, str]]) -> int:
+    """Columns to the nearest reader: what is read next stands on top, what nobody reads at the bottom."""
+    return min((column[target] - column[label] for source, target in arrows if source == label), default=len(column))
 
 
 def _inline(svg: str, title: str) -> str:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,25 +65,38 @@ class Bench:
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory):
+def bench(tmp_path_factory) -> Iterator[Bench]:
     """The first run brings its own server. The later ones share one, for each would take seconds to start."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "home").mkdir()
     first = Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, HOME=str(folder / "home")))
+    with serving(first.store / "prefect") as url:
+        yield replace(first, url=url)
+
+
+@pytest.fixture(scope="session")
+def prefect_url(tmp_path_factory) -> Iterator[str]:
+    """A Prefect server of this test session."""
+    with serving(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[str]:
     port = free_port()
+    url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
         [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
-        env=environment(first.store, PREFECT_HOME=first.home, PREFECT_SERVER_ANALYTICS_ENABLED="false"),
+        env=environment(home, PREFECT_HOME=str(home), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    shared = replace(first, url=f"http://127.0.0.1:{port}/api")
     try:
-        while not healthy(shared.url, 5.0):
+        while not healthy(url, 5.0):
             assert server.poll() is None
             time.sleep(0.1)
-        yield shared
+        yield url
     finally:
         server.terminate()
         server.wait(30)

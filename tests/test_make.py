@@ -1,0 +1,58 @@
+"""The Makefile's promises that can be tried without setting anything up."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-f", str(ROOT / "Makefile"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A folder with the two files that the set-up depends on, and a python that says it is 3.10."""
+    (tmp_path / "requirements.lock").touch()
+    (tmp_path / "pyproject.toml").touch()
+    old = tmp_path / "python3.10"
+    pretend = "import sys; sys.version_info = (3, 10, 0); exec(sys.argv[2])"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$@\"\n")
+    old.chmod(0o755)
+    return tmp_path
+
+
+def test_an_old_python_is_refused_with_the_way_out(bare):
+    done = make("run", f"PYTHON={bare}/python3.10", folder=bare)
+    assert done.returncode != 0
+    assert "nautile needs python 3.11, 3.12 or 3.13" in done.stderr
+    assert "is 3.10: name another with `make PYTHON=python3.12`" in done.stderr
+    assert not (bare / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "does"),
+    [
+        ("run", ".venv/bin/nautile run local"),
+        ("test", "-m pytest"),
+        ("lint", "ruff format --check"),
+        ("clean", "rm"),
+    ],
+)
+def test_what_each_target_does(target, does):
+    done = make("-n", target)
+    assert done.returncode == 0, done.stderr
+    assert does in done.stdout
+
+
+def test_set_up_is_done_once(bare):
+    ready = bare / ".venv" / ".ready"
+    ready.parent.mkdir()
+    ready.touch()
+    done = make("-n", "run", folder=bare)
+    assert "pip install" not in done.stdout
+    assert "pip install" in make("-n", "-W", "requirements.lock", "run", folder=bare).stdout
