@@ -57,12 +57,22 @@ def client_for(config: EndpointConfig, url: str) -> Client:
 
 
 def check_key(name: str, config: EndpointConfig) -> None:
-    """Raise `ConfigError` if the environment variable that should hold the key does not."""
-    if config.key_variable and not os.environ.get(config.key_variable):
-        raise ConfigError(
-            f"endpoint {name!r}: the environment variable {config.key_variable} (its `key_variable`) is not set; "
-            "export it with the key, or choose another endpoint"
-        )
+    """Raise `ConfigError` if the environment variable that should hold the key does not hold one."""
+    if config.kind == "mistral" and not config.key_variable:
+        raise ConfigError(f"endpoint {name!r}: kind 'mistral' needs `key_variable`, the variable that holds its key")
+    if not config.key_variable:
+        return
+    key = key_of(config)
+    where = f"endpoint {name!r}: the environment variable {config.key_variable} (its `key_variable`)"
+    if not key:
+        raise ConfigError(f"{where} is not set; export it with the key, or choose another endpoint")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"{where} holds characters that no key has; export it again")
+
+
+def key_of(config: EndpointConfig) -> str:
+    """The key as the environment has it now, without stray white space; empty if there is none."""
+    return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
 
 
 class OpenAIClient:
@@ -125,7 +135,7 @@ class OpenAIClient:
         await self._client.close()
 
     async def _key(self) -> str:
-        return os.environ.get(self._config.key_variable, "")
+        return key_of(self._config)
 
     async def _send(self, call: Awaitable[Result]) -> Result:
         return await bounded(call, self._config, self.url, self._error)
@@ -186,5 +196,5 @@ def broken(error: BaseException, url: str) -> CallError:
 
 def struck(text: str, config: EndpointConfig) -> str:
     """`text` without the endpoint's key, in case a server repeats it."""
-    key = os.environ.get(config.key_variable, "") if config.key_variable else ""
+    key = key_of(config)
     return text.replace(key, "[key]") if key else text

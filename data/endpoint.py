@@ -73,8 +73,10 @@ class Endpoint:
     async def complete(self, request: ChatRequest) -> Answered:
         """Ask once. Raises `CallError`."""
         if self.config.kind != "embedded":
-            if self.config.key_variable and not os.environ.get(self.config.key_variable):
-                raise CallError("misconfigured", f"the variable {self.config.key_variable} is not set", "no key")
+            try:
+                check_key(self.name, self.config)
+            except ConfigError as error:
+                raise CallError("misconfigured", str(error), "no key") from None
             return await (await self._client()).complete(request)
         try:
             await self._started()

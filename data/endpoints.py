@@ -200,8 +200,8 @@ class EndpointPool:
             await self._ledger.record(self._event(request, digest, error, attempt=attempt, latency_s=latency))
             if not error.worth_another:
                 return ChatFailure(error.reason, f"endpoint {request.endpoint!r}: {error.message}", attempt)
-            if attempt < config.attempts and error.reason != "rate_limited":
-                await asyncio.sleep(backoff(attempt))
+            if attempt < config.attempts and error.reason != "rate_limited" and not endpoint.gate.open:
+                await asyncio.sleep(backoff(attempt))  # else the gate makes it wait
         return ChatFailure(error.reason, f"endpoint {request.endpoint!r}: {error.message}", config.attempts)
 
     async def _keep(

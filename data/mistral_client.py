@@ -1,7 +1,6 @@
 """Mistral's API by its own SDK, behind the same interface as the OpenAI-compatible endpoints."""
 
 import json
-import os
 from collections.abc import Awaitable
 from typing import Any
 
@@ -11,7 +10,7 @@ from mistralai.client.errors import MistralError, ResponseValidationError
 
 from configs.schema import EndpointConfig
 from data.calls import ChatRequest, bounds
-from data.clients import CONNECT_S, Answered, Result, answered, bounded, broken
+from data.clients import CONNECT_S, Answered, Result, answered, bounded, broken, key_of
 from data.retry import CallError, reason_of, retry_after
 
 MISTRAL_URL = "https://api.mistral.ai"
@@ -24,7 +23,7 @@ class MistralClient:
         self.url, self._config = url, config
         self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S))
         self._client = Mistral(
-            api_key=lambda: os.environ.get(config.key_variable, ""),
+            api_key=lambda: key_of(config),
             server_url=url.rstrip("/").removesuffix("/v1"),
             async_client=self._http,
             retry_config=None,

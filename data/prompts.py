@@ -67,7 +67,7 @@ def question(article: Article, turn: int) -> Prompt | None:
     """The `turn`-th kind of question about an article; None if its first sentence does not say what it is."""
     sentences = _SENTENCE_END.split(" ".join(article.extract.split()))
     found = _SUBJECT.match(re.sub(r"\s*\([^()]*\)", "", sentences[0]))
-    if not found or found[1].startswith(_NOT_A_SUBJECT):
+    if not found or f"{found[1]} ".startswith(_NOT_A_SUBJECT):
         return None
     named = _HONOURS.sub("", found[1].partition(" or ")[0])
     subject, verb = _in_a_sentence(named, article), found[2]

@@ -82,10 +82,10 @@ class ExemplarIndex:
         try:
             facts = json.loads((folder / "retrieval.json").read_bytes())
             index = faiss.deserialize_index(np.frombuffer((folder / "vectors.faiss").read_bytes(), np.uint8))
-            lines = (folder / "exemplars.jsonl").read_bytes().splitlines()
+            rows = [json.loads(line) for line in (folder / "exemplars.jsonl").read_bytes().splitlines()]
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"retrieval index {folder}: cannot be read ({error}); delete it to rebuild it") from None
-        records = [record for line in lines if isinstance(record := from_dict(json.loads(line), "synth"), SynthRecord)]
+        records = [record for row in rows if isinstance(record := from_dict(row, "synth"), SynthRecord)]
         if facts["model"] != MODEL or not len(records) == index.ntotal == facts["count"]:
             raise ConfigError(f"retrieval index {folder}: is damaged, or not of {MODEL}; delete it to rebuild it")
         found = cls.__new__(cls)

@@ -70,12 +70,12 @@ class Gate:
     """Lets requests through to one endpoint: at its rate, not while it asked for a pause, and not while it is down.
 
     After `threshold` failures in a row with no answer between, the breaker opens: one request at a time probes, with
-    growing gaps; all others wait. An answer of any kind closes it. After `outage_s` without one the gate is given up.
+    growing gaps; all others wait. An answer of any kind closes it. After 15 s without one the gate is given up.
     """
 
-    def __init__(self, requests_per_minute: int | None, threshold: int, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, requests_per_minute: int | None, threshold: int) -> None:
         self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
-        self._threshold, self._outage_s = threshold, outage_s
+        self._threshold = threshold
         self._next = self._paused_until = 0.0
         self.reset()
 
@@ -88,7 +88,7 @@ class Gate:
     async def admit(self) -> Turn | None:
         """Wait for a turn, to be handed to exactly one of `answered`, `failed`, `abandoned`. None: given up."""
         while self.given_up is None:
-            if self._open:
+            if self.open:
                 if self._probing:
                     await self._changed.wait()
                     continue
@@ -104,7 +104,7 @@ class Gate:
             self._next = turn + self._interval
             if turn > now:
                 await asyncio.sleep(turn - now)
-                if self._open or self._paused_until > time.monotonic():
+                if self.open or self._paused_until > time.monotonic():
                     continue
             return "usual"
         return None
@@ -120,7 +120,7 @@ class Gate:
         self._probes += turn == "probe"
         if self._failures == 1:
             self._since = time.monotonic()
-        if self._open and time.monotonic() - self._since > self._outage_s:
+        if self.open and time.monotonic() - self._since > OUTAGE_S:
             self.given_up = error
         self._settle(turn)
 
@@ -138,7 +138,8 @@ class Gate:
         self._changed.set()
 
     @property
-    def _open(self) -> bool:
+    def open(self) -> bool:
+        """Whether the breaker is: requests wait for a probe to be answered."""
         return self._failures >= self._threshold
 
     def _settle(self, turn: Turn) -> None:

@@ -68,7 +68,7 @@ def verdict(
     if not draft.answer or not draft.reasoning:
         return "empty"
     text = f"{draft.reasoning}\n{draft.answer}"
-    if len(draft.answer) < SHORTEST or (prompt.passage and len(_WORD.findall(draft.answer)) < 3):
+    if len(draft.answer) < SHORTEST or (prompt.passage is not None and says_nothing(draft.answer, prompt.query)):
         return "too_short"
     if len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer:
         return "too_long"
@@ -90,6 +90,12 @@ def verdict(
 def cut_short(text: str, bound: int) -> bool:
     """Whether a bound on the length, and not the writer, ended the text."""
     return bool(_CUT_SHORT.search(text)) or (bound <= LONGEST_UNROLLED and len(text) >= bound - 1)
+
+
+def says_nothing(answer: str, query: str) -> bool:
+    """Whether the answer only repeats the question: no word of four letters, and no number, is new."""
+    asked = {word.lower() for word in _WORD.findall(query)}
+    return not any(word.lower() not in asked for word in _WORD.findall(answer) if len(word) > 3 or word.isdigit())
 
 
 def leaks(text: str, prompt: Prompt) -> bool:

@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
+from model.mixing_parts import sine_cosine
 
 Params = dict[str, Any]
 
@@ -85,9 +86,9 @@ def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
 
 def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Array]:
     """Cosine and sine of every position's angles, float32 [..., head_dim / 2]; positions count from the document."""
-    frequencies = base ** (-jnp.arange(head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    turns = base ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * np.pi)
+    sine, cosine = sine_cosine(positions[..., None].astype(jnp.float32) * turns.astype(np.float32))
+    return cosine, sine
 
 
 def rotate(x: Array, angles: tuple[Array, Array]) -> Array:

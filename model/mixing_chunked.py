@@ -7,7 +7,7 @@ chunk is computed again and the state's gradient goes from chunk to chunk the ot
     G_s = Σ_{t >= s} e^{-λ(n_t - n_s)} ∂L/∂S_t        (n counts the chunk's tokens; Z alike)
     ∂L/∂g_s = Re⟨G_s, k_s e^{iφ_s}⟩ + GZ_s            (and so on into keys, phase scale and grid)
     ∂L/∂Z_t = -Re⟨∂L/∂S_t, S_t⟩ / Z_t                 (the readout does not change when S and Z are scaled together)
-    ∂L/∂λ  = Σ_chunks ( Σ_s n_s g_s ∂L/∂g_s - n_end ⟨G, S⟩_end )      (by the same token; no third pass)
+    ∂L/∂λ  = -Σ_s e^{-λ} Re⟨G_s, S_{s-1}⟩                (likewise with GZ and Z)
 
 H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed over
 it with strides, which costs a third of what XLA's transposes do. Batch and heads lead the products.
@@ -29,10 +29,10 @@ _EXACT = lax.Precision.HIGHEST
 
 
 class _Spread(NamedTuple):
-    """How far each position of a chunk reaches: real tokens, their count, weights from -> to, weights of the state."""
+    """How far each position of a chunk reaches: weights from -> to, of the state before, and of the last position."""
 
     real_BC: Array
-    count_BC: Array
+    kept_BKC: Array
     weight_BKCS: Array
     carry_BKC: Array
 
@@ -109,12 +109,12 @@ def _forward(chunk: int, operands: Operands, times: Timeline | None, state: Sums
     if length % chunk:
         carry = body(whole * chunk, length % chunk, carry)
     befores, state, out_re, out_im = carry
-    return (out_re, out_im, state), (operands, times, befores, state)
+    return (out_re, out_im, state), (operands, times, befores)
 
 
 def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, None, Sums]:
     """The chunks from last to first."""
-    operands, times, befores, last = kept
+    operands, times, befores = kept
     d_re_BLKH, d_im_BLKH, d_state = cotangents
     length = operands.keys_BLKH.shape[1]
     whole = length // chunk
@@ -131,10 +131,10 @@ def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, Non
         jnp.zeros_like(small.grid_KJ), jnp.zeros_like(small.weights_KJ),
         *(jnp.zeros(large.shape, large.dtype) for large in operands[6:]),
     )  # fmt: skip
-    carry = (gradient, d_state, last)
+    carry = (gradient, d_state)
     if length % chunk:
         carry = body(whole * chunk, length % chunk, carry)
-    gradient, d_state, _ = lax.fori_loop(0, whole, lambda n, carry: body((whole - 1 - n) * chunk, chunk, carry), carry)
+    gradient, d_state = lax.fori_loop(0, whole, lambda n, carry: body((whole - 1 - n) * chunk, chunk, carry), carry)
     gradient = gradient._replace(phase_scale_K=jnp.sum(gradient.phase_scale_K, axis=-1))
     gradient = Operands(*(part.astype(own.dtype) for part, own in zip(gradient, operands, strict=True)))
     no_gradient = jax.tree.map(lambda flags: np.zeros(flags.shape, jax.dtypes.float0), times)
@@ -149,10 +149,10 @@ def _chunk_gradient(
     times: Timeline | None,
     before: Sums,
     cotangents: tuple[Array, Array],
-    carry: tuple[Operands, Sums, Sums],
-) -> tuple[Operands, Sums, Sums]:
-    """One chunk: `carry` is the gradient so far, that of the state after the chunk, and that state."""
-    gradient, d_after, after = carry
+    carry: tuple[Operands, Sums],
+) -> tuple[Operands, Sums]:
+    """One chunk after the state `before`; `carry` is the gradient so far, and that of the state after the chunk."""
+    gradient, d_after = carry
     batch, _, heads, head_dim = operands.keys_BLKH.shape
     spread = _spread(size, small.decay_K, times, start, batch)
     block = _encode(start, size, operands, small, spread, before)
@@ -185,23 +185,29 @@ def _chunk_gradient(
     d_gates = jnp.where(spread.real_BC[:, None], sum_z + jnp.sum(keys * direct, axis=-1), 0)
     d_keys = block.gates_BKC[..., None] * direct + small.phase_scale_K[:, None, None] * d_scaled
 
-    ended = jnp.sum(d_after.re_BKJ * after.re_BKJ + d_after.im_BKJ * after.im_BKJ, -1) + d_after.z_BK * after.z_BK
-    d_decay = jnp.sum(spread.count_BC[:, None] * block.gates_BKC * d_gates, axis=(0, 2))
+    # What was kept of the position before: its sums, or at the first position the state. (Slices, for XLA copies to
+    # concatenate.) Kept first, then the product: G alone may be as large as 1/Z.
+    later = spread.kept_BKC[:, :, 1:, None]
+    match_sums = sum_re[:, :, 1:] * (later * block.re_BKCJ[:, :, :-1])
+    match_sums += sum_im[:, :, 1:] * (later * block.im_BKCJ[:, :, :-1])
+    match_z = sum_z[:, :, 1:] * (later[..., 0] * block.z_BKC[:, :, :-1])
+    first = spread.carry_BKC[:, :, 0]
+    d_before = Sums(first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0])
+    match_state = jnp.sum(d_before.re_BKJ * before.re_BKJ + d_before.im_BKJ * before.im_BKJ, axis=-1)
+    match_state = jnp.where(spread.real_BC[:, None, 0], match_state + d_before.z_BK * before.z_BK, 0)
+    d_decay = jnp.sum(match_sums, axis=(0, 2, 3)) + jnp.sum(match_z, axis=(0, 2)) + jnp.sum(match_state, axis=0)
+
     gradient = Operands(
         _put(gradient.keys_BLKH, d_keys, start),
         _put(gradient.gates_BLK, d_gates, start),
-        gradient.decay_K + d_decay - jnp.sum(spread.count_BC[:, -1:] * ended, axis=0),
+        gradient.decay_K - d_decay,
         gradient.phase_scale_K + jnp.sum(keys * d_scaled, axis=(0, 2)),
         gradient.grid_KJ + jnp.sum(block.sign_BKCJ * d_phase, axis=(0, 2)),
         gradient.weights_KJ + jnp.sum(match, axis=(0, 2)) * head_dim**-0.5,
         _put(gradient.q_re_BLQJ, _over_heads(dq_re * weights, operands), start),
         _put(gradient.q_im_BLQJ, _over_heads(dq_im * weights, operands), start),
     )
-    first = spread.carry_BKC[:, :, 0]
-    d_before = Sums(
-        first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0]
-    )
-    return gradient, d_before, before
+    return gradient, d_before
 
 
 _mixed.defvjp(_forward, _backward)
@@ -229,16 +235,17 @@ def _spread(size: int, decay_K: Array, times: Timeline | None, start: Array | in
     """Weights e^{-λ·distance} in tokens, zero across a reset and towards the past."""
     if times is None:
         real_BC = jnp.ones((batch, size), bool)
-        resets_BC = jnp.zeros((batch, size), jnp.int32)
+        starts_BC = ~real_BC
     else:
-        real_BC = lax.dynamic_slice_in_dim(times.real_BL, start, size, 1)
-        resets_BC = jnp.cumsum(lax.dynamic_slice_in_dim(times.starts_BL, start, size, 1), axis=1, dtype=jnp.int32)
+        real_BC, starts_BC = (lax.dynamic_slice_in_dim(flags, start, size, 1) for flags in times)
+    resets_BC = jnp.cumsum(starts_BC, axis=1, dtype=jnp.int32)
     count_BC = jnp.cumsum(real_BC, axis=1, dtype=jnp.int32)
     reach_BCS = (resets_BC[:, :, None] == resets_BC[:, None, :]) & jnp.tril(jnp.ones((size, size), bool))
     steps_BCS = jnp.where(reach_BCS, count_BC[:, :, None] - count_BC[:, None, :], 0)
     weight_BKCS = jnp.where(reach_BCS[:, None], jnp.exp(-decay_K[:, None, None] * steps_BCS[:, None]), 0)
     carry_BKC = jnp.where((resets_BC == 0)[:, None], jnp.exp(-decay_K[:, None] * count_BC[:, None]), 0)
-    return _Spread(real_BC, count_BC, weight_BKCS, carry_BKC)
+    kept_BKC = jnp.where((real_BC & ~starts_BC)[:, None], jnp.exp(-decay_K[:, None]), 0)
+    return _Spread(real_BC, kept_BKC, weight_BKCS, carry_BKC)
 
 
 def _product(spread: _Spread, values_BKSJ: Array) -> Array:

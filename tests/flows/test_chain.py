@@ -97,10 +97,15 @@ def test_the_catalog_comes_back_from_manifests_and_events(whole):
 
 def test_lineage_of_the_last_score_reaches_shards_and_calls(config, whole):
     store, _ = whole
-    last = read(store, "sql", "select id from artifacts where kind = 'evaluation' order by created desc limit 1")
-    found = json.dumps(read(store, "lineage", last[0]["id"]))
-    assert "tokens/" in found
-    assert "documents/" in found
+    last = read(store, "sql", "select id from artifacts where kind = 'evaluation' order by created desc limit 1")[0][
+        "id"
+    ]
+    stages = {row["stage"] for row in read(store, "lineage", last)}
+    assert {"ingest", "distill", "pretrain", "align", "reason", "self_distill"} <= stages
+    files = read(store, "sql", f"select * from lineage_files('{last}')")
+    assert any(str(row).count("shards/") for row in files)
+    calls = read(store, "sql", f"select purpose, count(*) as n from lineage_calls('{last}') group by purpose")
+    assert {row["purpose"] for row in calls} == {"teacher", "judge"}
 
 
 def test_killed_anywhere_it_resumes_to_the_same_bytes(config, whole, tmp_path):

@@ -54,35 +54,41 @@ def test_the_whole_chain_runs_quietly_and_writes_nothing_outside_its_store(bench
     assert sorted(path.name for path in bench.folder.iterdir()) == ["home", "store"]
 
 
-def test_a_second_run_reuses_every_stage(bench):
+def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_operator_names(bench):
     before = {a.id: a.execution for a in Store(bench.store).list()}
     done = bench.run("run", str(TOY))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": reused") == 12
     assert ": started" not in done.stdout
+    assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
-
-def test_only_with_force_makes_one_stage_anew_and_keeps_what_it_replaces(bench):
-    before = {a.id: a.execution for a in Store(bench.store).list()}
-    done = bench.run("run", str(TOY), "--only", "evaluate:align", "--force")
-    assert done.returncode == 0, done.stderr
-    after = {a.id: a.execution for a in Store(bench.store).list()}
-    (moved,) = [artifact_id for artifact_id in before if after[artifact_id] != before[artifact_id]]
-    assert moved.startswith("evaluation/")
-    assert Store(bench.store).get(f"{moved}.1").execution == before[moved]
+    (flow_run,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
+    assert flow_run["parameters"]["config"]["name"] == "toy"
+    runs = ask(bench.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    assert len(runs) == 12
+    assert {run["state_type"] for run in runs} == {"COMPLETED"}
+    assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
 
 
-def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it(bench):
+def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keeping_the_old(bench):
     store = Store(bench.store)
-    artifact = store.list("documents")[0]
+    before = {a.id: a.execution for a in store.list()}
+    (artifact,) = store.list("documents")
     flip_byte(artifact.path / "documents.jsonl")
     done = bench.run("run", str(TOY))
     assert done.returncode == 2
     assert "documents.jsonl" in done.stderr
     assert "nautile run --only distill --force" in done.stderr
-    assert bench.run("run", str(TOY), "--only", "distill", "--force").returncode == 0
+
+    done = bench.run("run", str(TOY), "--only", "distill", "--force")
+    assert done.returncode == 0, done.stderr
     assert store.verify(store.find("documents", artifact.key)) == []
+    after = {a.id: a.execution for a in store.list()}
+    moved = {artifact_id for artifact_id in before if after[artifact_id] != before[artifact_id]}
+    assert {artifact_id.partition("/")[0] for artifact_id in moved} == {"documents", "tokens"}
+    assert store.get(f"{artifact.id}.1").execution == artifact.execution
 
 
 def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
@@ -163,18 +169,6 @@ def test_a_prefect_server_that_does_not_answer_is_one_clear_message(bench):
     done = bench.run("run", str(TOY), PREFECT_API_URL=url)
     assert done.returncode == 2
     assert done.stderr == f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable\n"
-
-
-def test_a_run_is_seen_in_the_server_that_the_operator_names(bench):
-    done = bench.run("run", str(TOY), "--until", "distill")
-    assert done.returncode == 0, done.stderr
-    assert "embedded" not in done.stdout
-    (flow_run,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
-    assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
-    assert flow_run["parameters"]["selection"]["last"] == "distill"
-    runs = ask(bench.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
-    labels = ("ingest:wikipedia", "ingest:synth", "distill")
-    assert {run["name"]: run["state_type"] for run in runs} == dict.fromkeys(labels, "COMPLETED")
 
 
 def ask(url: str, path: str, body: dict) -> list[dict]:

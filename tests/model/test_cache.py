@@ -50,3 +50,20 @@ def test_prefill_and_steps_equal_forward(params, changes):
 def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
     with pytest.raises(ConfigError, match="a prompt of 9 tokens does not fit a cache of 8 columns"):
         prefill(params, config, jnp.zeros((1, 9), jnp.int32), jnp.asarray([9]), 8)
+
+
+def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
+    """A loop carries it: matrices' types are the compute type, sums stay float32."""
+    config = tiny_config(compute_dtype="bfloat16")
+
+    def run(params):
+        tokens_BP = jnp.zeros((2, 3), jnp.int32)
+        hidden_BD, cache = prefill(params, config, tokens_BP, jnp.asarray([3, 1]), 8)
+        return (hidden_BD, cache), decode_step(decode_weights(params, config), config, tokens_BP[:, 0], cache)
+
+    before, after = jax.eval_shape(run, params)
+    same = jax.tree.map(lambda one, other: (one.shape, one.dtype) == (other.shape, other.dtype), before, after)
+    assert jax.tree.all(same)
+    cache = after[1]
+    assert cache.blocks[0].keys_BGSH.dtype == jnp.bfloat16
+    assert cache.blocks[0].sca[0].mix.re_BKHM.dtype == jnp.float32

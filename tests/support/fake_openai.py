@@ -47,9 +47,9 @@ def useful(body: dict[str, Any]) -> str:
         scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
         return json.dumps({**scores, "overall": draw.randint(0, 100)})
     if "reasoning" in asked:
-        words = re.findall(r"[a-z]{3,}", body["messages"][-1]["content"])[-12:]
-        reasoning = f"We need to say it. {' '.join(words)}."
-        return json.dumps({"reasoning": reasoning, "answer": " ".join(words[-5:]).capitalize() + "."})
+        passage = re.search(r"(?:Passage:|will not see:) *\n?(.{20,150}?)[.\n]", body["messages"][-1]["content"])
+        said = passage[1] if passage else f"The number drawn here is {draw.randint(0, 10**6)}"
+        return json.dumps({"reasoning": f"We need to say this: {said}.", "answer": f"{said}."})
     return f"The answer is {draw.randint(0, 99)}."
 
 
