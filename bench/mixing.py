@@ -2,7 +2,8 @@
 
     python bench/mixing.py [--repeats 15] [--lengths] [--json FILE]
 
-Rounds go through all alternatives in turn, so a noisy machine disturbs all alike; medians are shown. Sizes are the published
+Rounds go through all alternatives in turn, so a noisy machine disturbs all alike; medians are shown. Sizes are the
+published
 layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to the end
 of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under autodiff, and
 the chunked form of `model.mixing`.
@@ -130,7 +131,9 @@ def compare(repeats: int) -> list[dict]:
     """Every alternative at the published layer's size."""
     operands, cotangents = inputs(BATCH, LENGTH)
     passes = {name: compiled(form, operands, cotangents) for name, form in FORMS.items()}
-    medians = measure({(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}, repeats)
+    medians = measure(
+        {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}, repeats
+    )
     return [
         {
             "form": name,
@@ -160,7 +163,10 @@ def main() -> None:
     parser.add_argument("--lengths", action="store_true", help="also time the chunked form up to 65,536 positions")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     arguments = parser.parse_args()
-    results = {"device": f"{jax.devices()[0].device_kind}, {platform.machine()}", "comparison": compare(arguments.repeats)}
+    results = {
+        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
+        "comparison": compare(arguments.repeats),
+    }
     if arguments.lengths:
         results["lengths"] = lengths(3)
     for title, rows in results.items():

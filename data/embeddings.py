@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Encoder:
                 with np.load(path, allow_pickle=False) as kept:
                     if str(kept["model"]) == MODEL:
                         self._known.update(zip((key.tobytes() for key in kept["keys"]), kept["vectors"], strict=True))
-            except (OSError, ValueError, KeyError, EOFError) as error:
+            except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
                 log.warning("%s: kept vectors cannot be read (%s); they are made again", path, error)
 
 

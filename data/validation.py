@@ -27,7 +27,7 @@ RejectReason = Literal[
     "copied_exemplar",
     "duplicate",
 ]
-SHORTEST = 2  # characters of an answer; "12" is one
+SHORTEST = 2  # words of a reasoning
 NGRAM = 8  # words, for copying
 LOOP = 4  # words that come again and again
 _REFUSAL = re.compile(
@@ -68,7 +68,8 @@ def verdict(
     if not draft.answer or not draft.reasoning:
         return "empty"
     text = f"{draft.reasoning}\n{draft.answer}"
-    if len(draft.answer) < SHORTEST or (prompt.passage is not None and says_nothing(draft.answer, prompt.query)):
+    says_it = prompt.passage is None or not says_nothing(draft.answer, prompt.query)
+    if len(_WORD.findall(draft.reasoning)) < SHORTEST or not says_it:
         return "too_short"
     if len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer:
         return "too_long"
@@ -109,7 +110,7 @@ def loops(text: str) -> bool:
     grams = Counter(zip(*(words[i:] for i in range(LOOP)), strict=False))
     if grams and max(grams.values()) >= max(3, len(words) // 100):
         return True
-    return 24 <= len(words) <= 400 and len(set(words)) / len(words) < 0.35
+    return 24 <= len(words) <= 400 and len(set(words)) / len(words) < 0.2
 
 
 def grounded(draft: Draft, prompt: Prompt) -> bool:

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard
 130 stopped by the operator. Whatever is heavy is imported by the command that needs it, so that `--help` is instant.
 """
 
+import logging
 import json
 import sys
 import traceback
@@ -183,6 +184,8 @@ def gc(
 
 def main() -> None:
     """The console script. Every failure ends in one clear message and an exit code, never in a stack trace."""
+    # A root logger without handlers is given one that prints everything, by absl as orbax is imported: log noise.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         app()  # usage errors and exit codes leave as SystemExit
     except (ConfigError, Retryable) as error:

@@ -9,7 +9,8 @@ chunk is computed again and the state's gradient goes from chunk to chunk the ot
     ∂L/∂Z_t = -Re⟨∂L/∂S_t, S_t⟩ / Z_t                 (the readout does not change when S and Z are scaled together)
     ∂L/∂λ  = -Σ_s e^{-λ} Re⟨G_s, S_{s-1}⟩                (likewise with GZ and Z)
 
-H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed over
+H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed
+over
 it with strides, which costs a third of what XLA's transposes do. Batch and heads lead the products.
 
 Letters, beside those of `mixing`: C and S positions in a chunk ("to" and "from"), J = H·M.
@@ -153,7 +154,7 @@ def _chunk_gradient(
 ) -> tuple[Operands, Sums]:
     """One chunk after the state `before`; `carry` is the gradient so far, and that of the state after the chunk."""
     gradient, d_after = carry
-    batch, _, heads, head_dim = operands.keys_BLKH.shape
+    batch, _, _heads, head_dim = operands.keys_BLKH.shape
     spread = _spread(size, small.decay_K, times, start, batch)
     block = _encode(start, size, operands, small, spread, before)
     q_re, q_im = _queries(start, size, operands)
@@ -213,9 +214,7 @@ def _chunk_gradient(
 _mixed.defvjp(_forward, _backward)
 
 
-def _encode(
-    start: Array | int, size: int, operands: Operands, small: Operands, spread: _Spread, state: Sums
-) -> _Chunk:
+def _encode(start: Array | int, size: int, operands: Operands, small: Operands, spread: _Spread, state: Sums) -> _Chunk:
     """Steps 3 and 4 for one chunk after `state`."""
     samples_wide = small.grid_KJ.shape[-1]
     keys = _repeat(_cut(operands.keys_BLKH, start, size), samples_wide)

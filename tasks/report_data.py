@@ -96,15 +96,17 @@ def scores(inputs: Sequence[Input]) -> dict[str, Row]:
 
 
 def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
-    """What was not the real thing: said by a stage about itself, or by the configuration about an endpoint."""
-    said: list[tuple[str, str]] = []
+    """What was not the real thing: as a stage says of itself, else as the configuration says of its endpoints."""
+    said: dict[str, list[str]] = {}
     for one in inputs:
-        notes = [one.facts.get("stand_in"), *(one.facts.get("stand_ins") or ())]
-        said += [(one.label, visible(note)) for note in notes if isinstance(note, str) and note]
-        for name, endpoint in one.artifact.manifest["config"].get("endpoints", {}).items():
-            if endpoint.get("stand_in"):
-                said.append((one.label, f"endpoint {name}: {endpoint['model']} stands in for a large model"))
-    return [{"label": label, "note": note} for label, note in dict.fromkeys(said)]
+        notes = said.setdefault(one.label, [])
+        own = (one.facts.get("stand_in"), *(one.facts.get("stand_ins") or ()))
+        notes += [visible(note) for note in own if isinstance(note, str) and note]
+    for one in inputs:
+        if not said[one.label]:
+            endpoints = one.artifact.manifest["config"].get("endpoints", {}).values()
+            said[one.label] = [f"{e['model']} stands in for a large model" for e in endpoints if e.get("stand_in")]
+    return [{"label": label, "note": note} for label, notes in said.items() for note in dict.fromkeys(notes)]
 
 
 def _stages(inputs: Sequence[Input], spent: Mapping[str, Row]) -> list[Row]:
@@ -214,7 +216,7 @@ def _document(verdict: str, good: bool, row: Row) -> Row:
 
 def _shown(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Row:
     row = {"verdict": visible(verdict), "good": good, "prompt": visible(prompt, LONGEST_SAMPLE)}
-    row["text"] = visible(text, LONGEST_SAMPLE)
+    row["text"] = visible(text, LONGEST_SAMPLE) if str(text or "").strip() else "(empty)"
     return row | ({"expected": visible(expected, 200)} if expected else {})
 
 

@@ -95,7 +95,11 @@ def compose(found: Row) -> list[Section]:
         Section("Pretraining", (*_charts(found["curves"], TRAINING), *_counts(found["stages"], ("pretrain",)))),
         Section(
             "Reinforcement and self-distillation",
-            (*_charts(found["curves"], REINFORCEMENT), *_counts(found["stages"], ("align", "reason", "self_distill"))),
+            (
+                *_judge(found["stages"]),
+                *_charts(found["curves"], REINFORCEMENT),
+                *_counts(found["stages"], ("align", "reason", "self_distill")),
+            ),
         ),
         Section("Distillation", tuple(_distillation(found["stages"]))),
         Section("Cost", tuple(_cost(found))),
@@ -167,6 +171,21 @@ def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Seq
 def _series(name: str, source: str, several: bool) -> str:
     parts = [name.replace("_", " ")] if several else []
     return ", ".join([*parts, source]) if source else (parts or ["all"])[0]
+
+
+def _judge(stages: Sequence[Row]) -> Iterator[Paragraph]:
+    """How far the judge's marks can be believed."""
+    for row in stages:
+        facts = row["facts"].get("checkpoint", {})
+        judge, auc = facts.get("judge"), facts.get("calibration", {}).get("auc", {}).get("overall")
+        if judge and judge.get("stand_in"):
+            measured = (
+                f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
+            )
+            yield Paragraph(
+                f"{row['label']}: the judge is {judge['model']}, a small stand-in{measured}. Its rewards are real "
+                "plumbing and a weak signal."
+            )
 
 
 def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[Table]:
@@ -248,18 +267,25 @@ def _cost(found: Row) -> Iterator[Block]:
 
 def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[Block]:
     if notes:
-        rows = tuple((note["label"], note["note"]) for note in notes)
+        by_note: dict[str, list[str]] = {}
+        for note in notes:
+            by_note.setdefault(note["note"], []).append(note["label"])
+        rows = tuple((", ".join(labels), note) for note, labels in by_note.items())
         yield Table("Not the real thing", ("Stage", "What stands in for what"), rows, (), ())
 
 
 def _lineage(rows: Sequence[Row]) -> Iterator[Block]:
     shown = tuple(
-        (row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, (row["commit"] or MISSING)[:12])
-        for row in rows
+        (row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, _code(row["commit"])) for row in rows
     )
     if shown:
         note = "`nautile show ID` tells everything about an artifact, `nautile lineage ID` all that it was made from."
         yield Table("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,), ())
+
+
+def _code(commit: str | None) -> str:
+    """The commit in short, with the mark of a tree that differed from it."""
+    return MISSING if commit is None else commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _took(seconds: float | None) -> str:

@@ -1,6 +1,7 @@
 """The fused form of the mixing operator: Pallas kernels on TPU and GPU, the chunked form on any other device.
 
-One custom gradient over both devices' kernels. Kept for it, as in the chunked form: the inputs and the state before each
+One custom gradient over both devices' kernels. Kept for it, as in the chunked form: the inputs and the state before
+each
 chunk. Rows are filled up to whole chunks with padding, which the operator passes over; queries shared by several memory
 heads are repeated for them.
 """

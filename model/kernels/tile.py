@@ -1,4 +1,4 @@
-"""One chunk of one memory head, as both kernels compute it: everything is a tile [C, J], a column [C, 1] or a row [1, J].
+"""One chunk of one memory head, as both kernels compute it: all is a tile [C, J], a column [C, 1] or a row [1, J].
 
 The formulas are those of `model.mixing_chunked`. What the devices do differently is to repeat a tile [C, H] over M and
 to sum over it: `Folding` holds those two. Only operations that Mosaic and Triton both lower are used here: no slices
@@ -98,7 +98,6 @@ def backward(
 ) -> tuple[Gradient, TileState]:
     """The gradient of one chunk, and that of the state before it. `d_re`, `d_im`, `d_after`: what came from outside."""
     sums = _accumulate(head, block, state, fold)
-    after = _after(sums)
     d_re_CJ = fold.widen(d_re_CH) / sums.divisor_C1
     d_im_CJ = fold.widen(d_im_CH) / sums.divisor_C1
     dq_re_CJ = sums.re_CJ * d_re_CJ + sums.im_CJ * d_im_CJ
@@ -122,13 +121,14 @@ def backward(
     scaled_CH = head.phase_scale_11 * keys_CH
     d_scaled_CH = fold.narrow(d_phase_CJ * head.grid_1J) / ((1 + jnp.abs(scaled_CH)) * (1 + jnp.abs(scaled_CH)))
     d_gates_C1 = jnp.where(block.real_C1 > 0, sum_z_S1 + _total(keys_CH * direct_CH, 1), 0.0)
-    ended_11 = _total(d_after.re_1J * after.re_1J + d_after.im_1J * after.im_1J, 1) + d_after.z_11 * after.z_11
+    kept = _kept(block, sums, state)
+    match_C1 = _total(sum_re_SJ * kept.re_1J + sum_im_SJ * kept.im_1J, 1) + sum_z_S1 * kept.z_11
     gradient = Gradient(
         sums.gates_C1 * direct_CH + head.phase_scale_11 * d_scaled_CH,
         d_gates_C1,
         dq_re_CJ * head.weights_1J,
         dq_im_CJ * head.weights_1J,
-        _total(block.count_C1 * sums.gates_C1 * d_gates_C1, 0) - _last(block.count_C1) * ended_11,
+        -_total(match_C1, 0),
         _total(_total(keys_CH * d_scaled_CH, 0), 1),
         _total(sums.sign_CJ * d_phase_CJ, 0),
         _total(match_CJ, 0),
@@ -152,9 +152,7 @@ def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _S
     z_C1 = _total(weight_CS * _row(gates_C1), 1) + carry_C1 * state.z_11
     seen_C1 = (block.real_C1 > 0) & (z_C1 >= TINY)
     divisor_C1 = jnp.where(seen_C1, z_C1, jnp.inf)
-    return _Sums(
-        keys_CJ, sign_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1
-    )
+    return _Sums(keys_CJ, sign_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1)
 
 
 def _weights(head: Head, block: Block) -> Array:
@@ -168,6 +166,20 @@ def _weights(head: Head, block: Block) -> Array:
 
 def _after(sums: _Sums) -> TileState:
     return TileState(_last(sums.re_CJ), _last(sums.im_CJ), _last(sums.z_C1))
+
+
+def _kept(block: Block, sums: _Sums, state: TileState) -> TileState:
+    """e^{-λ} S_{t-1} at every position that decays its sums, [C, J] twice and [C, 1]."""
+    size = block.count_C1.shape[0]
+    to_CS, from_CS = _iota(size, 0), _iota(size, 1)
+    decays_C1 = block.real_C1 > 0
+    weight_CS = jnp.where((to_CS == from_CS + 1) & decays_C1, sums.weight_CS, 0.0)
+    first_C1 = jnp.where((jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) == 0) & decays_C1, sums.carry_C1, 0.0)
+    return TileState(
+        _product(weight_CS, sums.re_CJ) + first_C1 * state.re_1J,
+        _product(weight_CS, sums.im_CJ) + first_C1 * state.im_1J,
+        _total(weight_CS * _row(sums.z_C1), 1) + first_C1 * state.z_11,
+    )
 
 
 def _product(weight_CS: Array, values_SJ: Array) -> Array:

@@ -76,9 +76,7 @@ class _Layout(NamedTuple):
 
     def befores(self) -> list[pl.BlockSpec]:
         """[B, N, 1, K·J] twice and [B, G, N, 1, P]"""
-        wide = pl.BlockSpec(
-            (None, None, 1, self.group * self.joined), lambda b, g, n: (b, self.chunk_of(n), 0, g)
-        )
+        wide = pl.BlockSpec((None, None, 1, self.group * self.joined), lambda b, g, n: (b, self.chunk_of(n), 0, g))
         return [
             wide, wide,
             pl.BlockSpec((None, None, None, 1, self.group), lambda b, g, n: (b, g, self.chunk_of(n), 0, 0)),
@@ -123,9 +121,7 @@ def run_forward(
     lasts = [(spec, shape, jnp.float32) for spec, shape in zip(lay.sums(), shapes, strict=True)]
     wide, narrow = (batch, lay.chunks, 1, heads * lay.joined), (batch, lay.groups, lay.chunks, 1, lay.group)
     befores = [(spec, shape, jnp.float32) for spec, shape in zip(lay.befores(), (wide, wide, narrow), strict=True)]
-    call = lay.call(
-        partial(_forward_kernel, lay), lay.inputs() + lay.sums(), [out, out, *lasts, *befores], interpret
-    )
+    call = lay.call(partial(_forward_kernel, lay), lay.inputs() + lay.sums(), [out, out, *lasts, *befores], interpret)
     out_re, out_im, *rest = call(*_arrange(lay, operands, times_BL3), *arranged)
     return out_re.reshape(keys.shape), out_im.reshape(keys.shape), _sums_out(lay, rest[:3]), Sums(*rest[3:])
 

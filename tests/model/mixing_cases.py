@@ -8,8 +8,8 @@ import numpy as np
 
 from model.mixing import MixState, mix
 
-# Compiling is most of these tests' time. Less of LLVM's work halves it and changes no rounding.
-QUICK = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
+# Compiling is nearly all of these tests' time; unoptimised code takes half as long to make and rounds no differently.
+QUICK = {"xla_backend_optimization_level": 0}
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 
 
@@ -55,7 +55,9 @@ def value_and_gradients(form, case, segments=None, dtype=np.float32, operands_dt
     outs, gradients = _compiled(form)(
         cast(case["operands"], operands_dtype or dtype), cast(case["state"]), cast(case["cotangents"]), segments
     )
-    return jax.tree.map(lambda array: np.asarray(array, np.float64), ([*outs[:2], *outs[2]], [*gradients[0], *gradients[1]]))
+    return jax.tree.map(
+        lambda array: np.asarray(array, np.float64), ([*outs[:2], *outs[2]], [*gradients[0], *gradients[1]])
+    )
 
 
 @functools.cache
@@ -75,7 +77,7 @@ def _reference(*arguments):
 
 
 def exact(case, segments=None):
-    """The reference in float64. Rows are filled with padding to one of two lengths, to compile two programs, not ten."""
+    """The reference in float64. Rows are filled with padding to one of two lengths, to compile two programs."""
     batch, length = case["operands"][1].shape[:2]
     longer = next(size for size in (48, 1024) if size >= length)
 
@@ -87,11 +89,19 @@ def exact(case, segments=None):
             for array in tree
         ]
 
-    segments = np.pad(np.ones((batch, length), np.int32) if segments is None else segments, ((0, 0), (0, longer - length)))
-    wider = {**case, "operands": filled(case["operands"]), "cotangents": [*filled(case["cotangents"][:2]), *case["cotangents"][2:]]}
+    segments = np.pad(
+        np.ones((batch, length), np.int32) if segments is None else segments, ((0, 0), (0, longer - length))
+    )
+    wider = {
+        **case,
+        "operands": filled(case["operands"]),
+        "cotangents": [*filled(case["cotangents"][:2]), *case["cotangents"][2:]],
+    }
     with jax.enable_x64(True):
         outs, gradients = value_and_gradients(_reference, wider, segments, np.float64)
-    cut = [array[:, :length] if array.ndim > 2 and array.shape[:2] == (batch, longer) else array for array in gradients[:8]]
+    cut = [
+        array[:, :length] if array.ndim > 2 and array.shape[:2] == (batch, longer) else array for array in gradients[:8]
+    ]
     return [out[:, :length] for out in outs[:2]] + outs[2:], cut + gradients[8:]
 
 

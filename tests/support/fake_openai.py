@@ -47,8 +47,9 @@ def useful(body: dict[str, Any]) -> str:
         scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
         return json.dumps({**scores, "overall": draw.randint(0, 100)})
     if "reasoning" in asked:
-        passage = re.search(r"(?:Passage:|will not see:) *\n?(.{20,150}?)[.\n]", body["messages"][-1]["content"])
-        said = passage[1] if passage else f"The number drawn here is {draw.randint(0, 10**6)}"
+        passage = re.search(r"(?:Passage:|will not see:)\s*(.+)", body["messages"][-1]["content"])
+        words = passage[1].split()[:12] if passage else ["Number", str(draw.randint(0, 10**6)), "was", "drawn", "here"]
+        said = re.sub(r"[^\w)]+$", "", " ".join(words))
         return json.dumps({"reasoning": f"We need to say this: {said}.", "answer": f"{said}."})
     return f"The answer is {draw.randint(0, 99)}."
 

@@ -62,7 +62,13 @@ def _reinforce(job: Job, kind: str, metrics: dict[str, float]) -> None:
     row = {"question": "1 + 1?", "expected": "2", "text": HOSTILE, "advantage": 0.5}
     _write(job.output(kind), f"{kind}.jsonl", [row])
     (job.output("checkpoint") / "weights.txt").write_text(job.key)
-    job.describe("checkpoint", steps=20, rounds=[{"traces": 3}, {"traces": 5}], judge={"stand_in": True, "auc": 0.57})
+    job.describe("checkpoint", steps=20, rounds=[{"traces": 3}, {"traces": 5}], **_judge(job.stage))
+
+
+def _judge(stage_name: str) -> dict[str, Any]:
+    if stage_name != "align":
+        return {}
+    return {"judge": {"model": "toy", "stand_in": True}, "calibration": {"auc": {"overall": 0.57}}}
 
 
 @stage("ingest", version=1, outputs=("tokens", "exemplars"), optional=("exemplars",))

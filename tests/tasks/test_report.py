@@ -114,7 +114,7 @@ def test_every_input_is_in_the_lineage_with_what_it_read(chain, data):
 def test_stand_ins_are_named(data):
     notes = {note["note"] for note in data["stand_ins"]}
     assert "wikipedia stands in for the web" in notes
-    assert "endpoint local: SmolLM2-135M-Instruct stands in for a large model" in notes
+    assert "SmolLM2-135M-Instruct stands in for a large model" in notes
 
 
 def test_samples_show_good_and_bad_ones(data):
@@ -135,7 +135,17 @@ def test_distillation_counts_and_refusals_are_shown(data):
 
 def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
     tables = {block.title: block for section in compose(data) for block in section.blocks if isinstance(block, Table)}
-    assert tables["align: as counted"].rows == (("judge: auc", "0.57"), ("rounds, last: traces", "5"), ("steps", "20"))
+    assert tables["align: as counted"].rows == (
+        ("calibration: auc: overall", "0.57"),
+        ("rounds, last: traces", "5"),
+        ("steps", "20"),
+    )
+
+
+def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
+    said = [block.text for section in compose(data) for block in section.blocks if isinstance(block, Paragraph)]
+    (about,) = [text for text in said if text.startswith("align: the judge is toy, a small stand-in")]
+    assert "its AUC was 0.57, where 0.5 is chance" in about
 
 
 def test_what_was_not_measured_is_left_out(chain):

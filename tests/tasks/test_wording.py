@@ -9,8 +9,16 @@ from tasks.wording import amount, duration, size, visible
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s")]
-    + [(3599.6, "1 h 0 min"), (7860, "2 h 11 min")],
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (125, "2 min 5 s"),
+        (3599.6, "1 h 0 min"),
+        (7860, "2 h 11 min"),
+    ],
 )
 def test_durations(seconds, said):
     assert duration(seconds) == said
@@ -18,8 +26,16 @@ def test_durations(seconds, said):
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(0, "0"), (7, "7"), (0.125, "0.12"), (3.14, "3.1"), (950.4, "950"), (12_400, "12,400"), (3.1e6, "3.10 M")]
-    + [(6e11, "600.00 G")],
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.125, "0.12"),
+        (3.14, "3.1"),
+        (950.4, "950"),
+        (12400, "12,400"),
+        (3100000.0, "3.10 M"),
+        (600000000000.0, "600.00 G"),
+    ],
 )
 def test_amounts(value, said):
     assert amount(value) == said
