@@ -4,8 +4,11 @@ Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard
 130 stopped by the operator. Whatever is heavy is imported by the command that needs it, so that `--help` is instant.
 """
 
-import logging
+import atexit
+import contextlib
 import json
+import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -182,26 +185,40 @@ def gc(
     _show(inspection.garbage(_store(), days, dry_run), as_json, lambda rows: garbage_table(rows, dry_run))
 
 
-def main() -> None:
+def main() -> NoReturn:
     """The console script. Every failure ends in one clear message and an exit code, never in a stack trace."""
     # A root logger without handlers is given one that prints everything, by absl as orbax is imported: log noise.
     logging.getLogger().addHandler(logging.NullHandler())
+    code = _command()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    atexit._run_exitfuncs()
+    # Torn down in the usual way, the interpreter makes DuckDB's binding print pages about leaks that are none.
+    os._exit(code)
+
+
+def _command() -> int:
+    """Run what was asked; the exit code."""
     try:
-        app()  # usage errors and exit codes leave as SystemExit
+        app()
+    except SystemExit as ending:  # how usage errors and exit codes leave
+        return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
     except (ConfigError, Retryable) as error:
-        _fail(str(error), 2)
+        return _fail(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left; there is nobody to tell
+        return 0  # whoever read our output has left; there is nobody to tell
     except Exception as error:
         kept = _keep_trace()
-        _fail(f"unexpected {type(error).__name__}: {error}" + (f" (details in {kept})" if kept else ""), 1)
+        return _fail(f"unexpected {type(error).__name__}: {error}" + (f" (details in {kept})" if kept else ""), 1)
+    return 0
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int) -> int:
     _console(stderr=True).print(message, style="red", soft_wrap=True)
-    sys.exit(code)
+    return code
 
 
 def _keep_trace() -> Path | None:

@@ -7,8 +7,8 @@ Written as a recurrence, the paper's decay exp(-λ d(t)) is relative: the common
 cancels in S/Z, so nothing overflows, nothing is clipped and the context length does not enter.
 
 Forms: "reference" (Algorithm 1 with step 4 as a matrix product, quadratic in L), "chunked" (the default, linear, its
-own
-gradient), "fused" (Pallas kernels for TPU and GPU); `mix_step` takes one token. All give the same values and gradients.
+own gradient), "fused" (Pallas kernels on TPU and GPU, chunked elsewhere); `mix_step` takes one token. All give the same
+values and gradients.
 
 Padding (segment 0) is transparent: it adds nothing, decays nothing, resets nothing, and its output is 0.
 
@@ -57,8 +57,7 @@ def mix(
     """Accumulate and read out a whole row (paper §2.2.4 steps 2 to 5): readout [B, L, K, H] twice, and the final state.
 
     `gates_BLK` is the content gate softplus(γs+β) >= 0 with no decay applied; `decay_K` is λ >= 0 per token; query head
-    q
-    serves the K/Q memory heads from q·K/Q on; `weights_KHM` is ω, one per memory head. `segments_BL` (int; 0 is
+    q serves the K/Q memory heads from q·K/Q on; `weights_KHM` is ω, one per memory head. `segments_BL` (int; 0 is
     padding; None: one segment) resets the state where it changes. `state` continues an earlier part of the first
     segment of each row. Any L >= 1; `chunk` sets only the working size of the chunked and fused forms. Sums are float32
     whatever the inputs; the readout has the keys' dtype. Raises ConfigError where shapes do not fit.

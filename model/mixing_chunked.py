@@ -10,8 +10,7 @@ chunk is computed again and the state's gradient goes from chunk to chunk the ot
     ∂L/∂λ  = -Σ_s e^{-λ} Re⟨G_s, S_{s-1}⟩                (likewise with GZ and Z)
 
 H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed
-over
-it with strides, which costs a third of what XLA's transposes do. Batch and heads lead the products.
+over it with strides, which costs a third of what XLA's transposes do on CPU. Batch and heads lead the products.
 
 Letters, beside those of `mixing`: C and S positions in a chunk ("to" and "from"), J = H·M.
 """
@@ -102,7 +101,6 @@ def _forward(chunk: int, operands: Operands, times: Timeline | None, state: Sums
         state = Sums(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
         return befores, state, _put(out_re, re, start), _put(out_im, im, start)
 
-    state = jax.tree.map(lambda part: part.astype(jnp.float32), state)
     befores = jax.tree.map(lambda part: jnp.zeros((-(-length // chunk), *part.shape), jnp.float32), state)
     out_BLKH = jnp.zeros(keys_BLKH.shape, keys_BLKH.dtype)
     carry = (befores, state, out_BLKH, out_BLKH)

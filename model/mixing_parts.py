@@ -45,7 +45,8 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, state: MixState) -> "Sums":
-        return cls(join(state.re_BKHM), join(state.im_BKHM), state.z_BK)
+        """`state`, float32."""
+        return cls(*(part.astype(jnp.float32) for part in (join(state.re_BKHM), join(state.im_BKHM), state.z_BK)))
 
     def apart(self, samples: int) -> MixState:
         """The same with the two axes H and M."""

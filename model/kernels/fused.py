@@ -1,9 +1,8 @@
 """The fused form of the mixing operator: Pallas kernels on TPU and GPU, the chunked form on any other device.
 
 One custom gradient over both devices' kernels. Kept for it, as in the chunked form: the inputs and the state before
-each
-chunk. Rows are filled up to whole chunks with padding, which the operator passes over; queries shared by several memory
-heads are repeated for them.
+each chunk. Rows are filled up to whole chunks with padding, which the operator passes over; queries shared by several
+memory heads are repeated for them.
 """
 
 from functools import partial
@@ -81,9 +80,8 @@ def run(
         filled(shared(q_re_BLQHM)),
         filled(shared(q_im_BLQHM)),
     )
-    sums = Sums(*(part.astype(jnp.float32) for part in Sums.of(state)))
     times_BL3 = _columns(times, batch, length, missing, chunk)
-    out_re, out_im, sums = _fused(device, chunk, interpret, operands, times_BL3, sums)
+    out_re, out_im, sums = _fused(device, chunk, interpret, operands, times_BL3, Sums.of(state))
     return out_re[:, :length], out_im[:, :length], sums.apart(grid_KHM.shape[-1])
 
 

@@ -1,7 +1,7 @@
 """The mixing kernels for GPU (Triton): one program a batch row and head walks the chunks with the state in registers.
 
-At B·K = 256 programs the H200's 132 processors have two each. Triton wants every tile a power of two and products of 16
-rows or more, so `fits` decides; the chunk is 16, since a going-back step holds about 15 tiles of [C, J] in registers.
+Triton wants every tile a power of two and products of 16 rows or more: `fits` decides. Chunks of 16 and 8 warps: going
+back, a step holds about 15 tiles [C, J] in registers, and with 4 warps the compiler (sm_90a) spills 700 bytes a thread.
 
 Letters as in `tile`, and N chunks.
 """
@@ -21,7 +21,7 @@ from model.mixing_parts import Operands, Sums
 
 CHUNK = 16
 
-# Kinds of arrays: the block that one program sees, with None for its own row or head, and where it begins. -1: all of it.
+# Kinds of arrays: the block that a program sees (None: its own row or head; -1: the whole axis), and where it begins.
 _ALONG = ((None, -1, None, -1), lambda b, k: (b, 0, k, 0))  # [B, L, K, ...]
 _COLUMN = ((None, -1, None), lambda b, k: (b, 0, k))  # [B, L, K]
 _TIMES = ((None, -1, -1), lambda b, k: (b, 0, 0))  # [B, L, 3]

@@ -1,4 +1,4 @@
-"""The embedded model for real: it starts, answers in its bounds, the same each time, and never outlives its parent."""
+"""The embedded model for real: it starts, keeps to its bounds, says the same each time, and ends with its parent."""
 
 import os
 import signal

@@ -1,0 +1,199 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.emit import silent
+from configs.schema import EndpointConfig, JudgeConfig
+from configs.section import ConfigError, Retryable
+from data import retry
+from data.endpoints import EndpointPool
+from rl.calibration import calibrate, corrupted
+from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse
+from tests.support.fake_openai import FakeOpenAI, always, script
+
+CONFIG = JudgeConfig(endpoint="judge")
+ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n} + 1 = {n + 1}. {n + 1}", str(n + 1)) for n in range(12)]
+GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.1)
+
+
+@pytest.fixture
+def judge_of(tmp_path):
+    pools = []
+
+    def make(server, config=CONFIG, **fields):
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, timeout_s=0.7, **fields)
+        pools.append(EndpointPool({"judge": endpoint}, tmp_path / "replies.jsonl", silent))
+        return Judge(pools[-1], config)
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def says(**changes):
+    return lambda body: json.dumps({**GOOD, **changes})
+
+
+def test_marks_are_read_and_the_rubric_comes_first(judge_of):
+    with FakeOpenAI(reply=says()) as server:
+        scores = judge_of(server).score(ITEMS[:3])
+    assert scores == [JudgeScore(4, 3, 5, 72)] * 3
+    for body in server.bodies:
+        assert body["messages"][0] == server.bodies[0]["messages"][0]
+        assert "0 to 100" in body["messages"][0]["content"]
+        assert body["temperature"] == 0
+        assert set(body["response_format"]["json_schema"]["schema"]["properties"]) == {*CRITERIA, "overall"}
+
+
+def test_the_reference_is_shown_where_there_is_one(judge_of):
+    with FakeOpenAI(reply=says()) as server:
+        judge_of(server).score([JudgeItem("Q?", "A.", "R."), JudgeItem("Q?", "A.", None)])
+    assert ["R." in body["messages"][1]["content"] for body in server.bodies] == [True, False]
+
+
+def test_a_grammar_is_sent_where_the_endpoint_takes_one(judge_of):
+    with FakeOpenAI(reply=says()) as server:
+        judge_of(server, structured="grammar").score(ITEMS[:1])
+    assert "[1-5]" in server.bodies[0]["grammar"]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ('{"reason": 4, "answer": 3, "follow": 5, "overall": 72}', JudgeScore(4, 3, 5, 72)),
+        ('{"reason": "4", "answer": " 3/5", "follow": "5.0", "overall": "72/100"}', JudgeScore(4, 3, 5, 72)),
+        ('{"reason": 4.0, "answer": 3, "follow": 5, "overall": 72.0}', JudgeScore(4, 3, 5, 72)),
+        ('Here:\n```json\n{"reason": 1, "answer": 1, "follow": 1, "overall": 0}\n```', JudgeScore(1, 1, 1, 0)),
+        ('{"reason": 5, "answer": 5, "follow": 5, "overall": 100, "why": "all right"}', JudgeScore(5, 5, 5, 100)),
+        ('{"reason": 6, "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": 0, "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": 4, "answer": 3, "follow": 5, "overall": 101}', None),
+        ('{"reason": 4, "answer": 3, "follow": 5, "overall": -1}', None),
+        ('{"reason": 4, "answer": 3, "follow": 5}', None),
+        ('{"reason": 4.5, "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": true, "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": null, "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": "four", "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": [4], "answer": 3, "follow": 5, "overall": 72}', None),
+        ('{"reason": 4, "answer": 3, "follow', None),
+        ("I would give it a 4.", None),
+        ("[4, 3, 5, 72]", None),
+        ("", None),
+    ],
+)
+def test_a_reply_is_marks_or_nothing(text, score):
+    assert parse(text) == score
+
+
+@given(st.text())
+def test_no_text_breaks_the_parser(text):
+    assert parse(text) is None
+
+
+@given(st.dictionaries(st.sampled_from([*CRITERIA, "overall"]), st.one_of(st.integers(), st.floats(), st.text())))
+def test_marks_are_always_in_range(marks):
+    score = parse(json.dumps(marks))
+    assert score is None or (min(score.reason, score.answer, score.follow) >= 1 and 0 <= score.overall <= 100)
+
+
+def test_what_cannot_be_read_is_unscored_and_the_rest_is_scored(judge_of):
+    said = iter(["babble", json.dumps({**GOOD, "answer": 9}), json.dumps({"reason": 1})])
+    with FakeOpenAI(reply=lambda body: next(said, None) or json.dumps(GOOD)) as server:
+        scores = judge_of(server, concurrency=1).score(ITEMS[:6])
+    assert scores == [None, None, None, *[JudgeScore(4, 3, 5, 72)] * 3]
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "hang", "cut", "invalid"])
+def test_a_fault_that_passes_costs_no_score(judge_of, fault):
+    with FakeOpenAI(reply=says(), faults=script(fault, None, fault)) as server:
+        assert None not in judge_of(server).score(ITEMS[:3])
+
+
+def test_a_reply_that_is_refused_is_unscored(judge_of):
+    with FakeOpenAI(reply=says(), faults=script("400")) as server:
+        scores = judge_of(server, concurrency=1).score(ITEMS[:3])
+    assert scores[0] is None
+    assert None not in scores[1:]
+
+
+def test_an_outage_is_no_score_of_anybody_but_a_reason_to_wait(judge_of):
+    with FakeOpenAI(reply=says(), faults=lambda arrival: None if arrival < 4 else "close") as server:
+        with pytest.raises(Retryable):
+            judge_of(server, concurrency=2).score(ITEMS)
+        assert server.answered == 4
+        server.faults = always(None)
+        assert None not in judge_of(server).score(ITEMS)
+        assert server.answered == len(ITEMS), "what was scored before is remembered"
+
+
+def test_a_judge_that_is_not_there_may_come_back(judge_of):
+    with FakeOpenAI() as server:
+        pass
+    with pytest.raises(Retryable, match=server.url):
+        judge_of(server).score(ITEMS)
+
+
+def test_a_refused_key_is_the_operators_to_mend(judge_of):
+    with FakeOpenAI(key="right") as server, pytest.raises(ConfigError, match="Incorrect API key"):
+        judge_of(server).score(ITEMS)
+
+
+def test_a_rubric_that_there_is_not(judge_of):
+    with FakeOpenAI() as server:
+        with pytest.raises(ConfigError, match=r"no rubric 'x'.*nautile-judge-1"):
+            judge_of(server, CONFIG.model_copy(update={"rubric": "x"}))
+        with pytest.raises(ConfigError, match="no endpoint 'other'"):
+            judge_of(server, CONFIG.model_copy(update={"endpoint": "other"}))
+
+
+def knows(body):
+    """A judge that can tell: full marks if the answer to grade ends in the right one."""
+    asked = body["messages"][1]["content"]
+    right = asked.partition("Right answer: ")[2].partition("\n")[0]
+    known = asked.rpartition("Answer to grade: ")[2].split()[-1] == right
+    return json.dumps({"reason": 3, "answer": 5 if known else 1, "follow": 4, "overall": 95 if known else 10})
+
+
+def test_calibration_tells_a_judge_that_knows_from_one_that_does_not(judge_of):
+    with FakeOpenAI(reply=knows) as server:
+        found = calibrate(judge_of(server), ITEMS)
+    assert found["auc"] == {"reason": 0.5, "answer": 1.0, "follow": 0.5, "overall": 1.0}
+    assert (found["items"], found["unscored"]) == (24, 0)
+    assert (found["mean_right"], found["mean_wrong"]) == (95, 10)
+    assert found["spread"] == 42.5
+
+
+def test_calibration_counts_what_is_missing_and_invents_nothing(judge_of):
+    with FakeOpenAI(reply=lambda body: "babble") as server:
+        found = calibrate(judge_of(server), ITEMS[:4])
+    assert (found["items"], found["unscored"]) == (8, 8)
+    assert set(found["auc"].values()) == {None}
+    assert found["spread"] is found["length_correlation"] is found["mean_right"] is None
+
+
+def test_calibration_sees_a_liking_for_length(judge_of):
+    def by_length(body):
+        said = body["messages"][1]["content"].rpartition("Answer to grade: ")[2]
+        return json.dumps({**GOOD, "overall": min(100, len(said))})
+
+    items = [JudgeItem(f"Q{n}?", "word " * n + "5", "5") for n in range(2, 12)]
+    with FakeOpenAI(reply=by_length) as server:
+        assert calibrate(judge_of(server), items)["length_correlation"] > 0.99
+
+
+def test_wrong_answers_are_wrong_and_of_the_same_kind():
+    wrong = corrupted(ITEMS, seed=3)
+    assert wrong == corrupted(ITEMS, seed=3)
+    assert all(bad.question == good.question for bad, good in zip(wrong, ITEMS, strict=True))
+    assert all(bad.answer != good.answer for bad, good in zip(wrong, ITEMS, strict=True))
+    worded = [JudgeItem("Q?", "The cat sat on the mat.", None), JudgeItem("R?", "No.", None)]
+    assert all(bad.answer != good.answer for bad, good in zip(corrupted(worded), worded, strict=True))
+    assert corrupted([JudgeItem("Q?", "5", None)])[0].answer != "5"
