@@ -13,6 +13,9 @@ QUICK = {"xla_backend_optimization_level": 0}
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 
 
+PER_TOKEN = (0, 1, 6, 7)  # keys, gates and both parts of the queries, among the operands
+
+
 def draw(batch=2, length=33, heads=4, head_dim=3, samples=2, queries=2, seed=0) -> dict:
     """float64 numpy: `operands` (8), `state` (3) and `cotangents` for everything that comes out (5)."""
     rng = np.random.default_rng(seed)
@@ -81,28 +84,17 @@ def exact(case, segments=None):
     batch, length = case["operands"][1].shape[:2]
     longer = next(size for size in (48, 1024) if size >= length)
 
-    def filled(tree):
-        return [
-            np.pad(array, [(0, 0), (0, longer - length)] + [(0, 0)] * (array.ndim - 2))
-            if array.ndim > 2 and array.shape[:2] == (batch, length)
-            else array
-            for array in tree
-        ]
+    def filled(array):
+        return np.pad(array, [(0, 0), (0, longer - length)] + [(0, 0)] * (array.ndim - 2))
 
-    segments = np.pad(
-        np.ones((batch, length), np.int32) if segments is None else segments, ((0, 0), (0, longer - length))
-    )
-    wider = {
-        **case,
-        "operands": filled(case["operands"]),
-        "cotangents": [*filled(case["cotangents"][:2]), *case["cotangents"][2:]],
-    }
+    operands = [filled(array) if i in PER_TOKEN else array for i, array in enumerate(case["operands"])]
+    cotangents = [filled(array) if i < 2 else array for i, array in enumerate(case["cotangents"])]
+    segments = filled(np.ones((batch, length), np.int32) if segments is None else segments)
     with jax.enable_x64(True):
+        wider = {**case, "operands": operands, "cotangents": cotangents}
         outs, gradients = value_and_gradients(_reference, wider, segments, np.float64)
-    cut = [
-        array[:, :length] if array.ndim > 2 and array.shape[:2] == (batch, longer) else array for array in gradients[:8]
-    ]
-    return [out[:, :length] for out in outs[:2]] + outs[2:], cut + gradients[8:]
+    cut = [array[:, :length] if i in PER_TOKEN else array for i, array in enumerate(gradients)]
+    return [out[:, :length] for out in outs[:2]] + outs[2:], cut
 
 
 def farthest(found, wanted) -> tuple[float, str]:

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from configs.section import ConfigError
 from model.mixing import MixState, empty_state, mix, mix_step
 from model.mixing_parts import divide, sine_cosine
-from tests.model.mixing_cases import documents, draw, exact, farthest, value_and_gradients
+from tests.model.mixing_cases import PER_TOKEN, documents, draw, exact, farthest, value_and_gradients
 
 ONE_DOCUMENT = np.ones((2, 33), np.int32)
-PER_TOKEN = (0, 1, 6, 7)  # keys, gates and both parts of the queries, among the operands
 LENGTHS = (1, 2, 31, 32, 33, 257, 1024)
 
 
