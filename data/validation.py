@@ -1,8 +1,9 @@
 """What a teacher's document must be to be kept; each one that is not has its one reason.
 
 The checks are cheap and err on the side of rejecting: prompts are plenty, and a small student learns a fault as
-eagerly as a fact. The groundedness check applies where the teacher was given a passage: of 64 replies of the embedded
-teacher it finds most of the invented names and numbers.
+eagerly as a fact. The groundedness check applies where the teacher was given a passage: it finds invented names and
+numbers, and no other invention. Of 64 replies of the embedded teacher about one in seven is rejected, and of those
+kept about four in five are right.
 """
 
 import re
