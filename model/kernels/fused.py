@@ -2,7 +2,7 @@
 
 One custom gradient over both devices' kernels. Kept for it, as in the chunked form: the inputs and the state before
 each chunk. Rows are filled up to whole chunks with padding, which the operator passes over; queries shared by several
-memory heads are repeated for them.
+memory heads are repeated for them. XLA does not partition a kernel: on several devices, call it in `jax.shard_map`.
 """
 
 from functools import partial

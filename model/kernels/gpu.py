@@ -44,10 +44,9 @@ def run_forward(
     batch, length, heads, _ = keys.shape
     joined = operands.grid_KJ.shape[-1]
     chunks = length // chunk
-    along, each, before = _ALONG, _EACH, _BEFORE
-    outs = [(along, keys.shape, keys.dtype)] * 2
-    outs += [(each, (batch, heads, width), jnp.float32) for width in (joined, joined, 1)]
-    outs += [(before, (batch, heads, chunks, width), jnp.float32) for width in (joined, joined, 1)]
+    outs = [(_ALONG, keys.shape, keys.dtype)] * 2
+    outs += [(_EACH, (batch, heads, width), jnp.float32) for width in (joined, joined, 1)]
+    outs += [(_BEFORE, (batch, heads, chunks, width), jnp.float32) for width in (joined, joined, 1)]
     inputs = [*_arrange(operands, times_BL3), *_sums_in(state)]
     out_re, out_im, re, im, z, *befores = _call(partial(_forward_kernel, chunk, chunks), inputs, outs, interpret)
     return out_re, out_im, Sums(re, im, z[..., 0]), Sums(*befores)

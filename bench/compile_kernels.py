@@ -1,6 +1,6 @@
-"""Compiles the fused mixing for a TPU v4 or an H100, neither of which need be there; run by `test_kernels_compile`.
+"""Compiles the fused mixing for a TPU v4 or an H100, neither of which need be there.
 
-    python tests/model/compile_kernels.py tpu|gpu
+    python bench/compile_kernels.py tpu|gpu      (libtpu, or jax-cuda12-plugin with nvidia-cuda-nvcc-cu12, installed)
 
 Prints a line of JSON for each dtype: the kernels called, by name, and the bytes of temporaries.
 """
