@@ -1,6 +1,6 @@
 """The Pallas kernels, run as plain JAX: values and gradients against float64, at the tolerances of `test_mixing`.
 
-That they compile for the devices themselves is in `test_kernels_compile`.
+That they compile for the devices themselves is what `bench/compile_kernels.py` shows.
 """
 
 import functools
