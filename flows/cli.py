@@ -186,16 +186,25 @@ def gc(
 
 
 def main() -> NoReturn:
-    """The console script. Every failure ends in one clear message and an exit code, never in a stack trace."""
+    """Do what the command line says, then raise `SystemExit`: one clear message, never a stack trace."""
     # A root logger without handlers is given one that prints everything, by absl as orbax is imported: log noise.
     logging.getLogger().addHandler(logging.NullHandler())
-    code = _command()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    atexit._run_exitfuncs()
-    # Torn down in the usual way, the interpreter makes DuckDB's binding print pages about leaks that are none.
-    os._exit(code)
+    sys.exit(_command())
+
+
+def script() -> NoReturn:
+    """The console script: `main`, and the end of the process.
+
+    Torn down in the usual way, the interpreter makes DuckDB's binding print pages about leaks that are none.
+    """
+    try:
+        main()
+    except SystemExit as ending:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        atexit._run_exitfuncs()
+        os._exit(ending.code if isinstance(ending.code, int) else 1)
 
 
 def _command() -> int:
@@ -253,4 +262,4 @@ def _console(stderr: bool = False) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    script()
