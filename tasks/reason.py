@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from configs.schema import ReasonConfig
+from data.reasoning import Problem
 from model.weights import load_weights, save_weights
 from rl.problems import load
 from rl.reinforce import Plan, on_device, reinforce
@@ -29,8 +30,9 @@ def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     config = job.part("reason", ReasonConfig)
     problems = load(config.problems, job.seed)
-    guarded = config.policy.guard_every is not None
-    guard = load(config.problems.model_copy(update={"count": config.policy.guard_problems}), job.seed, "guard")
+    guard: list[Problem] = []
+    if config.policy.guard_every is not None:
+        guard = load(config.problems.model_copy(update={"count": config.policy.guard_problems}), job.seed, "guard")
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     plan = Plan(model, tokenizer, config.rollout, config.policy, config.balance, config.balance_epsilon, job.seed)
     rollouts = job.output("rollouts") / "rollouts.jsonl"
@@ -39,7 +41,7 @@ def reason(job: Job) -> None:
         on_device(params),
         problems,
         Verifier(),
-        guard if guarded else [],
+        guard,
         {"execution": job.key},
         job.scratch,
         rollouts,
