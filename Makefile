@@ -6,27 +6,41 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+AHEAD := $(VENV)/ahead/.ready
+COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint lock clean
+.PHONY: run test lint ahead lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
 	@$(BIN)/nautile run $(CONFIG)
 
 # One file stays in one worker, so that what it compiles for JAX is shared by its tests.
-test: $(READY)
+test: $(READY) $(AHEAD)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 lint: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 
+# The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses with no such chip here. In a folder of their own: in
+# .venv itself JAX would look for those chips whenever it starts.
+ahead: $(AHEAD)
+
+$(AHEAD): requirements-ahead.lock $(READY)
+	@echo "fetching the compilers for TPU and GPU (once)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/ahead \
+	  -r requirements-ahead.lock
+	@touch $@
+
 # --universal: one lock for every python and platform, told apart by markers. No index address is written into it.
 lock: $(READY)
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements.lock
-	@if grep -nE 'https?://' requirements.lock; then echo "requirements.lock names an address" >&2; exit 1; fi
+	@printf '%s\n' $(COMPILERS) | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-ahead.lock
+	@if grep -nE 'https?://' requirements.lock requirements-ahead.lock; then echo "a lock names an address" >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

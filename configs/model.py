@@ -48,6 +48,7 @@ class ModelConfig(Section):
     convolution: PositiveInt = 4
     decay: Literal["relative", "window"] = "relative"
     chunk: PositiveInt = 32
+    mixing: Literal["chunked", "fused", "reference"] = "chunked"
 
     attention_heads: PositiveInt = 16
     kv_heads: PositiveInt = 4
@@ -58,7 +59,7 @@ class ModelConfig(Section):
     sca_norm_epsilon: PositiveFloat = 1e-5
     norm_epsilon: PositiveFloat = 1e-6
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "block", "dots"] = "block"
+    remat: Literal["none", "block", "layer", "dots"] = "block"
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelConfig":

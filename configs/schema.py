@@ -139,6 +139,9 @@ class PretrainConfig(Section):
     validation_rows: PositiveInt = 64
     sample_every: PositiveInt = 5000
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a loss or gradient that is not finite
+    spike_factor: NonNegativeFloat = 10.0  # robust deviations above the median of late losses; 0: spikes are let be
+    spike_steps: NonNegativeInt = 3  # losses in a row that may be above that
+    rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint, past the trouble, before giving up
 
 
 class ProblemsConfig(Section):
@@ -255,6 +258,15 @@ class EvaluateConfig(Section):
 class ReportConfig(Section):
     title: str = "Nautile"
     samples: PositiveInt = 12
+
+
+class PlanConfig(Section):
+    """What `nautile plan` is asked: chips to compile for, and the utilisation to reckon time with."""
+
+    topology: str
+    row_length: PositiveInt
+    mfu: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
+    largest: bool = True  # also look for the largest batch that fits
 
 
 class RunConfig(Section):

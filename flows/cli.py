@@ -33,6 +33,11 @@ ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="a TOML fi
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="kind/digits, or as many digits of the key as are unique")
 ]
+CheckpointArgument = Annotated[
+    str | None, typer.Argument(metavar="[CHECKPOINT]", help="an id, or a folder; the newest in the store if none")
+]
+CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="an id, or a folder")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="a new or an empty folder")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -123,6 +128,94 @@ def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
 
     counts = inspection.parameters(load(config))
     _show({**counts, "total": sum(counts.values())}, as_json, lambda _: parameter_table(counts))
+
+
+@app.command()
+def plan(
+    config: ConfigArgument = "nautile_370m",
+    topology: Annotated[
+        str, typer.Option(metavar="T", help="chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, or local")
+    ] = "v4:2x4x4",
+    mfu: Annotated[float, typer.Option(help="the utilisation to reckon time with")] = 0.4,
+    fsdp: Annotated[int | None, typer.Option(min=1, help="instead of the configuration's")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="do not look for the largest batch that fits")] = False,
+    as_json: Json = False,
+) -> None:
+    """Will it fit, and how long will it take: compile the training step for chips that need not be here."""
+    from rich.markdown import Markdown
+
+    from configs.load import load
+    from flows import planning
+
+    with _console(stderr=True).status(f"compiling for {topology}") as shown:
+        folder = planning.plan_pretraining(_store(), load(config), topology, mfu, fsdp, not quick, shown.update)
+    if as_json:
+        print((folder / "plan.json").read_text(encoding="utf-8").strip())
+    else:
+        console, text = _console(), (folder / "plan.md").read_text(encoding="utf-8")
+        console.print(Markdown(text) if console.is_terminal else text.strip(), soft_wrap=not console.is_terminal)
+
+
+@app.command()
+def chat(
+    checkpoint: CheckpointArgument = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", metavar="TEXT", help="ask this and end; else questions are read")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="of a reply; three quarters of the context")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=0, help="draw among so many tokens; 0: all")] = 0,
+    top_p: Annotated[float, typer.Option(help="draw among the likeliest that hold this share")] = 1.0,
+    thinking_budget: Annotated[int | None, typer.Option(min=0, help="end the thinking after so many tokens")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed and questions give the same replies")] = 0,
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="show answers only")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --prompt: print JSON")] = False,
+) -> None:
+    """Talk to a checkpoint: its reasoning and its answer, as they are written."""
+    if as_json and prompt is None:
+        raise ConfigError("--json goes with --prompt: a conversation is written for people")
+    from flows.chat import Chat, Manner, converse, tell
+    from flows.chat import as_json as reply
+    from flows.inspection import checkpoint_folder
+
+    manner = Manner(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
+    talker = Chat(checkpoint_folder(checkpoint), manner)
+    if prompt is None:
+        converse(talker, _console(), not hide_thinking)
+    elif as_json:
+        print(json.dumps(reply(talker, prompt), indent=1, ensure_ascii=False))
+    else:
+        tell(talker, prompt, _console(), not hide_thinking)
+
+
+@app.command()
+def export(checkpoint: CheckpointRequired, out: OutArgument, as_json: Json = False) -> None:
+    """Write a checkpoint for others: safetensors, config.json and the files of its tokenizer."""
+    from flows.inspection import checkpoint_folder
+    from flows.text import file_table
+    from model.export import export as write
+
+    _show([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
+
+
+@app.command("import")
+def import_(
+    weights: Annotated[
+        Path, typer.Argument(metavar="WEIGHTS", help="the author's, as .safetensors or .npz (never a pickle)")
+    ],
+    out: OutArgument,
+    config: Annotated[
+        str, typer.Option("--config", metavar="CONFIG", help="the configuration that has its shape")
+    ] = "nautile_370m",
+    as_json: Json = False,
+) -> None:
+    """Make a checkpoint of the author's published weights, computing as theirs do (decay = "window")."""
+    from configs.load import load
+    from flows.text import file_table
+    from model.author import import_weights
+
+    shape = load(config)
+    _show([str(path) for path in import_weights(weights, out, shape.model, shape.tokenizer)], as_json, file_table)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What the read commands show, as plain data: the plan's state, artifacts, one artifact, lineage, a query's rows."""
 
+from pathlib import Path
 from typing import Any
 
 from configs.schema import RunConfig
@@ -112,6 +113,24 @@ def latest_report(store: Store, artifact_id: str | None = None) -> Artifact:
     if not found:
         raise ConfigError(f"no report in {store.root} yet: `nautile run` makes one")
     return found[-1]
+
+
+def checkpoint_folder(name: str | None) -> Path:
+    """Where the checkpoint lies that is meant: a folder, an id in the store, or (None) the newest in the store."""
+    if name and (Path(name) / "config.json").is_file():
+        return Path(name)
+    if name and Path(name).is_dir():
+        raise ConfigError(f"{name}: no checkpoint there: a folder with config.json and weights.safetensors is meant")
+    store = Store()
+    if name:
+        found = store.get(name)
+        if found.kind != "checkpoint":
+            raise ConfigError(f"{found.id} is no checkpoint: `nautile artifacts checkpoint` lists them")
+        return found.path
+    checkpoints = store.list("checkpoint")
+    if not checkpoints:
+        raise ConfigError(f"no checkpoint in {store.root} yet: `nautile run` makes some; or name a folder")
+    return checkpoints[-1].path
 
 
 def parameters(config: RunConfig) -> dict[str, int]:

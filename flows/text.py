@@ -41,6 +41,13 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def file_table(paths: list[str]) -> Table:
+    table = _table("file", "size")
+    for path in paths:
+        table.add_row(path, size(Path(path).stat().st_size))
+    return table
+
+
 def artifact_table(rows: list[dict[str, Any]]) -> Table:
     table = _table("artifact", "stage", "size", "files", "made")
     for row in rows:

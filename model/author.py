@@ -18,6 +18,7 @@ from configs.section import ConfigError
 from model.layers import Params
 from model.nautile import sca_names
 from model.sca import projected
+from model.weights import refuse_occupied, save_weights
 
 Reader = Callable[[str], np.ndarray]
 
@@ -44,6 +45,14 @@ def load_author_weights(
         layers = [convert(_within(tensors, index * len(names) + place), model) for index in range(model.blocks)]
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}, model, tokenizer
+
+
+def import_weights(path: Path, out: Path, model: ModelConfig, tokenizer: TokenizerConfig) -> list[Path]:
+    """`load_author_weights`, written as a checkpoint of ours into the new or empty folder `out`."""
+    refuse_occupied(out)
+    params, model, tokenizer = load_author_weights(path, model, tokenizer)
+    save_weights(out, params, model, tokenizer)
+    return sorted(out.iterdir())
 
 
 def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -8,11 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.section import ConfigError
 from data.chat import encode_prompt
 from data.tokenizer import tokenizer_for
 from model.tokenizer_json import tokenizer_json
-from model.weights import load_weights, save_weights
+from model.weights import load_weights, refuse_occupied, save_weights
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -25,8 +24,7 @@ def export(checkpoint: Path, out: Path) -> list[Path]:
     `{query}` for the question, the prompt that the model was trained on. Raises ConfigError where `out` holds something
     already or the checkpoint does not read.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: already holds something; export into a new or an empty folder")
+    refuse_occupied(out)
     params, model, tokenizer_config = load_weights(checkpoint)
     tokenizer = tokenizer_for(tokenizer_config)
     out.mkdir(parents=True, exist_ok=True)

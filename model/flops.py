@@ -9,8 +9,24 @@ from configs.model import ModelConfig
 # Dense bfloat16 peaks of one chip, FLOP/s, from the vendors' sheets.
 PEAK_FLOPS = {"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12, "a100": 312e12, "h100": 989e12, "h200": 989e12}
 
+# How JAX calls these chips; the longer of two names that begin alike comes first.
+_DEVICE_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5": "v5p",
+    "TPU v6 lite": "v6e",
+    "NVIDIA A100": "a100",
+    "NVIDIA H100": "h100",
+    "NVIDIA H200": "h200",
+}
+
 # Per element of the memory [K, H, M] and token: phase and encoding 6, the two running sums 4, normalising 2, readout 8.
 _MIXING = 20
+
+
+def peak_of(device_kind: str) -> float | None:
+    """The peak of a device by JAX's name for it; None for one that is not listed."""
+    return next((PEAK_FLOPS[chip] for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
 def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:

@@ -83,15 +83,21 @@ class Generator:
         keys = sample_keys(seeds)
         completions: dict[int, Completion] = {}
         for members in self._batches(prompts):
-            loop = self._run(params, weights, [prompts[index] for index in members], keys[members])
-            parts = (
-                np.asarray(part) for part in (loop.ids_BT, loop.logprobs_BT, loop.counts_B, loop.forced_B, loop.done_B)
-            )
-            for index, ids_T, logprobs_T, count, forced, done in zip(members, *parts, strict=False):
-                completions[index] = Completion(
-                    ids_T[:count].copy(), logprobs_T[:count].copy(), not done, None if forced < 0 else int(forced)
-                )
+            loops = self._stretches(params, weights, [prompts[index] for index in members], keys[members])
+            *_, loop = loops
+            completions |= zip(members, _completions(loop, len(members)), strict=True)
         return [completions[index] for index in range(len(prompts))]
+
+    def stream(
+        self, params: Params, prompt: Sequence[int], seed: tuple[int, ...], every: int = 4
+    ) -> Iterator[Completion]:
+        """The completion of one prompt as it grows, every few tokens: what a call would give, and its beginnings.
+
+        `truncated` is that of the whole, so it says nothing before the last one.
+        """
+        self._check([prompt], [seed])
+        for loop in self._stretches(params, _decode_weights(params, self.config), [prompt], sample_keys([seed]), every):
+            yield _completions(loop, 1)[0]
 
     def _check(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> None:
         if len(prompts) != len(seeds):
@@ -113,24 +119,36 @@ class Generator:
         for first in range(0, len(order), self.rows):
             yield order[first : first + self.rows]
 
-    def _run(self, params: Params, weights: DecodeWeights, prompts: Sequence[Sequence[int]], keys: np.ndarray) -> _Loop:
-        """One batch to its end; rows without a prompt start out done."""
-        rows = np.arange(self.rows)
+    def _stretches(
+        self,
+        params: Params,
+        weights: DecodeWeights,
+        prompts: Sequence[Sequence[int]],
+        keys: np.ndarray,
+        every: int | None = None,
+    ) -> Iterator[_Loop]:
+        """One batch to its end, `every` tokens at a time (None: a stage); rows without a prompt start out done.
+
+        What is yielded is used up by the next stretch.
+        """
         tokens_UP, lengths_U, source_B = self._distinct(prompts)
         keys_B2 = np.zeros((self.rows, 2), np.uint32)
         keys_B2[: len(prompts)] = keys
         ends = list(stage_ends(self.sampling.max_tokens))
-        sizes = [self.prompt_length + end for end in ends]
-        idle_B = rows >= len(prompts)
-        prompted = _prefill(params, tokens_UP, lengths_U, source_B, self.config, sizes[0])
+        idle_B = np.arange(self.rows) >= len(prompts)
+        prompted = _prefill(params, tokens_UP, lengths_U, source_B, self.config, self.prompt_length + ends[0])
         loop = _begin(*prompted, keys_B2, idle_B, self.sampling)
-        for end, size in zip(ends, sizes, strict=True):
+        reached = 0
+        for end in ends:
             if end > ends[0]:
-                loop = _with_room(loop, size)
-            loop = _decode(weights, loop, self.config, self.sampling, end)
-            if bool(jnp.all(loop.done_B)):
-                break
-        return loop
+                loop = _with_room(loop, self.prompt_length + end)
+            while reached < end:
+                reached = min(end, reached + (every or end))
+                loop = _decode(weights, loop, np.int32(reached), self.config, self.sampling)
+                finished = bool(jnp.all(loop.done_B))
+                yield loop
+                if finished:
+                    return
 
     def _distinct(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each prompt once, right-aligned, with its length, and which of them every row has.
@@ -149,6 +167,16 @@ class Generator:
         source_B = np.zeros(self.rows, np.int32)
         source_B[: len(prompts)] = [distinct[tuple(prompt)] for prompt in prompts]
         return tokens_UP, lengths_U, source_B
+
+
+def _completions(loop: _Loop, count: int) -> list[Completion]:
+    """What the first `count` rows hold so far."""
+    kept = (loop.ids_BT, loop.logprobs_BT, loop.counts_B, loop.forced_B, loop.done_B)
+    rows = zip(*(np.asarray(part)[:count] for part in kept), strict=True)
+    return [
+        Completion(ids_T[:length].copy(), logprobs_T[:length].copy(), not done, None if forced < 0 else int(forced))
+        for ids_T, logprobs_T, length, forced, done in rows
+    ]
 
 
 def stage_ends(max_tokens: int) -> Iterator[int]:
@@ -197,8 +225,8 @@ def _with_room(loop: _Loop, capacity: int) -> _Loop:
     return loop._replace(cache=grow(loop.cache, capacity))
 
 
-@partial(jax.jit, static_argnames=("config", "sampling", "end"), donate_argnames="loop")
-def _decode(weights: DecodeWeights, loop: _Loop, config: ModelConfig, sampling: Sampling, end: int) -> _Loop:
+@partial(jax.jit, static_argnames=("config", "sampling"), donate_argnames="loop")
+def _decode(weights: DecodeWeights, loop: _Loop, end: Array, config: ModelConfig, sampling: Sampling) -> _Loop:
     """Tokens up to index `end`, or until every row is done; the loop's arrays are updated in place."""
 
     def unfinished(loop: _Loop) -> Array:

@@ -10,7 +10,9 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+import psutil
 
 from configs.emit import Emit
 from model.step import StepMetrics
@@ -31,21 +33,25 @@ class Account:
 class Meter:
     """Reads the metrics of one step after another and reports them every `log_every` steps."""
 
-    def __init__(self, emit: Emit, names: tuple[str, ...], tokens: int, steps: int, log_every: int) -> None:
+    def __init__(
+        self, emit: Emit, names: tuple[str, ...], tokens: int, steps: int, log_every: int, peak_tokens: float | None
+    ) -> None:
+        """`peak_tokens`: tokens/s at which the devices would be fully used by the model's own operations, if known."""
         self._emit, self._names, self._tokens, self._steps, self._log_every = emit, names, tokens, steps, log_every
+        self._peak_tokens = peak_tokens
         self.account = Account()
         self.durations: list[float] = []
         self._window_from = 0
-        self._last = time.perf_counter()
+        self._last = self._window_began = time.perf_counter()
 
     def start_clock(self) -> None:
         """Count from now on: called before the first step and after every pause."""
         self._last = time.perf_counter()
 
-    def record(self, step: int, metrics: StepMetrics, bytes_S: np.ndarray) -> bool:
+    def record(self, step: int, metrics: StepMetrics, bytes_S: np.ndarray) -> float | None:
         """Wait for the metrics of `step`, add them, report; `bytes_S` are those of its targets by source.
 
-        Gives whether the update was applied.
+        Gives the mean loss; None if the update was not applied.
         """
         loss_S, weight_S = np.asarray(metrics.source_loss_S), np.asarray(metrics.source_weight_S)
         now = time.perf_counter()
@@ -64,7 +70,7 @@ class Meter:
         if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
             self._report(step + 1, metrics, finite)
         self._progress(step + 1)
-        return finite
+        return float(loss_S.sum() / max(weight_S.sum(), 1.0)) if finite else None
 
     def facts(self) -> dict[str, Any]:
         """Totals of the run, and the step times of this process (None where nothing was measured here)."""
@@ -108,8 +114,14 @@ class Meter:
         self._metric("learning_rate", done, float(metrics.learning_rate))
         self._metric("skipped_updates", done, account.skipped)
         if times:
+            rate = self._tokens / statistics.median(times)
             self._metric("step_seconds", done, statistics.median(times))
-            self._metric("tokens_per_second", done, self._tokens / statistics.median(times))
+            self._metric("step_seconds_p95", done, float(np.percentile(times, 95)))
+            self._metric("tokens_per_second", done, rate)
+            self._metric("mfu", done, rate / self._peak_tokens if self._peak_tokens else None)
+            self._metric("share_in_steps", done, sum(times) / (self._last - self._window_began))
+        self._window_began = self._last
+        self._metric("memory_bytes", done, memory_in_use())
 
     def _metric(self, name: str, done: int, value: float | None, **fields: Any) -> None:
         if value is not None:
@@ -120,6 +132,12 @@ class Meter:
         rate = self._tokens / statistics.median(self.durations[-20:])
         note = f"{rate:,.0f} tokens/s" if loss is None else f"loss {loss:.2f}, {rate:,.0f} tokens/s"
         self._emit("progress", done=done, total=self._steps, unit="steps", note=note)
+
+
+def memory_in_use() -> int:
+    """Bytes held now: on the first device if it says so, else by this process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("bytes_in_use") or psutil.Process().memory_info().rss
 
 
 def _means(window: dict[str, list[float]]) -> tuple[float | None, float | None]:

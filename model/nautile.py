@@ -17,6 +17,7 @@ from configs.model import ModelConfig
 from configs.section import ConfigError
 from model.attention import Attention, attention
 from model.layers import Params, axis_names, compute_dtype, parameter, pure
+from model.placement import split_rows
 from model.sca import SCA, sca
 
 # The published table is small so that tied logits start near zero: the residual stream ends at a root mean square
@@ -75,17 +76,24 @@ def forward(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: 
     """
     check_rows(tokens_BL, segments_BL, positions_BL)
 
+    def mixed(layer: Params, x_BLD: Array) -> Array:
+        return sca(layer, config, split_rows(x_BLD), segments_BL, positions_BL)[0]
+
+    def attended(layer: Params, x_BLD: Array) -> Array:
+        return attention(layer, config, split_rows(x_BLD), segments_BL, positions_BL)[0]
+
+    mixed, attended = by_layer(mixed, config), by_layer(attended, config)
+
     def body(x_BLD: Array, block: Params) -> tuple[Array, None]:
         for name in sca_names(config):
-            x_BLD, _ = sca(block[name], config, x_BLD, segments_BL, positions_BL)
-        x_BLD, _ = attention(block["attention"], config, x_BLD, segments_BL, positions_BL)
-        return x_BLD, None
+            x_BLD = mixed(block[name], x_BLD)
+        return split_rows(attended(block["attention"], x_BLD)), None
 
     # With "none" every activation is kept: unrolled, each stays where it was made, where a loop would copy it into a
     # stack of all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
     start_BLD = embed(params, config, tokens_BL)
-    x_BLD, _ = jax.lax.scan(rematerialised(body, config), start_BLD, params["blocks"], unroll=unroll)
+    x_BLD, _ = jax.lax.scan(by_block(body, config), start_BLD, params["blocks"], unroll=unroll)
     return x_BLD
 
 
@@ -102,12 +110,19 @@ def check_rows(tokens: Array, segments: Array, positions: Array) -> None:
         )
 
 
-def rematerialised(body: Callable, config: ModelConfig) -> Callable:
-    """`remat` by name: "none" keeps everything, "block" the input of each block, "dots" also its matrix products."""
-    if config.remat == "none":
-        return body
-    policy = None if config.remat == "block" else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint(body, policy=policy, prevent_cse=False)
+def by_block(body: Callable, config: ModelConfig) -> Callable:
+    """With `remat` "block" only the input of each block is kept, and all within it is computed again."""
+    return jax.checkpoint(body, prevent_cse=False) if config.remat == "block" else body
+
+
+def by_layer(layer: Callable, config: ModelConfig) -> Callable:
+    """With "layer" each layer's input is kept, with "dots" also its products with the weights."""
+    if config.remat == "layer":
+        return jax.checkpoint(layer, prevent_cse=False)
+    if config.remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+    return layer
 
 
 def parameter_counts(config: ModelConfig) -> dict[str, int]:

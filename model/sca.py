@@ -7,6 +7,7 @@ The decay is relative unless `config.decay` is "window": then the author's weigh
 and clipped, go in as gates and the operator decays nothing.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax import Array
 from configs.model import ModelConfig
 from model.layers import Params, causal_convolution, linear, matrix, normals, parameter, rms_norm
 from model.mixing import MixState, mix, mix_step
+from model.placement import ROWS, WHOLE, on_each_device
 
 THETA_LOW, THETA_HIGH = 0.001, 3.0
 DECAY_LOW, DECAY_HIGH = 0.001, 0.1
@@ -109,9 +111,12 @@ def sca(
     keys, scores, q_re, q_im = _split(config, branches_BLC)
     spectral = spectrum(params)
     gates_BLK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_BL)
-    re_BLKH, im_BLKH, mixed = mix(
+    mixing = partial(mix, chunk=config.chunk, form=config.mixing)
+    if config.mixing == "fused":
+        mixing = on_each_device(mixing, (ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS, ROWS))
+    re_BLKH, im_BLKH, mixed = mixing(
         keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im,
-        segments_BL, chunk=config.chunk,
+        segments_BL,
     )  # fmt: skip
     out_BLD = x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH)
     return out_BLD, SCAState(mixed, _last_inputs(config.convolution - 1, inputs_BLC, segments_BL))

@@ -17,8 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from configs.section import ConfigError
 from model.layers import Params
 from model.optimizer import is_stacked
-
-ROWS = PartitionSpec(("data", "fsdp"))
+from model.placement import ROWS
 
 
 def make_mesh(fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
@@ -69,10 +68,32 @@ def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardi
     return jax.tree_util.tree_map_with_path(rule, jax.eval_shape(tx.init, shapes))
 
 
+class OnMesh:
+    """A jitted function that is called and lowered with `mesh` as the ambient one, which `model.placement` reads."""
+
+    def __init__(self, mesh: Mesh, jitted: Any) -> None:
+        self._mesh, self._jitted = mesh, jitted
+
+    def __call__(self, *arguments: Any) -> Any:
+        with jax.set_mesh(self._mesh):
+            return self._jitted(*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        with jax.set_mesh(self._mesh):
+            return self._jitted.lower(*arguments)
+
+
 def put_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows of a global batch as global arrays, split over the devices by rows."""
     sharding = row_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+
+
+def gathered(tree: Any, mesh: Mesh) -> Any:
+    """The same arrays, whole in the memory of every process; all processes must call this."""
+    if jax.process_count() == 1:
+        return tree
+    return jax.tree.map(lambda leaf: np.asarray(jax.jit(lambda a: a, out_shardings=replicated(mesh))(leaf)), tree)
 
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from model.layers import Params
 from model.loss import LossSums, weighted_loss
 from model.nautile import initialise, shapes
 from model.optimizer import applied, build, schedule
-from model.sharding import ROWS, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from model.placement import ROWS
+from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
 
@@ -91,10 +92,11 @@ class Program:
 
         batch = dict.fromkeys(BATCH, rows)
         self.fresh: Callable[[], TrainState] = jax.jit(fresh, out_shardings=self.shardings)
-        self.step = jax.jit(
+        stepped = jax.jit(
             step, in_shardings=(self.shardings, batch), out_shardings=(self.shardings, whole), donate_argnums=0
         )
-        self.evaluate = jax.jit(evaluate, in_shardings=(self.shardings.params, batch), out_shardings=(whole, whole))
+        evaluated = jax.jit(evaluate, in_shardings=(self.shardings.params, batch), out_shardings=(whole, whole))
+        self.step, self.evaluate = OnMesh(mesh, stepped), OnMesh(mesh, evaluated)
 
     def state_shapes(self) -> TrainState:
         """The state as `ShapeDtypeStruct`s with their shardings: what a checkpoint is restored into."""

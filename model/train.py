@@ -10,13 +10,14 @@ import logging
 import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from configs.emit import Emit
+from configs.emit import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.schema import PretrainConfig
 from configs.section import ConfigError, Retryable
@@ -24,17 +25,19 @@ from data.loader import Batch, Loader
 from data.shards import read_index
 from data.tokenizer import tokenizer_for
 from model.checkpoint import TrainCheckpoints, save_weights
-from model.flops import training_flops
-from model.health import Health
+from model.flops import peak_of, training_flops
+from model.health import GoBack, Health, Vitals
 from model.meter import Meter
 from model.nautile import parameter_counts
-from model.preemption import termination
+from model.preemption import Asked, termination
 from model.samples import Sampler
-from model.sharding import make_mesh, put_rows
+from model.sharding import gathered, make_mesh, put_rows
 from model.step import BATCH, Program, StepMetrics, TrainState
 from model.validation import validate
 
 logger = logging.getLogger(__name__)
+
+SHOWN = 64  # tokens of a row that are set down as text when its step went wrong
 
 
 def train(
@@ -50,15 +53,19 @@ def train(
     """Train on the phases of `config` and write the weights to `out`; returns what is worth stating of the run.
 
     sources: `tokens` artifacts by the names that mixtures use. `work` keeps the checkpoints: if it has any, training
-    goes on from the last intact one. Raises `ConfigError` for settings and data that do not fit, checkpoints of another
-    run, and a run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
+    goes on from the last intact one. Of several processes (`jax.distributed`) all call this with the same arguments,
+    each reads its own rows, and the first one reports and writes. Raises `ConfigError` for settings and data that do
+    not fit, checkpoints of another run, and a run that diverges; `Retryable` after SIGTERM (the step reached is saved)
+    or if a save cannot be written.
     """
-    run = _Run(config, model, tokenizer, sources, work, seed, emit)
+    run = _Run(config, model, tokenizer, sources, work, seed, emit if jax.process_index() == 0 else silent)
     try:
         state = run.to_the_end()
     finally:
         run.checkpoints.close()
-    save_weights(out, state.params, model, tokenizer)
+    params = gathered(state.params, run.mesh)
+    if jax.process_index() == 0:
+        save_weights(out, params, model, tokenizer)
     return run.facts()
 
 
@@ -91,8 +98,11 @@ class _Run:
             work / "checkpoints", config.keep, identity(config, model, tokenizer, chosen, seed)
         )
         self.tokens = config.batch_rows * self.loader.row_length
-        self.meter = Meter(emit, self.loader.names, self.tokens, self.steps, config.log_every)
-        self.health = Health(config.skip_limit)
+        peak = peak_of(jax.devices()[0].device_kind)
+        self.flops = training_flops(model, self.loader.row_length)
+        peak_tokens = peak * self.mesh.size / self.flops if peak else None
+        self.meter = Meter(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
+        self.health = Health(config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks)
         self.sampler = Sampler(model, tokenizer, self.loader, emit)
         self.compile_seconds: float | None = None
 
@@ -117,18 +127,23 @@ class _Run:
             "parameters": sum(counts.values()),
             "validation": self.meter.account.validation,
             **self.meter.facts(),
-            "flops_per_token": training_flops(self.model, length),
+            "flops_per_token": self.flops,
+            "went_back": self.health.vitals.went_back,
             "compile_seconds": self.compile_seconds,
             "peak_memory_bytes": _peak_memory(),
             "devices": f"{self.mesh.size} x {jax.devices()[0].device_kind}",
         }
 
     def _start(self) -> tuple[TrainState, int]:
+        """The newest intact checkpoint's state, account and vitals, or fresh ones; and the step it stands at."""
         last = self.checkpoints.latest()
         if last is None:
+            self.meter.resume({})
+            self.health.vitals = Vitals()
             return self.program.fresh(), 0
-        state, account = self.checkpoints.restore(last, self.program.state_shapes())
-        self.meter.resume(account)
+        state, saved = self.checkpoints.restore(last, self.program.state_shapes())
+        self.meter.resume(saved["account"])
+        self.health.vitals = Vitals(**saved["vitals"])
         logger.info("resumed from the checkpoint of step %d of %d", last, self.steps)
         return state, last
 
@@ -136,23 +151,46 @@ class _Run:
         began = time.perf_counter()
         step_program = self.program.step.lower(state, self.program.batch_shapes()).compile()
         self.compile_seconds = time.perf_counter() - began
-        batch = self.loader.batch(first)
-        waiting: tuple[int, StepMetrics, Batch] | None = None
         with termination() as asked:
-            self.meter.start_clock()
-            for step in range(first, self.steps):
-                state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
-                started = step, metrics, batch
-                if step + 1 < self.steps:
-                    batch = self.loader.batch(step + 1)
+            while True:
+                try:
+                    return self._steps(step_program, state, first, asked)
+                except GoBack as trouble:
+                    del state
+                    ended = GoBack(trouble.last, trouble.why)  # without its frames, which hold the state in memory
+                state, first = self._go_back(ended)
+
+    def _go_back(self, trouble: GoBack) -> tuple[TrainState, int]:
+        """The last checkpoint's state, to go on from after the step of the trouble: its batches are passed over.
+
+        A run killed before its next checkpoint meets the same trouble and does the same again, so nothing is saved.
+        """
+        known = self.health.vitals.went_back
+        state, checkpoint = self._start()
+        self.health.vitals.went_back = known
+        self.health.turned(trouble, checkpoint)
+        step = jax.device_put(np.int32(trouble.last + 1), self.program.shardings.step)
+        return state._replace(step=step), trouble.last + 1
+
+    def _steps(self, step_program: Any, state: TrainState, first: int, asked: Asked) -> TrainState:
+        """The steps from `first` on. Raises `GoBack`, and `Retryable` when it was asked to stop."""
+        waiting: tuple[int, StepMetrics, Batch] | None = None
+        batch = self.loader.batch(first) if first < self.steps else None
+        self.meter.start_clock()
+        for step in range(first, self.steps):
+            state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
+            started = step, metrics, batch
+            if step + 1 < self.steps:
+                batch = self.loader.batch(step + 1)
+            self._record(waiting)
+            waiting = started
+            done = step + 1
+            stopping = asked(done)
+            if stopping or self._is_stop(done):
                 self._record(waiting)
-                waiting = started
-                done = step + 1
-                if asked.is_set() or self._is_stop(done):
-                    self._record(waiting)
-                    waiting = None
-                    self._pause(state, done, asked.is_set())
-                    self.meter.start_clock()
+                waiting = None
+                self._pause(state, done, stopping)
+                self.meter.start_clock()
         return state
 
     def _is_stop(self, done: int) -> bool:
@@ -169,9 +207,12 @@ class _Run:
             if last or done % config.validate_every == 0:
                 self._validate(state, done)
             if done % config.sample_every == 0:
-                self.sampler.show(state.params, done)
+                params = gathered(state.params, self.mesh)
+                if jax.process_index() == 0:
+                    self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
-            self.checkpoints.save(done, state, self.meter.saved())
+            extra = {"account": self.meter.saved(), "vitals": asdict(self.health.vitals)}
+            self.checkpoints.save(done, state, extra)
         if stopping or last:
             self.checkpoints.wait()
         if stopping and not last:
@@ -184,7 +225,28 @@ class _Run:
             return
         step, metrics, batch = waiting
         bytes_S = np.bincount(batch["source"], weights=batch["bytes"], minlength=len(self.loader.names))
-        self.health.observe(step, self.meter.record(step, metrics, bytes_S))
+        loss = self.meter.record(step, metrics, bytes_S)
+        if step and self.loader.phase(step) != self.loader.phase(step - 1):
+            self.health.new_phase()
+        if not self.health.observe(step, loss):
+            self._set_down(step, batch, loss)
+        self.health.decide(step)
+
+    def _set_down(self, step: int, batch: Batch, loss: float | None) -> None:
+        """The batch of a step that went wrong: its digest, what it was drawn from, and the beginning of each source."""
+        sources = [self.loader.names[index] for index in batch["source"]]
+        firsts = {name: batch["tokens"][sources.index(name)].tolist() for name in sorted(set(sources))}
+        self.emit(
+            "sample",
+            set="trouble",
+            index=step,
+            step=step,
+            loss=loss,
+            phase=self.loader.phase(step),
+            rows={name: sources.count(name) for name in firsts},
+            digest=hashlib.sha256(np.ascontiguousarray(batch["tokens"]).tobytes()).hexdigest(),
+            text={name: tokenizer_for(self.tokenizer).decode(ids[:SHOWN]) for name, ids in firsts.items()},
+        )
 
     def _validate(self, state: TrainState, done: int) -> None:
         found = validate(self.program, state.params, self.loader, self.config.validation_rows)
@@ -199,11 +261,12 @@ def identity(
 ) -> dict[str, Any]:
     """What makes two runs the same one, so that one may go on from the other's checkpoints.
 
-    Left out is what only changes how the same sums are computed (micro_rows, fsdp, loss_chunk) or what is reported.
+    Left out is what only changes how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of the mixing
+    operator, what is rematerialised) or what is reported.
     """
     dump = config.model_dump(mode="json")
     return {
-        "model": model.model_dump(mode="json"),
+        "model": model.model_dump(mode="json", exclude={"mixing", "chunk", "remat"}),
         "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
         "data": {
             name: hashlib.sha256((path / "index.json").read_bytes()).hexdigest()

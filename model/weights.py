@@ -43,6 +43,12 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     _commit(partial, folder / CONFIG)
 
 
+def refuse_occupied(out: Path) -> None:
+    """Raises ConfigError where `out` is no folder to write a checkpoint into: it holds something already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: already holds something; name a new or an empty folder")
+
+
 def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """Read a checkpoint: float32 parameters as nested dicts, and the configurations they were made with.
 

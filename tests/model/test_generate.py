@@ -47,6 +47,17 @@ def test_a_sample_does_not_depend_on_its_place(config, params, four):
         same(again[place], four[index])
 
 
+def test_a_stream_grows_into_the_same_sample(config, params, four):
+    stops = (int(four[0].ids[9]),)
+    stream = Generator(config, replace(SAMPLING, stop_ids=stops), rows=1, prompt_length=LONGEST).stream
+    pieces = list(stream(params, PROMPTS[0], SEEDS[0], every=4))
+    assert [len(piece.ids) for piece in pieces] == [4, 8, 10]
+    for piece in pieces:
+        np.testing.assert_array_equal(piece.ids, four[0].ids[: len(piece.ids)])
+        np.testing.assert_allclose(piece.logprobs, four[0].logprobs[: len(piece.ids)], atol=1e-4)
+    assert not pieces[-1].truncated
+
+
 def test_other_seeds_give_other_samples(config, params, four):
     generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
     again = generator(params, PROMPTS, [(1, *seed[1:]) for seed in SEEDS])

@@ -133,7 +133,7 @@ def test_rematerialisation_changes_no_gradient(batch):
         changed = config.model_copy(update={"remat": remat})
         return jax.jit(jax.grad(lambda params: weighted_loss(params, changed, batch).loss))(params)
 
-    kept, *remade = (gradient(remat) for remat in ("none", "block", "dots"))
+    kept, *remade = (gradient(remat) for remat in ("none", "block", "layer", "dots"))
     for other in remade:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), kept, other)
 

@@ -16,7 +16,6 @@ from configs.section import ConfigError
 from data.loader import Loader
 from model import train as training
 from model.flops import forward_flops, training_flops, utilisation
-from model.health import Health
 from model.nautile import parameter_counts, shapes
 from model.sharding import make_mesh, put_rows
 from model.step import BATCH, Program
@@ -143,20 +142,57 @@ def test_skipped_updates_are_counted_and_the_run_goes_on(finished, monkeypatch, 
 
 
 def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
+    """Steps 9 to 11, then from the checkpoint of step 8 on again after 11: 12 to 14, and no third time."""
     root, _, _ = finished
     poisoned(monkeypatch, set(range(9, STEPS)))
-    with pytest.raises(ConfigError, match=r"3 updates in a row \(steps 9 to 11\), more than pretrain.skip_limit 2"):
-        run(root, settings(skip_limit=2), name="diverging")
+    with pytest.raises(ConfigError, match=r"\(steps 9 to 11\); .*\(steps 12 to 14\)\. It went back 1 times"):
+        run(root, settings(skip_limit=2, rollbacks=1), name="diverging")
     assert not (root / "diverging" / "out").exists()
 
 
-def test_health_forgets_after_a_good_update():
-    health = Health(1)
-    for step, finite in enumerate([False, True, False, True]):
-        health.observe(step, finite)
-    health.observe(4, False)
-    with pytest.raises(ConfigError, match="steps 4 to 5"):
-        health.observe(5, False)
+def test_trouble_is_passed_over_also_by_a_run_that_is_killed_after_it(finished, monkeypatch):
+    root, _, _ = finished
+    poisoned(monkeypatch, {9, 10, 11})
+    events = []
+    facts = run(root, settings(skip_limit=2), emit=lambda kind, **fields: events.append((kind, fields)), name="past")
+    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(11, 8)]
+    assert facts["skipped_updates"] == 0  # those were of the part that was left
+    troubles = [fields for kind, fields in events if kind == "sample" and fields["set"] == "trouble"]
+    assert [trouble["step"] for trouble in troubles] == [9, 10, 11]
+    assert {trouble["phase"] for trouble in troubles} == {"one"}
+    assert len({trouble["digest"] for trouble in troubles}) == 3
+
+    class Killed(Exception):
+        pass
+
+    def kill(kind, **fields):
+        if kind == "progress" and fields["done"] == 14:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(root, settings(skip_limit=2), emit=kill, name="past-killed")
+    again = run(root, settings(skip_limit=2), name="past-killed")
+    assert again["went_back"] == facts["went_back"]
+    assert weights_of(root, "past-killed") == weights_of(root, "past")
+
+
+def test_a_spike_sends_it_back(finished, monkeypatch, caplog):
+    """The targets of steps 9 to 11 are noise; the second is one too many."""
+    root, _, _ = finished
+    monkeypatch.setattr("model.health.ENOUGH", 4)
+    batch = Loader.batch
+
+    def with_noise(self, step):
+        found = batch(self, step)
+        if step not in (9, 10, 11):
+            return found
+        return {**found, "targets": np.random.default_rng(step).integers(0, 250, found["targets"].shape)}
+
+    monkeypatch.setattr(Loader, "batch", with_noise)
+    quick = {"learning_rate": 0.03, "warmup_steps": 2}  # learns enough in 9 steps for noise to stand out
+    facts = run(root, settings(spike_factor=4.0, spike_steps=1, optimizer=quick), name="spiking")
+    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(10, 8)]
+    assert "what the last steps let expect" in caplog.text
 
 
 def child(root, step, number):

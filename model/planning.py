@@ -1,0 +1,175 @@
+"""Will it fit, and how long will it take: the real training step, compiled for chips that need not be here.
+
+Memory is what the compiler says of one chip. Operations are counted by our formula (XLA counts the body of a scan
+once), and time is reckoned from them at a stated utilisation: it is an estimate, and is called so.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from configs.model import ModelConfig
+from configs.schema import PretrainConfig
+from configs.section import ConfigError
+from model.flops import training_flops
+from model.nautile import parameter_counts
+from model.sharding import make_mesh
+from model.step import Program
+from model.topology import GIB, Topology, devices
+
+Tell = Callable[[str], None]
+_OVER = re.compile(r"Used ([\d.]+)([KMGT]) of")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The step with `micro_rows` rows through the model at once (all chips together): bytes on one chip, by kind.
+
+    A program that the compiler refused for want of memory has only its `peak`, if the compiler told it.
+    """
+
+    micro_rows: int
+    peak: int | None
+    arguments: int | None = None
+    temporaries: int | None = None
+    code: int | None = None
+    refused: bool = False
+    seconds: float = 0.0
+
+    def fits(self, limit: int | None) -> bool:
+        return not self.refused and (limit is None or (self.peak or 0) <= limit)
+
+
+def plan(
+    config: PretrainConfig, model: ModelConfig, length: int, wanted: Topology, mfu: float, largest: bool, tell: Tell
+) -> dict[str, Any]:
+    """What `nautile plan` says of pretraining, as data. Raises ConfigError for a mesh or batch that does not divide."""
+    mesh = make_mesh(config.fsdp, devices(wanted))
+    limit = wanted.chip.memory if wanted.chip else None
+    micro = config.micro_rows or config.batch_rows
+    check_rows(config.batch_rows, micro, mesh.size)
+    tokens = sum(phase.tokens for phase in config.phases)
+    steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
+
+    def attempt(rows: int) -> Compiled:
+        tell(f"compiling for {wanted.name}, {rows // mesh.size} rows a chip at once")
+        return compiled(config.model_copy(update={"micro_rows": rows}), model, mesh, steps, length)
+
+    asked = attempt(micro)
+    most = _largest(config.batch_rows, mesh.size, asked, attempt, limit) if largest and limit else None
+    flops = training_flops(model, length)
+    rate = mfu * wanted.chip.peak * wanted.chips / flops if wanted.chip else None
+    return {
+        "topology": wanted.name,
+        "chips": wanted.chips,
+        "hosts": wanted.hosts,
+        "mesh": dict(mesh.shape),
+        "parameters": sum(parameter_counts(model).values()),
+        "batch_rows": config.batch_rows,
+        "row_length": length,
+        "steps": steps,
+        "tokens": tokens,
+        "memory_limit": limit,
+        "asked": _said(asked, mesh.size, limit),
+        "largest": None if most is None else _said(most, mesh.size, limit),
+        "flops_per_token": flops,
+        "mfu_assumed": mfu,
+        "tokens_per_second": rate,
+        "days": tokens / rate / 86_400 if rate else None,
+        "advice": _advice(asked, most, mesh, limit),
+    }
+
+
+def check_rows(batch_rows: int, micro: int, chips: int) -> None:
+    """Raises ConfigError where rows do not divide."""
+    if micro % chips:
+        raise ConfigError(
+            f"pretrain: {micro} rows at once (micro_rows, else batch_rows) do not divide among {chips} chips: make it "
+            f"a multiple of {chips}"
+        )
+    if batch_rows % micro:
+        raise ConfigError(f"pretrain.batch_rows {batch_rows} is not a multiple of pretrain.micro_rows {micro}")
+
+
+def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> Compiled:
+    """The step of this config, compiled for the devices of `mesh`; nothing is run."""
+    sources = len({name for phase in config.phases for name in phase.mixture})
+    program = Program(config, model, mesh, steps, sources, length, seed=0)
+    rows = config.micro_rows or config.batch_rows
+    began = time.perf_counter()
+    try:
+        done = program.step.lower(program.state_shapes(), program.batch_shapes()).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        used = _OVER.search(str(error))
+        peak = int(float(used[1]) * _UNITS[used[2]]) if used else None
+        return Compiled(rows, peak, refused=True, seconds=time.perf_counter() - began)
+    memory = done.memory_analysis()
+    # The state is donated: what comes out lies where it went in.
+    extra = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = memory.argument_size_in_bytes + extra + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    return Compiled(
+        rows,
+        peak,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.generated_code_size_in_bytes,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _largest(
+    batch_rows: int, chips: int, asked: Compiled, attempt: Callable[[int], Compiled], limit: int
+) -> Compiled | None:
+    """The most rows at once that fit: doubled while they do, or halved until they do; powers of two times the chips.
+
+    Rows that do not divide the batch are passed over, so the answer can be put into the configuration as it stands.
+    """
+    sizes = [chips << power for power in range(12) if batch_rows % (chips << power) == 0]
+    best = asked if asked.fits(limit) else None
+    if best:
+        for rows in (size for size in sizes if size > asked.micro_rows):
+            tried = attempt(rows)
+            if not tried.fits(limit):
+                break
+            best = tried
+        return best
+    for rows in reversed([size for size in sizes if size < asked.micro_rows]):
+        tried = attempt(rows)
+        if tried.fits(limit):
+            return tried
+    return None
+
+
+def _said(found: Compiled, chips: int, limit: int | None) -> dict[str, Any]:
+    return {
+        "micro_rows": found.micro_rows,
+        "rows_per_chip": found.micro_rows // chips,
+        "fits": found.fits(limit),
+        "peak": found.peak,
+        "arguments": found.arguments,
+        "temporaries": found.temporaries,
+        "code": found.code,
+        "compile_seconds": round(found.seconds, 1),
+    }
+
+
+def _advice(asked: Compiled, most: Compiled | None, mesh: Mesh, limit: int | None) -> str:
+    """One sentence: what to change, or that nothing needs to."""
+    if asked.fits(limit):
+        return "it fits"
+    needed = f"{asked.peak / GIB:.1f} GiB" if asked.peak else "more"
+    wall = f"it does not fit: {needed} a chip, of {(limit or 0) / GIB:.1f}"
+    if most:
+        return f"{wall}; set pretrain.micro_rows = {most.micro_rows}, the most that fit"
+    size = mesh.shape["fsdp"]
+    wider = f"raise pretrain.fsdp above {size}, " if size < mesh.size else ""
+    return f'{wall}, nor do fewer rows at once; {wider}set model.remat = "block", or take more chips'
