@@ -136,7 +136,7 @@ class Meter:
 
 def memory_in_use() -> int:
     """Bytes held now: on the first device if it says so, else by this process."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_in_use") or psutil.Process().memory_info().rss
 
 

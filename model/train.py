@@ -326,7 +326,7 @@ def _check(
 
 def _peak_memory() -> int:
     """The most memory this run held: of the first device if it says so, else of this process."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     # ru_maxrss is in kilobytes, except on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
     return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

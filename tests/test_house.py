@@ -76,9 +76,10 @@ def test_only_the_command_line_prints():
         assert not printing, f"{path.relative_to(ROOT)} prints in lines {printing}"
 
 
-def test_the_lock_names_no_address_and_pins_by_digest():
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize(("name", "least"), [("requirements.lock", 100), ("requirements-ahead.lock", 3)])
+def test_the_locks_name_no_address_and_pin_by_digest(name, least):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if "://" in line]
     pinned = [i for i, line in enumerate(lines) if line and line[0].isalnum()]
-    assert len(pinned) > 100
+    assert len(pinned) > least
     assert all("==" in lines[i] and lines[i + 1].lstrip().startswith("--hash=sha256:") for i in pinned)

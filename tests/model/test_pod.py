@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,31 @@ def start(root, name, fsdp, devices, port, count, index, *trouble):
 
 
 def together(root, name, *trouble):
-    """Two processes of four devices to their end; `trouble` is the first one's. Its output and both exit codes."""
+    """Two processes of four devices to their end; `trouble` is the first one's. Its output and both exit codes.
+
+    One that ends badly takes the other with it, as the launcher has it: alone it would wait for its peer.
+    """
     port = free_port()
-    first = start(root, name, 4, 4, port, 2, 0, *trouble)
-    second = start(root, name, 4, 4, port, 2, 1)
-    out, err = first.communicate(timeout=280)
-    if first.returncode == -signal.SIGKILL:
-        second.kill()  # as the launcher does: alone it would wait for its peer
-    second_err = second.communicate(timeout=120)[1]
-    assert first.returncode in (0, 75, -signal.SIGKILL), err
-    assert second.returncode in (0, 75, -signal.SIGKILL), second_err
-    return out, (first.returncode, second.returncode)
+    pair = [start(root, name, 4, 4, port, 2, 0, *trouble), start(root, name, 4, 4, port, 2, 1)]
+    told: dict[int, tuple[str, str]] = {}
+
+    def listen(index):
+        told[index] = pair[index].communicate()
+        if pair[index].returncode not in (0, 75):
+            pair[1 - index].kill()
+
+    listeners = [threading.Thread(target=listen, args=(index,)) for index in (0, 1)]
+    for listener in listeners:
+        listener.start()
+    for listener in listeners:
+        listener.join(timeout=240)
+    for process in pair:
+        process.kill()
+    for listener in listeners:
+        listener.join()
+    codes = tuple(process.returncode for process in pair)
+    assert set(codes) <= {0, 75, -signal.SIGKILL}, told
+    return told[0][0], codes
 
 
 def losses(root, name):

@@ -1,0 +1,96 @@
+"""`nautile plan`: a small model's real step compiled for a TPU slice that is not here, told and kept as an artifact."""
+
+import json
+import sys
+
+import pytest
+
+from flows import cli
+from model.planning import Compiled, _largest
+from model.topology import AHEAD
+from store.artifacts import Store
+
+SMALL = """
+extends = "local"
+name = "small"
+[pretrain]
+batch_rows = 16
+fsdp = 4
+"""
+
+
+@pytest.fixture
+def nautile(tmp_path, monkeypatch, capfd):
+    def call(*arguments):
+        monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+        (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["nautile", "plan", str(tmp_path / "small.toml"), *arguments])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        out, err = capfd.readouterr()
+        return ending.value.code or 0, out, err
+
+    return call
+
+
+@pytest.mark.skipif(not (AHEAD / ".ready").exists(), reason="`make ahead` has not fetched the compilers")
+@pytest.mark.slow
+def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
+    code, out, err = nautile("--topology", "v4:2x2x1", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["chips"], plan["hosts"], plan["mesh"]) == (4, 1, {"data": 1, "fsdp": 4})
+    asked, largest = plan["asked"], plan["largest"]
+    assert (asked["micro_rows"], asked["rows_per_chip"], asked["fits"]) == (16, 4, True)
+    assert 0 < asked["arguments"] < asked["peak"] < 2**30
+    assert largest["micro_rows"] == 16  # the whole batch: more at once than that there is not
+    assert plan["days"] == pytest.approx(plan["tokens"] / plan["tokens_per_second"] / 86_400)
+    assert plan["steps"] == 100 + 750
+    [artifact] = Store(tmp_path / "store").list("plan")
+    assert artifact.manifest["facts"]["advice"] == "it fits"
+    code, out, _ = nautile("--topology", "v4:2x2x1")  # asked before: found again
+    assert code == 0
+    assert "It fits" in out
+    assert "Reckoned, not measured: at a utilisation of 40%" in out
+    assert len(Store(tmp_path / "store").list("plan")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--topology", "v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
+        (["--topology", "local"], "pretrain.fsdp 4 does not divide the 1 devices"),
+        (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(nautile, options, said):
+    code, out, err = nautile(*options)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in out + err
+
+
+def test_here_only_memory_is_told(nautile):
+    code, out, err = nautile("--topology", "local", "--fsdp", "1", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["tokens_per_second"] is None
+    assert plan["memory_limit"] is None
+    assert plan["asked"]["temporaries"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "room", "found"),
+    [(64, 64, 64), (64, 100, 64), (64, 300, 256), (64, 2000, 512), (64, 20, 16), (64, 4, None), (8, 9, 8)],
+)
+def test_the_largest_is_found_by_doubling_or_halving(asked, room, found):
+    """512 rows on 8 chips; so many rows at once need so many bytes."""
+    tried = []
+
+    def attempt(rows):
+        tried.append(rows)
+        return Compiled(rows, rows)
+
+    most = _largest(512, 8, attempt(asked), attempt, room)
+    assert (most and most.micro_rows) == found
+    assert len(tried) == len(set(tried)) <= 7
