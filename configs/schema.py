@@ -260,6 +260,32 @@ class ReportConfig(Section):
     samples: PositiveInt = 12
 
 
+class LaunchConfig(Section):
+    """How the processes of an accelerator stage are started. In no key: it says where work is done, not what.
+
+    With `processes` 1 there is one, here. More are started here, or each on a host of its own by `command`: a template
+    in which {host} counts from 0, {commit} is this checkout's, {member} the command to run there, in a checkout.
+    """
+
+    processes: PositiveInt = 1
+    stages: tuple[str, ...] = ("pretrain",)
+    command: str = ""
+    coordinator: str = ""  # address:port of the first process; empty: found by itself, here or on a TPU slice
+    silent_s: PositiveFloat = 120.0  # a host that says nothing for so long is taken for dead
+
+    @model_validator(mode="after")
+    def _fields_known(self) -> "LaunchConfig":
+        try:
+            self.command.format(host=0, processes=1, commit="", member="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"launch.command: {{host}}, {{processes}}, {{commit}} and {{member}} are what it may hold ({error})"
+            ) from None
+        if self.command and "{member}" not in self.command:
+            raise ValueError("launch.command: it must hold {member}, the command to run on each host")
+        return self
+
+
 class PlanConfig(Section):
     """What `nautile plan` is asked: chips to compile for, and the utilisation to reckon time with."""
 
@@ -276,6 +302,7 @@ class RunConfig(Section):
     seed: NonNegativeInt = 0
     tokenizer: TokenizerConfig
     model: ModelConfig
+    launch: LaunchConfig = LaunchConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     distill: DistillConfig

@@ -41,7 +41,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     with cancelling():
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
-            context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name)
+            context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
             try:
                 outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
             except Exception as error:

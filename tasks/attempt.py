@@ -172,7 +172,7 @@ class _Attempt:
 
         ended = run_child(
             # -P: a folder named `data` or `model` where the command was typed must not be taken for one of ours.
-            [sys.executable, "-P", "-m", "tasks.launch", str(self._request(space))],
+            [sys.executable, "-P", "-m", "tasks.group" if self._together() else "tasks.launch", self._request(space)],
             log=space.log,
             environment=self._environment(space),
             tick=tick,
@@ -182,7 +182,12 @@ class _Attempt:
         tick()
         self._judge(ended, space)
 
-    def _request(self, space: Workspace) -> Path:
+    def _together(self) -> bool:
+        """Whether several processes do this stage."""
+        wanted = self.context.launch
+        return self.stage.accelerator and wanted.processes > 1 and self.stage.name in wanted.stages
+
+    def _request(self, space: Workspace) -> str:
         path = space.path / "request.json"
         events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}.jsonl"
         write_json(
@@ -198,10 +203,12 @@ class _Attempt:
                 "store": str(self.store.root),
                 "events": str(events),
                 "parent": os.getpid(),
+                "launch": self.context.launch.model_dump(mode="json"),
+                "commit": code_commit(),
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             },
         )
-        return path
+        return str(path)
 
     def _environment(self, space: Workspace) -> dict[str, str]:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}

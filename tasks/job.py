@@ -29,6 +29,7 @@ class Job:
     inputs: dict[str, Path]
     staging: Path
     emit: Emit
+    process: int = 0  # of several that do one stage together; what the others write or describe is not published
 
     def part(self, name: str, model: type[Part]) -> Part:
         """The part `name` of the section, validated. Raises `ConfigError` naming the field."""
@@ -53,10 +54,14 @@ class Job:
 
     def output(self, kind: str) -> Path:
         """The folder whose content becomes the artifact `kind`; it survives retries."""
+        if self.process:
+            return _made(self.staging / "others" / str(self.process) / _checked(kind))
         return _made(self.staging / "output" / _checked(kind))
 
     def describe(self, kind: str, **facts: Any) -> None:
         """Add facts (counts, stand-ins) to the manifest of the artifact `kind`; a later value replaces an earlier."""
+        if self.process:
+            return
         path = _made(self.staging / "facts") / f"{_checked(kind)}.json"
         write_json(path, {**(read_json(path) or {}), **facts})
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from configs.emit import Emit, silent
 from configs.section import ConfigError, Retryable
 from store.durable import is_full_or_read_only, not_writable, write_json
 from store.events import EventWriter
@@ -25,6 +26,7 @@ from tasks.job import Job
 from tasks.stage import Stage
 
 OK, BAD_INPUT, CRASHED, RETRY = 0, 2, 1, 75
+STOP, BEAT = b"stop\n", b"\x1ebeat\n"  # from the leader of a group to its members, and back
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("tasks.launch")
@@ -34,12 +36,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Do one stage's work as the request says; return the exit code."""
     path = Path((sys.argv[1:] if arguments is None else arguments)[0])
     request = json.loads(path.read_text(encoding="utf-8"))
-    die_with(request["parent"])
+    process = membership()
+    if process is None:
+        die_with(request["parent"])
+    else:
+        follow(request["launch"]["silent_s"] / 10)
     signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     staging = Path(request["staging"])
     try:
-        _work(request, staging)
+        _work(request, staging, process)
     except ConfigError as error:
         return _failed(staging, BAD_INPUT, error)
     except Retryable as error:
@@ -77,29 +83,78 @@ def load_stage(module: str, attribute: str) -> Stage:
     return found
 
 
-def _work(request: dict[str, Any], staging: Path) -> None:
+def membership() -> int | None:
+    """Which of several processes this is; None if it works alone. `tasks.group` sets the environment."""
+    found = os.environ.get("NAUTILE_PROCESS")
+    return None if found is None else int(found)
+
+
+def follow(beat_s: float) -> None:
+    """Obey the group's leader: standard input says `stop`, and its end means that the leader is gone.
+
+    Tell it in turn that this process is alive: a line every `beat_s` seconds, from a thread of its own.
+    """
+
+    def listen() -> None:
+        # Not through sys.stdin: a reader that waits in it is a fatal error as the interpreter ends.
+        while heard := os.read(0, 4096):
+            if STOP in heard:
+                os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def beat() -> None:
+        while True:
+            os.write(1, BEAT)
+            time.sleep(beat_s)
+
+    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=beat, daemon=True).start()
+
+
+def _join(process: int) -> None:
+    """Make this process one of JAX's; on a TPU slice, without a coordinator, the devices know each other."""
+    import jax
+
+    count, coordinator = int(os.environ["NAUTILE_PROCESSES"]), os.environ.get("NAUTILE_COORDINATOR")
+    if coordinator:
+        here = coordinator if coordinator.startswith("127.") else None  # else the service listens on every address
+        jax.distributed.initialize(coordinator, count, process, coordinator_bind_address=here)
+    else:
+        jax.distributed.initialize()
+
+
+def _work(request: dict[str, Any], staging: Path, process: int | None) -> None:
     # The child must find what the parent found, a test's modules included.
     sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
     stage = load_stage(request["module"], request["attribute"])
+    if process is not None:
+        _join(process)
     if stage.accelerator:
         from model.compiling import keep_compiled  # imports JAX, which the other stages have no use for
 
         keep_compiled(Path(request["store"]) / "compiled")
+    if process:
+        stage.work(_job(request, staging, stage, silent, process))
+        return
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
-        job = Job(
-            stage=stage.name,
-            key=request["key"],
-            execution=request["execution"],
-            section=request["section"],
-            inputs={name: Path(folder) for name, folder in request["inputs"].items()},
-            staging=staging,
-            emit=emit,
-        )
-        stage.work(job)
+        stage.work(_job(request, staging, stage, emit, 0))
         write_json(staging / "done.json", {"outputs": _written(stage, staging)})
     finally:
         emit.close()
+
+
+def _job(request: dict[str, Any], staging: Path, stage: Stage, emit: Emit, process: int) -> Job:
+    return Job(
+        stage=stage.name,
+        key=request["key"],
+        execution=request["execution"],
+        section=request["section"],
+        inputs={name: Path(folder) for name, folder in request["inputs"].items()},
+        staging=staging,
+        emit=emit,
+        process=process,
+    )
 
 
 def _written(stage: Stage, staging: Path) -> list[str]:
@@ -139,4 +194,9 @@ def _watch_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code and membership() is not None:
+        # Torn down in the usual way, JAX would wait for the others to end as well.
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)

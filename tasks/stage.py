@@ -9,9 +9,10 @@ is imported by every child, so it loads neither Prefect nor DuckDB.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from configs.schema import LaunchConfig
 from store.manifest import stage_key
 from tasks.job import Job
 
@@ -38,6 +39,7 @@ class RunContext:
     force: bool = False
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
 
 
 @dataclass(frozen=True)
