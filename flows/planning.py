@@ -26,7 +26,8 @@ def plan_pretraining(
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     asked = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
-    section = {"plan": asked, "pretrain": pretrain, "model": config.model}
+    rest = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
+    section = {"plan": asked, "pretrain": pretrain, **rest}
     context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
 
     def hear(update: StageUpdate) -> None:

@@ -10,7 +10,7 @@ A sample is fixed by its prompt, its seed and the parameters: not by its neighbo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from configs.section import ConfigError
 from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow, prefill, share
 from model.layers import Params
 from model.loss import masked_logits
+from model.nautile import shapes
 from model.sampling import Sampling, draw, sample_keys, uniforms
 
 FIRST_STAGE = 128
@@ -98,6 +99,22 @@ class Generator:
         self._check([prompt], [seed])
         for loop in self._stretches(params, _decode_weights(params, self.config), [prompt], sample_keys([seed]), every):
             yield _completions(loop, 1)[0]
+
+    def programs(self) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+        """What a full batch runs, with its largest cache: name, jitted function and arguments, as shapes alone."""
+        kinds, config, sampling = shapes(self.config), self.config, self.sampling
+        rows = {name: jax.ShapeDtypeStruct((self.rows,), jnp.int32) for name in ("lengths", "source")}
+        tokens = jax.ShapeDtypeStruct((self.rows, self.prompt_length), jnp.int32)
+        capacity = self.prompt_length + sampling.max_tokens
+        prompts = (kinds, tokens, rows["lengths"], rows["source"], config, capacity)
+        yield "weights for decoding", _decode_weights, (kinds, config)
+        yield "prefill", _prefill, prompts
+        hidden, cache = jax.eval_shape(partial(_prefill, config=config, capacity=capacity), *prompts[:4])
+        keys = jax.ShapeDtypeStruct((self.rows, 2), jnp.uint32)
+        idle = jax.ShapeDtypeStruct((self.rows,), bool)
+        loop = jax.eval_shape(partial(_begin, sampling=sampling), hidden, cache, keys, idle)
+        weights = jax.eval_shape(partial(_decode_weights, config=config), kinds)
+        yield "decode", _decode, (weights, loop, jax.ShapeDtypeStruct((), jnp.int32), config, sampling)
 
     def _check(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> None:
         if len(prompts) != len(seeds):

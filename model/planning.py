@@ -65,7 +65,8 @@ def plan(
     asked = attempt(micro)
     most = _largest(config.batch_rows, mesh.size, asked, attempt, limit) if largest and limit else None
     flops = training_flops(model, length)
-    rate = mfu * wanted.chip.peak * wanted.chips / flops if wanted.chip else None
+    peak = wanted.chip.peak if wanted.chip else None
+    rate = mfu * peak * wanted.chips / flops if peak else None
     return {
         "topology": wanted.name,
         "chips": wanted.chips,

@@ -49,11 +49,11 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s, and chips to a host."""
+    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s if known, and chips to a host."""
 
     name: str
     memory: int
-    peak: float
+    peak: float | None
     per_host: int
 
 
@@ -66,9 +66,10 @@ CHIPS = {
         Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4),
         Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4),
         Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8),
+        Chip("spark", 128 * 10**9, None, 1),  # compiled as for an H100, in the memory that host and GPU share
     )
 }
-_GPUS = ("h100",)
+_GPUS = ("h100", "spark")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def devices(wanted: Topology) -> list[Any]:
         settings = {"platform": "tpu", "topology_name": wanted.name}
         settings |= {"chip_config_name": "megacore"} if wanted.chip.name in ("v4", "v5p") else {}
     try:
-        described = topologies.get_topology_desc(**({"topology_name": wanted.chip.name} | settings))
+        described = topologies.get_topology_desc(**({"topology_name": "h100"} | settings))
     except Exception as error:  # the plugins raise what they like: JaxRuntimeError, NotImplementedError, KeyError
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{wanted.name}: its compiler does not know this topology ({line})") from None

@@ -9,6 +9,7 @@ input does.
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.section import ConfigError
 from store.durable import write_json
 from tasks.launch import BAD_INPUT, BEAT, CRASHED, OK, RETRY, STOP, die_with
 
@@ -71,16 +73,29 @@ def main(arguments: list[str] | None = None) -> int:
     members: list[Member] = []
     signal.signal(signal.SIGTERM, lambda _number, _frame: [member.tell(STOP) for member in members])
     try:
+        check_commit(request)
         for host in range(request["launch"]["processes"]):
             members.append(_start(request, path, host))
         code, why = _watch(members, request["launch"]["silent_s"])
+    except ConfigError as error:
+        code, why = BAD_INPUT, str(error)
     finally:
         for member in members:
             member.end()
     if why:
         logger.error("%s", why)
-        write_json(Path(request["staging"]) / "error.json", {"code": code, "type": "Retryable", "message": why})
+        write_json(Path(request["staging"]) / "error.json", {"code": code, "type": "Group", "message": why})
     return code
+
+
+def check_commit(request: dict[str, Any]) -> None:
+    """Raises ConfigError where the hosts are to take this checkout's commit, and it is not all committed."""
+    commit = request["commit"] or "unknown"
+    if "{commit}" in request["launch"]["command"] and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise ConfigError(
+            f"launch.command takes {{commit}} to the hosts, and this code's is {commit}: commit (and push) what is "
+            "changed, so that every host runs the same"
+        )
 
 
 def member_environment(launch: dict[str, Any], host: int) -> dict[str, str]:

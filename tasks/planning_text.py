@@ -7,6 +7,9 @@ from tasks.wording import amount
 GIB = 2**30
 
 
+_HEAD = ["| reinforcement | completions at once | stays | rollout | update | fits |", "|---|---|---|---|---|---|"]
+
+
 def markdown(plan: dict[str, Any]) -> str:
     """What `model.planning.plan` found, for people."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan["mesh"].items())
@@ -15,7 +18,7 @@ def markdown(plan: dict[str, Any]) -> str:
     lines = [
         f"# {amount(plan['parameters'])} parameters on {plan['topology']}",
         "",
-        f"{plan['chips']} chips{has} on {plan['hosts']} hosts, mesh {mesh}. A batch is {plan['batch_rows']} rows of "
+        f"Chips: {plan['chips']}{has}; hosts: {plan['hosts']}; mesh: {mesh}. A batch is {plan['batch_rows']} rows of "
         f"{plan['row_length']} tokens; {plan['steps']:,} steps make {amount(plan['tokens'])} tokens.",
         "",
         f"**{plan['advice'][0].upper()}{plan['advice'][1:]}.**",
@@ -32,7 +35,21 @@ def markdown(plan: dict[str, Any]) -> str:
             f"Reckoned, not measured: at a utilisation of {plan['mfu_assumed']:.0%}, "
             f"{amount(plan['tokens_per_second'])} tokens/s, {plan['days']:.1f} days."
         )
+    if plan["reinforcement"]:
+        lines += ["", *_HEAD]
+        lines += [_stage(name, found, limit) for name, found in plan["reinforcement"].items()]
     return "\n".join(lines) + "\n"
+
+
+def _stage(name: str, found: dict[str, Any], limit: int | None) -> str:
+    """One reinforcement stage: what stays in memory, and the peaks of its two halves."""
+    peaks = [found["rollout"], *([found["update"]] if "update" in found else [])]
+    update = "as pretraining"
+    if "update" in found:
+        update = f"{found['update'] / GIB:.2f} GiB, {found['micro_rows']} rows at once"
+    sizes = f"{found['resident'] / GIB:.2f} GiB | {found['rollout'] / GIB:.2f} GiB | {update}"
+    fits = "not known" if limit is None else "yes" if max(peaks) <= limit else "no"
+    return f"| {name} | {found['rows']} | {sizes} | {fits} |"
 
 
 def _memory(label: str, found: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from configs.schema import LaunchConfig
 from configs.section import ConfigError, Retryable
 from flows.prefect_env import free_port
 from store.artifacts import Store
-from tasks.group import command_for
+from tasks.group import check_commit, command_for
 from tasks.stage import RunContext, StageCrash
 from tests.support.stage_parent import wait_for
 from tests.support.stage_psum import psum
@@ -23,7 +23,7 @@ from tests.support.stage_psum import psum
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (
     "gcloud compute tpus tpu-vm ssh nautile --zone=us-central2-b --worker={host} "
-    f"'--command=cd {REPOSITORY} && : {{commit}} && exec env {{member}}'"
+    f"'--command=cd {REPOSITORY} && exec env {{member}}'"
 )
 pytestmark = pytest.mark.slow
 
@@ -119,13 +119,21 @@ def test_nobody_stays_when_the_leader_is_killed(store, launch):
 
 def test_the_template_is_filled_in_word_by_word():
     launch = LaunchConfig(processes=2, command="ssh host-{host} 'cd nautile && git checkout {commit} && {member}'")
-    request = {"launch": launch.model_dump(mode="json"), "commit": "abc; rm -rf /"}
+    request = {"launch": launch.model_dump(mode="json"), "commit": "a" * 40}
+    check_commit(request)
     words = command_for(request, Path("/shared/a b/request.json"), 1)
     assert words[:2] == ["ssh", "host-1"]
     assert words[2].endswith(
         "NAUTILE_PROCESSES=2 NAUTILE_PROCESS=1 .venv/bin/python -P -m tasks.launch '/shared/a b/request.json'"
     )
-    assert "git checkout 'abc; rm -rf /' &&" in words[2]
+    assert f"git checkout {'a' * 40} &&" in words[2]
+
+
+@pytest.mark.parametrize("commit", [None, "a" * 40 + "-dirty", "abc; rm -rf /"])
+def test_hosts_take_only_what_is_committed(commit):
+    launch = LaunchConfig(processes=2, command="ssh host-{host} 'git checkout {commit} && {member}'")
+    with pytest.raises(ConfigError, match=r"commit \(and push\) what is changed"):
+        check_commit({"launch": launch.model_dump(mode="json"), "commit": commit})
 
 
 @pytest.mark.parametrize(
