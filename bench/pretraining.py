@@ -4,8 +4,8 @@
 
 The loader reads rows of 1,024 tokens (cl100k ids) as one of the paper's 8 hosts would, whose slice takes 188 rows/s a
 host at 1.54 M tokens/s (a reckoning: `nautile plan`, 40 % utilisation). Steps, saves and resumes are of a model of
-25 M parameters on this CPU. 1, 2, 4 and 8 CPU devices share the same cores, so their times mean nothing: what is shown is
-that their losses agree.
+25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 of them share the same cores, so their times mean
+nothing: what is shown is that their losses agree.
 """
 
 import argparse
