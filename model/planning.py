@@ -24,6 +24,7 @@ from model.step import Program
 from model.topology import GIB, Topology, devices
 
 Tell = Callable[[str], None]
+MOST = 6  # the largest batch looked for is 64 times the one asked
 _OVER = re.compile(r"Used ([\d.]+)([KMGT]) of")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -60,10 +61,11 @@ def plan(
 
     def attempt(rows: int) -> Compiled:
         tell(f"compiling for {wanted.name}, {rows // mesh.size} rows a chip at once")
-        return compiled(config.model_copy(update={"micro_rows": rows}), model, mesh, steps, length)
+        sizes = {"micro_rows": rows, "batch_rows": max(rows, config.batch_rows)}
+        return compiled(config.model_copy(update=sizes), model, mesh, steps, length)
 
     asked = attempt(micro)
-    most = _largest(config.batch_rows, mesh.size, asked, attempt, limit) if largest and limit else None
+    most = _largest(mesh.size, asked, attempt, limit) if largest and limit else None
     flops = training_flops(model, length)
     peak = wanted.chip.peak if wanted.chip else None
     rate = mfu * peak * wanted.chips / flops if peak else None
@@ -127,27 +129,30 @@ def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int,
     )
 
 
-def _largest(
-    batch_rows: int, chips: int, asked: Compiled, attempt: Callable[[int], Compiled], limit: int
-) -> Compiled | None:
-    """The most rows at once that fit: doubled while they do, or halved until they do; powers of two times the chips.
+def _largest(chips: int, asked: Compiled, attempt: Callable[[int], Compiled], limit: int) -> Compiled | None:
+    """The most rows at once that fit, among those asked times or over powers of two; None if one row a chip does not.
 
-    Rows that do not divide the batch are passed over, so the answer can be put into the configuration as it stands.
+    Memory grows in a straight line with the rows: two programs tell where it ends, and a third one that it is so.
     """
-    sizes = [chips << power for power in range(12) if batch_rows % (chips << power) == 0]
-    best = asked if asked.fits(limit) else None
-    if best:
-        for rows in (size for size in sizes if size > asked.micro_rows):
+    if not asked.fits(limit):
+        rows = asked.micro_rows // 2
+        while rows and rows % chips == 0:
             tried = attempt(rows)
-            if not tried.fits(limit):
-                break
-            best = tried
-        return best
-    for rows in reversed([size for size in sizes if size < asked.micro_rows]):
-        tried = attempt(rows)
+            if tried.fits(limit):
+                return tried
+            rows //= 2
+        return None
+    best, rows = attempt(2 * asked.micro_rows), asked.micro_rows
+    if not best.fits(limit):
+        return asked
+    slope = ((best.peak or 0) - (asked.peak or 0)) / rows
+    room = limit - (asked.peak or 0)
+    power = MOST if slope <= 0 else min(MOST, int(math.log2(max(2.0, 1 + room / slope / rows))))
+    for step in range(power, 1, -1):
+        tried = attempt(rows << step)
         if tried.fits(limit):
             return tried
-    return None
+    return best
 
 
 def _said(found: Compiled, chips: int, limit: int | None) -> dict[str, Any]:
