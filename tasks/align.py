@@ -1,20 +1,20 @@
 """Alignment as a stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
 from data.endpoints import EndpointPool
 from data.reasoning import Problem
-from model.weights import load_weights, save_weights
 from rl.advantages import is_mastered
-from rl.calibration import calibrate
 from rl.judge import Judge, JudgeItem
 from rl.problems import load
-from rl.reinforce import Plan, on_device, reinforce
 from rl.rewards import judged, verifiable
-from rl.rollouts import Group, Rollout
 from tasks.job import Job
 from tasks.stage import stage
+
+if TYPE_CHECKING:
+    from rl.rollouts import Group, Rollout
 
 
 class Scorer:
@@ -23,7 +23,7 @@ class Scorer:
     def __init__(self, judge: Judge, config: JudgeConfig) -> None:
         self.judge, self.config = judge, config
 
-    def score(self, groups: Sequence[Group]) -> None:
+    def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         scores = self.judge.score([self._item(group, rollout) for group, rollout in rollouts])
         for (group, rollout), score in zip(rollouts, scores, strict=True):
@@ -38,18 +38,23 @@ class Scorer:
                     "overall": score.overall,
                 }
 
-    def mastered(self, group: Group) -> bool:
+    def mastered(self, group: "Group") -> bool:
         overalls = [rollout.parts.get("overall") for rollout in group.rollouts]
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
     @staticmethod
-    def _item(group: Group, rollout: Rollout) -> JudgeItem:
+    def _item(group: "Group", rollout: "Rollout") -> JudgeItem:
         return JudgeItem(group.problem.question, rollout.text, group.problem.answer)
 
 
 @stage("align", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge, reinforce from the input checkpoint, publish the policy, every rollout and the calibration."""
+    # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
+    from model.weights import load_weights, save_weights
+    from rl.calibration import calibrate
+    from rl.reinforce import Plan, on_device, reinforce
+
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
     problems = load(config.problems, job.seed)

@@ -183,9 +183,13 @@ class _Attempt:
         self._judge(ended, space)
 
     def _together(self) -> bool:
-        """Whether several processes do this stage."""
+        """Whether several processes do this stage. Raises `ConfigError` where they are asked to and cannot."""
         wanted = self.context.launch
-        return self.stage.accelerator and wanted.processes > 1 and self.stage.name in wanted.stages
+        if wanted.processes == 1 or self.stage.name not in wanted.stages:
+            return False
+        if not self.stage.together:
+            raise ConfigError(f"launch.stages names {self.stage.name!r}, which only one process can do: leave it out")
+        return True
 
     def _request(self, space: Workspace) -> str:
         path = space.path / "request.json"

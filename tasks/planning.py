@@ -8,7 +8,7 @@ from tasks.job import Job
 from tasks.stage import stage
 
 
-@stage("plan", version=1, outputs=("plan",))
+@stage("plan", version=2, outputs=("plan",))
 def planning(job: Job) -> None:
     """Compile the training step for a topology, and write what it needs as plan.json and plan.md.
 

@@ -4,14 +4,16 @@ from configs.model import ModelConfig
 from configs.schema import PretrainConfig
 from configs.section import ConfigError
 from data.shards import read_index
-from model.train import train
 from tasks.job import Job
 from tasks.stage import stage
 
 
-@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True)
+@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, together=True)
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The vocabulary is that of the tokens, which must all agree."""
+    # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
+    from model.train import train
+
     if not job.inputs:
         raise ConfigError("stage pretrain: it was given no tokens; ingest at least one source first")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)

@@ -1,33 +1,38 @@
 """Reasoning as a stage (paper §4.3): gradient-balanced GRPO on problems with checkable answers."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from configs.schema import ReasonConfig
 from data.reasoning import Problem
-from model.weights import load_weights, save_weights
 from rl.problems import load
-from rl.reinforce import Plan, on_device, reinforce
 from rl.rewards import verifiable
-from rl.rollouts import Group
 from tasks.job import Job
 from tasks.stage import stage
+
+if TYPE_CHECKING:
+    from rl.rollouts import Group
 
 
 class Verifier:
     """Rewards 1 for what the strict grader accepts; no group is ever mastered, for one without a signal drops out."""
 
-    def score(self, groups: Sequence[Group]) -> None:
+    def score(self, groups: "Sequence[Group]") -> None:
         for group in groups:
             for rollout in group.rollouts:
                 rollout.reward = verifiable(group.problem, rollout.reply)
 
-    def mastered(self, group: Group) -> bool:
+    def mastered(self, group: "Group") -> bool:
         return False
 
 
 @stage("reason", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
+    # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
+    from model.weights import load_weights, save_weights
+    from rl.reinforce import Plan, on_device, reinforce
+
     config = job.part("reason", ReasonConfig)
     problems = load(config.problems, job.seed)
     guard: list[Problem] = []

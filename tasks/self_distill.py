@@ -1,10 +1,7 @@
 """Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
 
 from configs.schema import SelfDistillConfig
-from model.weights import load_weights, save_weights
 from rl.problems import load
-from rl.reinforce import on_device
-from rl.self_distillation import Student, self_distil
 from tasks.job import Job
 from tasks.stage import stage
 
@@ -12,6 +9,11 @@ from tasks.stage import stage
 @stage("self_distill", version=1, outputs=("traces", "checkpoint"), accelerator=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
+    # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
+    from model.weights import load_weights, save_weights
+    from rl.reinforce import on_device
+    from rl.self_distillation import Student, self_distil
+
     config = job.part("self_distill", SelfDistillConfig)
     problems = load(config.problems, job.seed)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])

@@ -52,6 +52,7 @@ class Stage:
     work: Work
     optional: tuple[str, ...] = ()  # those of `outputs` that a section may leave unwritten
     accelerator: bool = False
+    together: bool = False  # several processes can do it as one
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key; `inputs` maps names to `kind/<full key>` (`Artifact.full_id`)."""
@@ -79,7 +80,13 @@ class Stage:
 
 
 def stage(
-    name: str, *, version: int, outputs: tuple[str, ...], optional: tuple[str, ...] = (), accelerator: bool = False
+    name: str,
+    *,
+    version: int,
+    outputs: tuple[str, ...],
+    optional: tuple[str, ...] = (),
+    accelerator: bool = False,
+    together: bool = False,
 ) -> Callable[[Work], Stage]:
     """Make `work(job)` a `Stage`. Raise `version` when what the code writes for a given section changes."""
     for kind in (name, *outputs):
@@ -89,7 +96,7 @@ def stage(
         raise ValueError(f"stage {name!r}: it needs outputs, and `optional` names some of them")
 
     def decorate(work: Work) -> Stage:
-        return Stage(name, version, outputs, work, optional, accelerator)
+        return Stage(name, version, outputs, work, optional, accelerator, together)
 
     return decorate
 

@@ -1,5 +1,9 @@
 """The plan: what depends on what, and which keys a change of the configuration moves."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from configs.load import STAGES
@@ -7,6 +11,8 @@ from configs.schema import RunConfig
 from configs.section import ConfigError
 from flows.plan import Need, plan, stage_named
 from tests.support.toy_stages import toy_stage
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LABELS = [
     "ingest:wikipedia",
@@ -121,3 +127,14 @@ def test_every_stage_of_the_project_is_found_under_its_name():
 def test_an_unknown_stage_is_refused():
     with pytest.raises(ConfigError, match="no stage 'dream'; there are ingest"):
         stage_named("dream")
+
+
+def test_planning_loads_nothing_heavy():
+    """Every command that reads a configuration makes its plan; none should wait for JAX."""
+    program = (
+        "import sys; from configs.load import load; from flows.plan import plan; assert plan(load('local'))\n"
+        "heavy = {'jax', 'scipy', 'orbax', 'faiss', 'prefect', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from tasks.group import check_commit, command_for
 from tasks.stage import RunContext, StageCrash
 from tests.support.stage_parent import wait_for
 from tests.support.stage_psum import psum
+from tests.support.stage_sums import section, sums
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = (
@@ -143,6 +144,12 @@ def test_hosts_take_only_what_is_committed(commit):
 def test_a_template_that_cannot_work_is_refused(command, said):
     with pytest.raises(ValueError, match=said):
         LaunchConfig(processes=2, command=command)
+
+
+def test_a_stage_that_only_one_process_can_do_is_refused(store):
+    context = RunContext("r1", str(store.root), label="sums", launch=LaunchConfig(processes=2, stages=("sums",)))
+    with pytest.raises(ConfigError, match=r"launch\.stages names 'sums', which only one process can do"):
+        sums.run(section(1), {}, context)
 
 
 def test_a_member_without_its_leader_ends():
