@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--remat", default="dots", choices=["none", "block", "layer", "dots"], help="of ours")
-    parser.add_argument("--only", nargs="+", help="the beginnings of the names to run; all if none")
+    parser.add_argument("--only", nargs="+", help="names to run beside ours; all if none")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -141,7 +141,7 @@ def main() -> None:
     device = jax.devices()[0].device_kind
     millions = sum(parameter_counts(config).values()) / 1e6
     print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {options.dtype}")
-    names = [name for name in alternatives(config) if not options.only or name.startswith(tuple(options.only))]
+    names = [name for name in alternatives(config) if not options.only or name in ("ours", *options.only)]
     shape = ["--blocks", str(options.blocks), "--dtype", options.dtype, "--remat", options.remat]
     results = []
     medians = compare(names, options.repeats, shape)
