@@ -69,7 +69,7 @@ class Shard:
     def __init__(self, path: Path, entry: ShardEntry, index: Index) -> None:
         self.entry = entry
         self._path = path
-        self._token_type = _token_type(index.tokenizer.vocabulary)
+        self._token_type = token_type(index.tokenizer.vocabulary)
         self._count_type = _count_type(index.row_length)
         self._form = index.form
 
@@ -120,7 +120,7 @@ def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabul
     counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
     count_type = _count_type(packed.row_length)
     content = b"".join(
-        [packed.tokens.astype(_token_type(vocabulary)).tobytes(), *(c.astype(count_type).tobytes() for c in counts)]
+        [packed.tokens.astype(token_type(vocabulary)).tobytes(), *(c.astype(count_type).tobytes() for c in counts)]
     )
     name = f"shards/{split}-{number:05d}.bin"
     write_atomically(folder / name, content)
@@ -210,7 +210,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _token_type(vocabulary: int) -> np.dtype:
+def token_type(vocabulary: int) -> np.dtype:
+    """How ids of a vocabulary are stored."""
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 
