@@ -37,6 +37,9 @@ class SourceConfig(Section):
     validation_share: Share = 0.01
     exemplars: NonNegativeInt = 0  # records kept aside for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096
+    languages: tuple[str, ...] = ()  # records in others, or that name none, are left out; empty: all are kept
+    minimum_score: float | None = None  # FineWeb-Edu's `score`; records below it, or without one, are left out
+    bad_files_share: Share = 0.0  # of the files, that may stay unreadable: they are set aside and named
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":

@@ -38,7 +38,7 @@ class _Damaged(Exception):
 
 
 def hub_files(source: SourceConfig) -> list[SourceFile]:
-    """The data files of the source's subset and split, in the Hub's order, with sizes and digests; two to four requests.
+    """The data files of the source's subset and split, in the Hub's order, with sizes and digests: few requests.
 
     Raises `ConfigError` for a dataset, subset, split or revision that does not exist, or one that is closed to this
     user; `Retryable` for an outage.
@@ -177,11 +177,13 @@ def _verdict(error: Exception, where: str) -> ConfigError | Retryable | None:
         return ConfigError(f"{where}: not to be had ({reason}); check `path`, `revision` and HF_TOKEN")
     if isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
         return Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})")
+    if isinstance(error, errors.XetDownloadError):
+        return Retryable(f"{where}: could not be fetched ({reason})")
     if isinstance(error, ValueError | FileNotFoundError):  # what `datasets` raises for an unknown subset or dataset
         return ConfigError(f"{where}: {reason}")
     if isinstance(error, OSError):
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return ConfigError(f"{where}: no room to fetch it ({error.strerror}); free space in NAUTILE_STORE")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            return None  # our own disk: no fault of the file, which must not be set aside for it
         return Retryable(f"{where}: could not be fetched whole ({reason})")
     # hf_xet tells of a broken transfer by a bare RuntimeError
     return Retryable(f"{where}: could not be fetched ({reason})") if type(error) is RuntimeError else None

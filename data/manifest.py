@@ -1,6 +1,7 @@
 """The list of a source's files: made once, kept, and what every later step of an ingest counts from.
 
-Each entry is one unit of work. Its number, and with it the name of everything made from it, depends on the source alone.
+Each entry is one unit of work. Its number, and with it the name of all that is made from it, depends on the source
+alone.
 """
 
 import json

@@ -27,8 +27,12 @@ from data.records import (
 STREAM = 1 << 20  # bytes of a column chunk held at a time
 
 
-def parquet_batches(path: Path, form: Form, columns: Sequence[str], rows: int | None = None) -> Iterator[Batch]:
-    """Batches of the file's first `rows` rows (None: all), with those of `columns` that it has.
+def parquet_batches(
+    path: Path, form: Form, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
+) -> Iterator[Batch]:
+    """Batches of the file's first `rows` rows (None: all), with the columns to work on and those of `listed`.
+
+    `carried`: further columns for the records that are made whole. A column that the file does not have is None.
 
     Raises `ConfigError` for a file that is missing, no Parquet, damaged, or without the columns of the text.
     """
@@ -37,7 +41,8 @@ def parquet_batches(path: Path, form: Form, columns: Sequence[str], rows: int | 
     for needed in NEEDED[form]:
         if needed not in there:
             raise ConfigError(f"{path}: no column {needed!r}; there are {', '.join(there)}")
-    wanted = [name for name in dict.fromkeys(columns) if name in there]
+    columns = [*WORKED[form], *listed]
+    wanted = [name for name in dict.fromkeys([*columns, *carried]) if name in there]
     left = parquet.metadata.num_rows if rows is None else rows
     for group in range(parquet.num_row_groups):
         for table in _tables(path, parquet, group, wanted):
@@ -80,7 +85,7 @@ def _tables(path: Path, parquet: Any, group: int, columns: list[str]) -> Iterato
 def _batch(table: Any, form: Form, columns: Sequence[str]) -> Batch:
     rows = table.num_rows
     try:
-        values = {name: table.column(name).to_pylist() for name in table.schema.names}
+        values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
     except UnicodeDecodeError:
         return batch_of([_row(table, i, form) for i in range(rows)], form)
     faults: dict[int, RejectReason] = {}

@@ -6,12 +6,14 @@
     hashes.u8       [documents] content hashes; bands.u8 [documents, bands] where near copies are looked for
     unit.json       counts of rows and rejected ones; written last: the unit is whole
 
-A unit is written into a folder beside its own and renamed, so that there is a whole one or none.
+A unit is written into a folder of this process's own and renamed, so that there is a whole one or none, also when two
+processes do the same one (a host taken for lost may still be at work).
 """
 
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -24,6 +26,7 @@ from data.duplicates import BANDS, HASHES
 from data.shards import token_type, write_atomically
 
 COUNT = np.dtype("<u4")
+PARTIAL = ".partial-"
 CANDIDATES = "exemplars.jsonl"
 HITS = "hits.jsonl"
 
@@ -83,12 +86,10 @@ class UnpackedWriter:
     def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
         self._folder = folder
         self._type = token_type(vocabulary)
-        self.partial = folder.with_name(f"{folder.name}.partial")
-        for name in ("files", CANDIDATES, HITS):
-            _removed(self.partial / name)
+        self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
         names = [_tokens_name(self._type), "lengths.u4", HASHES, *(["prompts.u4"] if chat else []), *([BANDS] * bands)]
-        (self.partial / "files").mkdir(parents=True)
-        self._files: dict[str, IO[bytes]] = {name: (self.partial / "files" / name).open("wb") for name in names}
+        self.partial.mkdir(parents=True)
+        self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
         self.documents = self.tokens = 0
 
     def __enter__(self) -> "UnpackedWriter":
@@ -97,6 +98,7 @@ class UnpackedWriter:
     def __exit__(self, *exception: object) -> None:
         for file in self._files.values():
             file.close()
+        shutil.rmtree(self.partial, ignore_errors=True)
 
     def add(self, pieces: Sequence[np.ndarray], lengths: Sequence[int], hashes: np.ndarray) -> None:
         """Append documents: their ids in any number of `pieces`, the ids of each document, [documents] hashes."""
@@ -117,19 +119,17 @@ class UnpackedWriter:
         self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
 
     def finish(self, counts: UnitCounts) -> None:
-        """Everything to disk, then the folder to its place."""
-        files = self.partial / "files"
+        """Everything to disk, then the folder to its place, unless another process was first."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
             file.close()
-        for name in (CANDIDATES, HITS):
-            if (self.partial / name).exists():
-                (self.partial / name).rename(files / name)
-        write_atomically(files / "unit.json", json.dumps(asdict(counts)).encode())
-        _removed(self._folder)
-        files.rename(self._folder)
-        _removed(self.partial)
+        write_atomically(self.partial / "unit.json", json.dumps(asdict(counts)).encode())
+        try:
+            self.partial.rename(self._folder)
+        except OSError:
+            if not is_finished(self._folder):
+                raise
 
 
 def read_counts(folder: Path) -> UnitCounts:
@@ -142,12 +142,11 @@ def is_finished(folder: Path) -> bool:
     return (folder / "unit.json").is_file()
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left of units under `folder`. Only while no unit is worked on."""
+    for partial in folder.glob(f"*{PARTIAL}*"):
+        shutil.rmtree(partial)
+
+
 def _tokens_name(dtype: np.dtype) -> str:
     return f"tokens.u{dtype.itemsize}"
-
-
-def _removed(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
