@@ -27,7 +27,8 @@ def test_white_space_does_not_count_at_all_but_places_do():
 
 MIXED = st.text(
     st.sampled_from(
-        "aB \n\u00e9\u00c9\u2019\u2014\u0301\u00a0\u3000\u03a3\u03c2\u00df\u0130\u0327\u212a\u4e2d\u1100\u1161\ud800\U0001f600"
+        "aB \n\u00e9\u00c9\u2019\u2014\u0301\u00a0\u3000\u03a3\u03c2\u00df\u0130\u0327"
+        "\u212a\u4e2d\u1100\u1161\ud800\U0001f600"
     )
 )
 
