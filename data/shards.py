@@ -3,7 +3,7 @@
     index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
     shards/<split>-<unit>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
                                          per row how many, per piece its length, per chat record where the assistant
-                                         begins. The unit is the place of a file in its source, five digits as the number
+                                         begins. The unit is the place of a file in its source
 
 Two bytes a row and two to four a piece: at most 2.1 bytes a token for a small vocabulary from about 50 tokens a piece.
 """
