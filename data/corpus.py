@@ -40,6 +40,7 @@ from data.unpacked import CANDIDATES, HITS, UnitCounts, Unpacked, read_counts
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
+PIECE = 4096  # documents
 
 Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from the n-th on
 
@@ -177,12 +178,9 @@ class _Packing:
     def run(self, split: Split, documents: np.ndarray) -> None:
         """`documents`: their places in the unit, ascending. A shard ends with the document that fills it."""
         chat = self._plan.form == "synth"
-        prompts = self._unit.prompts
-        starts, ends = self._starts[documents].tolist(), self._starts[documents + 1].tolist()
-        before = [0] * len(documents) if prompts is None else prompts[documents].tolist()
         made, tokens = 0, self._tokens
         packer: FitPacker | SplitPacker = (FitPacker if chat else SplitPacker)(self._plan.row_length)
-        for start, end, prompt in zip(starts, ends, before, strict=True):
+        for start, end, prompt in self._places(documents):
             if isinstance(packer, FitPacker):
                 packer.add(tokens[start:end], prompt)
             else:
@@ -192,6 +190,14 @@ class _Packing:
                 made, packer = made + 1, type(packer)(self._plan.row_length)
         if packer.rows:
             self._close(split, made, packer)
+
+    def _places(self, documents: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """Where each document begins and ends, and its prompt; a piece at a time, for an int is 32 bytes in Python."""
+        prompts = self._unit.prompts
+        for first in range(0, len(documents), PIECE):
+            some = documents[first : first + PIECE]
+            before = np.zeros(len(some), np.int64) if prompts is None else prompts[some]
+            yield from zip(self._starts[some].tolist(), self._starts[some + 1].tolist(), before.tolist(), strict=True)
 
     def _close(self, split: Split, number: int, packer: "FitPacker | SplitPacker") -> None:
         packed = packer.finish()

@@ -73,6 +73,7 @@ def write_unit(
     chat = plan.form == "synth"
     tokenizer = tokenizer_for(plan.tokenizer)
     rows, rejected, samples = 0, Counter[str](), []
+    candidates = candidates if chat else 0  # exemplars are exercises
     sample = Sample(candidates)
     with UnpackedWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=screens.bands is not None) as writer:
         with (writer.partial / HITS).open("w", encoding="utf-8") as hits:
