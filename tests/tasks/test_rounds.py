@@ -1,24 +1,13 @@
-"""Units of a stage without Prefect: marks, set aside, gone on with by any number of processes, ended with the parent."""
-
-import os
-import signal
-import subprocess
-import sys
-import threading
-from dataclasses import replace
-from pathlib import Path
+"""Units of a stage without Prefect: marks, set aside, gone on with by any number of workers, ended with the parent."""
 
 import pytest
 
 from configs.schema import LaunchConfig
-from configs.section import ConfigError, Retryable
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.progress import subscribe
-from tasks.rounds import Round, units
-from tasks.stage import RunContext, StageCrash, stage
-from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import pieces, runs, section, whole
+from tasks.stage import RunContext
+from tests.support.stage_pieces import pieces, section, whole
 
 
 @pytest.fixture
