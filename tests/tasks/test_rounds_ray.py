@@ -12,7 +12,6 @@ from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
 
 from configs.schema import LaunchConfig
-from configs.section import ConfigError
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.child import cancelling
