@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from configs.section import ConfigError
 from data import files
 from data.files import jsonl_rows, matching, read_jsonl
 from data.parquet import parquet_batches, parquet_rows
-from data.records import WORKED, SynthRecord, WebRecord, batch_of, from_dict
+from data.records import BATCH, WORKED, SynthRecord, WebRecord, batch_of, from_dict
 
 
 def texts(rows):
@@ -190,3 +191,16 @@ def test_lines_of_json_survive_unicode_line_breaks(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert texts(read_jsonl([path], "web")) == ["a\u2028b\x85c"]
+
+
+def test_a_row_group_of_any_size_is_read_page_by_page(tmp_path):
+    """What Arrow holds while batches are taken one after the other; the whole column would be 25 MB."""
+    rng = np.random.default_rng(0)
+    rows = ["".join(map(chr, rng.integers(32, 126, 1000))) for _ in range(250)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": rows * 100}), path, row_group_size=25_000, use_dictionary=False)
+    before, most = pa.total_allocated_bytes(), 0
+    for batch in parquet_batches(path, "web"):
+        most = max(most, pa.total_allocated_bytes() - before)
+        assert len(batch) <= BATCH
+    assert most < 6_000_000
