@@ -1,9 +1,10 @@
 """Ingest of one file on one core, from Parquet to a published index, against bare tiktoken on the same text.
 
-    python bench/ingest.py [--documents 1200] [--join 8] [--repeats 5] [--questions 20000] [--json FILE]
+    python bench/ingest.py [--documents 1200] [--join 8] [--form web] [--repeats 5] [--questions 20000] [--json FILE]
 
 The text is Wikipedia's vital articles, `--join` of them a document (8: some 850 ids, as FineWeb-Edu has on average),
-written as a Parquet file of FineWeb-Edu's columns. Bare is `tiktoken.Encoding.encode_ordinary_batch` on one thread, on
+written as a Parquet file of FineWeb-Edu's columns (`--form synth`: of SYNTH's, a question from the title, the text as
+the reasoning, its first sentence as the answer). Bare is `tiktoken.Encoding.encode_ordinary_batch` on one thread, on
 texts that lie in memory. Ours reads the file, judges each row, hashes, tokenises, settles copies, packs, writes,
 digests, indexes; then again with decontamination, and with MinHash too. A round through all of them at a time; the
 ratio is of medians, in seconds of the clock and in seconds of the processor (which other work disturbs less). The
@@ -33,6 +34,7 @@ from data.decontaminate import Contamination, HeldOut
 from data.duplicates import settle
 from data.minhash import bands
 from data.parquet import parquet_batches
+from data.records import Form
 from data.tokenising import CorpusPlan, Screens, write_unit
 from data.tokenizer import PATTERN, tokenizer_for
 from data.wikipedia import articles, web_record
@@ -57,7 +59,23 @@ def questions(count: int, after: int) -> list[HeldOut]:
     return [HeldOut("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
 
 
-def write_parquet(path: Path, texts: list[str]) -> None:
+def exercises(texts: list[str]) -> list[tuple[str, str, str]]:
+    """Query, reasoning and answer of each document."""
+    return [(f"What is {text.partition(chr(10))[0]}?", text, text.partition(". ")[0]) for text in texts]
+
+
+def write_synth(path: Path, texts: list[str]) -> None:
+    """The columns of SYNTH that are worked on, and a few more."""
+    names = ("query", "synthetic_reasoning", "synthetic_answer")
+    rows = [
+        {**dict(zip(names, one, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
+         "synth_id": str(n), "language": "en", "model": "teacher", "query_seed_url": f"https://example.org/{n}"}
+        for n, one in enumerate(exercises(texts))
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
+
+
+def write_web(path: Path, texts: list[str]) -> None:
     """The columns of FineWeb-Edu, in row groups of 1,000 as it has them."""
     rows = [
         {"text": text, "id": f"<urn:uuid:{n:032x}>", "dump": "CC-MAIN-2024-10", "url": f"https://example.org/{n}",
@@ -69,10 +87,9 @@ def write_parquet(path: Path, texts: list[str]) -> None:
 
 
 def ingest(file: Path, plan: CorpusPlan, screens: Screens, folder: Path) -> tuple[int, float]:
-    """The whole way of one file; ids written, and bytes of the artifact an id."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
     unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
-    write_unit(parquet_batches(file, "web", carried=("id", "url")), plan, screens, unit)
+    write_unit(parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, screens, unit)
     settle([unit], (), folder / "settling", silent)
     pack_unit(unit, 0, plan, mark, out)
     corpus = publish([unit], [mark], plan, out)
@@ -87,15 +104,17 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(ranks: int, texts: list[str], held_out: list[HeldOut], repeats: int, folder: Path) -> dict:
+def measure(ranks: int, form: Form, texts: list[str], held_out: list[HeldOut], repeats: int, folder: Path) -> dict:
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)
     ours = tokenizer_for(config)
     kept = {token: rank for rank, token in ours._bytes.items()}
     bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=ours.specials)
     file = folder / "documents.parquet"
-    write_parquet(file, texts)
-    plan = CorpusPlan(config, "web", ROW_LENGTH, 4096, 0.01)
+    (write_web if form == "web" else write_synth)(file, texts)
+    if form == "synth":
+        texts = [text for one in exercises(texts) for text in one]
+    plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
     contamination = Contamination(held_out)
     found: dict[str, tuple[int, float]] = {}
 
@@ -112,10 +131,12 @@ def measure(ranks: int, texts: list[str], held_out: list[HeldOut], repeats: int,
         "decontaminated, MinHash": end_to_end("decontaminated, MinHash", Screens(contamination, bands)),
     }
     for work in kinds.values():
+        shutil.rmtree(folder / "ingest", ignore_errors=True)
         work()  # whatever is built on first use
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(repeats):
         for name, work in kinds.items():
+            shutil.rmtree(folder / "ingest", ignore_errors=True)
             seconds[name].append(timed(work))
     tokens, disk = found["ours"]
     clock = {name: statistics.median(wall for wall, _ in times) for name, times in seconds.items()}
@@ -134,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=1200)
     parser.add_argument("--join", type=int, default=8)
+    parser.add_argument("--form", choices=("web", "synth"), default="web")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--questions", type=int, default=20_000)
     parser.add_argument("--json", type=Path)
@@ -146,7 +168,7 @@ def main() -> None:
     )
     for ranks in (100_256, 2048):
         with tempfile.TemporaryDirectory() as folder:
-            one = measure(ranks, texts, held_out, args.repeats, Path(folder))
+            one = measure(ranks, args.form, texts, held_out, args.repeats, Path(folder))
         results.append(one)
         print(f"{ranks} ranks, {one['tokens']:,} ids, {one['disk_bytes_per_token']} bytes an id on disk")
         for name, speed in one["tokens_per_second"].items():
