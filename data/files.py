@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from configs.section import ConfigError
 from data.records import Form, Record, Rejected, from_dict
@@ -42,6 +42,15 @@ def read_jsonl(paths: Sequence[Path], form: Form, skip: int = 0) -> Iterator[Rec
                     skip -= 1
                     continue
                 yield _from_line(line, form)
+
+
+def json_rows(path: Path) -> Iterator[Any]:
+    """What each line of a JSON-lines file (`.gz` too) holds, or a `Rejected` for one that is not JSON.
+
+    Raises `ConfigError` as `read_jsonl` does.
+    """
+    with _text_lines(path) as lines:
+        yield from map(_parsed, lines)
 
 
 def jsonl_rows(path: Path) -> int:
@@ -92,10 +101,15 @@ def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _from_line(line: bytes | None, form: Form) -> Record | Rejected:
+    row = _parsed(line)
+    return row if isinstance(row, Rejected) else from_dict(row, form)
+
+
+def _parsed(line: bytes | None) -> Any:
     if line is None:
         return Rejected("too_long")
     try:
-        return from_dict(json.loads(line.decode("utf-8")), form)
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         return Rejected("invalid_utf8")
     except (ValueError, RecursionError):
