@@ -108,7 +108,7 @@ def write_tokens(
     unit, mark = work / "unit", work / "packed.json"
     begun, last = time.monotonic(), 0.0
 
-    def told(rows: int, tokens: int) -> None:
+    def told(rows: int, tokens: int, total: int | None) -> None:
         nonlocal last
         if (now := time.monotonic()) - last > PROGRESS_SECONDS or rows == plan.records:
             rate, last = tokens / max(1e-9, now - begun), now

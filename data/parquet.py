@@ -6,6 +6,7 @@ needs are read at all.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,14 @@ def parquet_batches(
             raise ConfigError(f"{path}: no column {needed!r}; there are {', '.join(there)}")
     columns = [*WORKED[form], *listed]
     wanted = [name for name in dict.fromkeys([*columns, *carried]) if name in there]
-    left = parquet.metadata.num_rows if rows is None else rows
+    left = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
     for group in range(parquet.num_row_groups):
         for table in _tables(path, parquet, group, wanted):
             if left < table.num_rows:
                 table = table.slice(0, left)
             left -= table.num_rows
             if table.num_rows:
-                yield _batch(table, form, columns)
+                yield replace(_batch(table, form, columns), total=total)
             if not left:
                 return
 

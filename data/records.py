@@ -65,6 +65,7 @@ class Batch:
 
     columns: web has `text`; synth `query`, `synthetic_reasoning`, `synthetic_answer`, `exercise`, `constraints`; and
     whatever a filter asks for. `record(i)` is the i-th usable row as a record, with the columns that were read.
+    `total`: the rows of all batches of the reading, where that is known.
     """
 
     form: Form
@@ -72,6 +73,7 @@ class Batch:
     columns: Mapping[str, list[Any]]
     rejected: Counter[str]
     record: Callable[[int], Record]
+    total: int | None = None
 
     def __len__(self) -> int:
         return len(self.columns[NEEDED[self.form][0]])
@@ -87,7 +89,7 @@ class Batch:
         """Only the usable rows at `places`; the others count as rejected for the reason `because`."""
         columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
         rejected = self.rejected + Counter({because: len(self) - len(places)})
-        return Batch(self.form, self.rows, columns, rejected, lambda i: self.record(places[i]))
+        return Batch(self.form, self.rows, columns, rejected, lambda i: self.record(places[i]), self.total)
 
 
 NEEDED: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}

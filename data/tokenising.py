@@ -61,11 +61,11 @@ def write_unit(
     folder: Path,
     candidates: int = 0,
     threads: int = 1,
-    told: Callable[[int, int], None] = lambda rows, tokens: None,
+    told: Callable[[int, int, int | None], None] = lambda rows, tokens, total: None,
 ) -> UnitCounts:
     """Tokenise the rows of `batches` into the unit `folder`, or leave it as it is if it is whole already.
 
-    `candidates`: exemplars kept of each exercise; `told(rows, tokens)` is called after each batch. Memory depends on
+    `candidates`: exemplars kept of each exercise; `told(rows, tokens, total)` is called after each batch. Memory depends on
     the batches alone. Errors of the reader pass through, and leave nothing behind.
     """
     if is_finished(folder):
@@ -91,7 +91,7 @@ def write_unit(
                     if len(samples) < SAMPLES:
                         samples += [_shown(batch.record(i)) for i in range(min(len(texts), SAMPLES - len(samples)))]
                     _encode(tokenizer, batch, hashes, writer, threads)
-                told(rows, writer.tokens)
+                told(rows, writer.tokens, batch.total)
         write_candidates(writer.partial / CANDIDATES, sample.candidates())
         seconds = time.monotonic() - begun
         counts = UnitCounts(

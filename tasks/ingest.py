@@ -138,15 +138,16 @@ def _measure(job: Job, corpus: Corpus, set_aside: int) -> None:
         job.emit("metric", name=name, step=0, value=value)
 
 
-def _teller(job: Job, file: SourceFile) -> Callable[[int, int], None]:
+def _teller(job: Job, file: SourceFile) -> Callable[[int, int, int | None], None]:
     """Tells now and then how far a unit is, where the number of its rows is known."""
     last = begun = time.monotonic()
 
-    def told(rows: int, tokens: int) -> None:
+    def told(rows: int, tokens: int, total: int | None) -> None:
         nonlocal last
-        if file.rows and (now := time.monotonic()) - last > PROGRESS_SECONDS:
+        total = total or file.rows
+        if total and (now := time.monotonic()) - last > PROGRESS_SECONDS:
             last, rate = now, tokens / (now - begun)
-            job.emit("progress", done=rows, total=file.rows, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
+            job.emit("progress", done=rows, total=total, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
     return told
 

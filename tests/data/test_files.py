@@ -115,6 +115,7 @@ def test_the_first_rows_of_a_parquet_file(parquet, rows):
     batches = list(parquet_batches(parquet, "web", carried=["id"], rows=rows))
     first = range(20 if rows is None else min(rows, 20))
     assert sum(batch.rows for batch in batches) == len(first)
+    assert all(batch.total == len(first) for batch in batches)
     assert [text for batch in batches for text in batch.texts()] == [f"text {n}" for n in first if n % 4]
     assert sum((batch.rejected for batch in batches), Counter()) == Counter(
         {"no_text": len([n for n in first if n % 4 == 0])}
