@@ -65,8 +65,8 @@ def write_unit(
 ) -> UnitCounts:
     """Tokenise the rows of `batches` into the unit `folder`, or leave it as it is if it is whole already.
 
-    `candidates`: exemplars kept of each exercise; `told(rows, tokens, total)` is called after each batch. Memory depends on
-    the batches alone. Errors of the reader pass through, and leave nothing behind.
+    `candidates`: exemplars kept of each exercise; `told(rows, tokens, total)` is called after each batch. Memory
+    depends on the batches alone. Errors of the reader pass through, and leave nothing behind.
     """
     if is_finished(folder):
         return read_counts(folder)
