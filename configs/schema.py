@@ -243,6 +243,7 @@ class EvaluateConfig(Section):
     prompt_length: PositiveInt = 512
     batch: PositiveInt = 32
     temperature: NonNegativeFloat = 0.0
+    budget_dollars: NonNegativeFloat = 0.0  # of each of `models`; 0: none
     tables: bool = True
 
 
