@@ -141,7 +141,7 @@ def _report(job: Job, scores: Scores, out: Path) -> None:
 
 def _latencies(path: Path) -> dict[str, float]:
     """Median and 95th percentile of the seconds that samples took (of their batch, for a checkpoint)."""
-    told = [row["latency_s"] for row in RowFile(path).rows] if path.exists() else []
+    told = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
     if len(told) < 2:
         return {}
     cuts = quantiles(told, n=20, method="inclusive")
