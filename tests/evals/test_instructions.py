@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.section import ConfigError
@@ -97,6 +97,7 @@ def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
     assert all(one.lenient or not one.strict for one in followed)
 
 
+@settings(max_examples=25)
 @given(st.text(min_size=1, max_size=60), st.text(" \t\n\r", max_size=3), st.text(" \t\n\r", max_size=3))
 def test_surrounding_white_space_changes_nothing(text, before, after):
     names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
