@@ -2,7 +2,7 @@
 
 The order is fixed by the items alone (shortest prompt first, so that batches are even), so a continued evaluation
 writes the rows that an uninterrupted one would have written, in the same order, and asks nothing twice. How long each
-sample took is a row of its own in `latency.jsonl` beside them, for that changes from one execution to the next.
+sample took is a row of its own in `latency.<name>` beside them, for that changes from one execution to the next.
 """
 
 import time

@@ -138,7 +138,8 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
         "table2.svg"
     }
     assert {path.name for path in out.iterdir()} == names | {"latency.rows.jsonl"}
-    assert len((out / "latency.rows.jsonl").read_text().splitlines()) == 12
+    asked = sum(one["n"] for one in json.loads((out / "scores.json").read_text())["benchmarks"].values())
+    assert len((out / "latency.rows.jsonl").read_text().splitlines()) == asked > 0
     scores = json.loads((out / "scores.json").read_text())
     assert {name: one["items"] for name, one in scores["benchmarks"].items()} == {"wiki_choice": 6, "held_out": 6}
     assert all(one["stand_in"] for one in scores["benchmarks"].values())
