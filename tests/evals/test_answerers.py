@@ -159,6 +159,20 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
         assert (interrupted.output("evaluation") / name).read_bytes() == (out / name).read_bytes(), name
 
 
+def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
+    both = job(checkpoint, tmp_path, evaluate={**SECTION["evaluate"], "ways": ["generate", "likelihood"]})
+    evaluate.work(both)
+    out = both.output("evaluation")
+    scores = json.loads((out / "scores.json").read_text())
+    assert list(scores["likelihood"]) == ["wiki_choice"]
+    assert scores["likelihood"]["wiki_choice"]["items"] == 6
+    assert "per byte" in scores["protocol"]["likelihood"]
+    assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
+    alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
+    with pytest.raises(ConfigError, match="no benchmark here has options to weigh"):
+        evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
