@@ -133,8 +133,13 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
     first = job(checkpoint, tmp_path / "one", lambda kind, **fields: events.append((kind, fields)))
     evaluate.work(first)
     out = first.output("evaluation")
-    names = {"rows.jsonl", "scores.json", "samples.json", "table2.json", "table2.md", "table2.html"}
-    assert {path.name for path in out.iterdir()} == names
+    names = {"rows.jsonl", "scores.json", "samples.json"}
+    names |= {f"{table}.{form}" for table in ("table2", "breakdown") for form in ("json", "md", "html")} | {
+        "table2.svg"
+    }
+    assert {path.name for path in out.iterdir()} == names | {"latency.rows.jsonl"}
+    asked = sum(one["n"] for one in json.loads((out / "scores.json").read_text())["benchmarks"].values())
+    assert len((out / "latency.rows.jsonl").read_text().splitlines()) == asked > 0
     scores = json.loads((out / "scores.json").read_text())
     assert {name: one["items"] for name, one in scores["benchmarks"].items()} == {"wiki_choice": 6, "held_out": 6}
     assert all(one["stand_in"] for one in scores["benchmarks"].values())
@@ -154,10 +159,24 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
         assert (interrupted.output("evaluation") / name).read_bytes() == (out / name).read_bytes(), name
 
 
+def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
+    both = job(checkpoint, tmp_path, evaluate={**SECTION["evaluate"], "ways": ["generate", "likelihood"]})
+    evaluate.work(both)
+    out = both.output("evaluation")
+    scores = json.loads((out / "scores.json").read_text())
+    assert list(scores["likelihood"]) == ["wiki_choice"]
+    assert scores["likelihood"]["wiki_choice"]["items"] == 6
+    assert "per byte" in scores["protocol"]["likelihood"]
+    assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
+    alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
+    with pytest.raises(ConfigError, match="no benchmark here has options to weigh"):
+        evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"benchmarks": ({"name": "mmlu"},)}, "'mmlu' needs `revision`"),
+        ({"benchmarks": ({"name": "mmlu", "revision": "main"},)}, "'mmlu' needs as `revision` a full commit"),
         ({"benchmarks": ({"name": "sums"},)}, "no benchmark 'sums'"),
         ({"benchmarks": ({"name": "wiki_choice", "items": 2},) * 2}, "'wiki_choice' is asked for twice"),
         ({"benchmarks": ()}, "neither `benchmarks` nor `held_out`"),

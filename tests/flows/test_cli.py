@@ -65,6 +65,7 @@ def test_every_command_explains_itself(command):
         (["run", "--bogus"], "No such option"),
         (["show", "checkpoint/fff"], "no artifact 'checkpoint/fff'"),
         (["lineage", "nothing"], "no artifact 'nothing'"),
+        (["compare", "nothing", "nothing"], "no artifact 'nothing'"),
         (["artifacts", "dreams"], "no artifacts of kind 'dreams'"),
         (["status", "/"], "no configuration '/'"),
     ],

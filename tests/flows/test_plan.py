@@ -80,6 +80,34 @@ def test_a_change_of_the_report_moves_only_the_report(toy):
     assert changed(toy, report={"title": "Another"}) == ["report"]
 
 
+def with_models(config: RunConfig, *endpoints: str) -> RunConfig:
+    update = {**config.evaluate.model_dump(), "models": [{"endpoint": name} for name in endpoints]}
+    local = config.endpoints["local"].model_dump()
+    known = {"local": local, **dict.fromkeys(endpoints, local)}
+    return RunConfig.model_validate({**config.model_dump(), "endpoints": known, "evaluate": update})
+
+
+def test_models_behind_endpoints_are_evaluated_each_alone(toy):
+    both = with_models(toy, "qwen", "granite")
+    executions = {execution.label: execution for execution in plan(both, toy_stage)}
+    assert [label for label in executions if label not in LABELS] == ["evaluate:qwen", "evaluate:granite"]
+    assert executions["evaluate:qwen"].needs == {}
+    assert executions["evaluate:qwen"].section["model_under_test"] == {"endpoint": "qwen", "column": ""}
+    assert list(executions["evaluate:qwen"].section["endpoints"]) == ["qwen"]
+    assert executions["report"].needs["evaluate:qwen.evaluation"] == Need("evaluate:qwen", "evaluation")
+    # Another model changes the report and no other evaluation, of a checkpoint or of a model.
+    before, after = keys(with_models(toy, "qwen")), keys(both)
+    assert [label for label in before if before[label] != after[label]] == ["report"]
+
+
+def test_a_model_without_an_endpoint_or_with_the_name_of_a_stage_is_refused(toy):
+    update = {**toy.evaluate.model_dump(), "models": [{"endpoint": "nobody"}]}
+    with pytest.raises(ValueError, match=r"evaluate\.models\.0\.endpoint: no endpoint 'nobody'"):
+        RunConfig.model_validate({**toy.model_dump(), "evaluate": update})
+    with pytest.raises(ConfigError, match="'evaluate:align' would be there twice"):
+        plan(with_models(toy, "align"), toy_stage)
+
+
 def test_a_change_of_evaluate_moves_no_checkpoint(toy):
     update = toy.evaluate.model_copy(update={"max_tokens": 7})
     assert changed(toy, evaluate=update.model_dump()) == [x for x in LABELS if x.startswith("evaluate")] + ["report"]
