@@ -241,6 +241,18 @@ def report(
     console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
 
 
+@app.command()
+def dashboard(
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    host: Annotated[str, typer.Option(help="whom to listen to; this machine alone unless told")] = "127.0.0.1",
+) -> None:
+    """Pages over the store for people who look: runs, curves, rollouts, evaluations, lineage. Read-only."""
+    from flows.dashboard.command import serve
+
+    _console(stderr=True).print(f"the dashboard is at http://{host}:{port} (end it with Ctrl-C)")
+    serve(host, port)
+
+
 @store_app.command()
 def verify(
     artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
