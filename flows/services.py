@@ -4,6 +4,7 @@ Which they are stands in `services.json` of the store, each with its start time:
 later process that got the same id.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from configs.load import STAGES
 from configs.section import ConfigError
 from flows import prefect_env
 from store.artifacts import Store
@@ -54,9 +57,9 @@ def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: C
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli"]
     server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
-    wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[str], bool]]] = [
+    wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[Service], bool]]] = [
         ("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _answers_health),
-        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api}, api, _any_deployment),
+        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api}, api, _deployed),
         ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], {"PREFECT_API_URL": api}, page, _answers),
     ]
     for name, command, more, url, ready in wanted:
@@ -100,9 +103,9 @@ def _start(store: Store, name: str, command: list[str], more: dict[str, str], ur
     return Service(name, process.pid, psutil.Process(process.pid).create_time(), url, str(path))
 
 
-def _wait(service: Service, ready: Callable[[str], bool]) -> None:
+def _wait(service: Service, ready: Callable[[Service], bool]) -> None:
     deadline = time.monotonic() + STARTUP_S
-    while not ready(service.url):
+    while not ready(service):
         if not service.alive():
             raise ConfigError(f"{service.name} did not come up: {_last_line(service.log)} (its log is {service.log})")
         if time.monotonic() > deadline:
@@ -136,17 +139,18 @@ def _last_line(path: str) -> str:
     return lines[-1].strip() if lines else "it said nothing"
 
 
-def _answers_health(url: str) -> bool:
-    return prefect_env.healthy(url, timeout_s=5.0)
+def _answers_health(service: Service) -> bool:
+    return prefect_env.healthy(service.url, timeout_s=5.0)
 
 
-def _answers(url: str) -> bool:
-    return _asked(f"{url}/healthz") is not None
+def _answers(service: Service) -> bool:
+    return _asked(f"{service.url}/healthz") is not None
 
 
-def _any_deployment(url: str) -> bool:
-    found = _asked(f"{url}/deployments/count", b"{}")
-    return found is not None and found.strip() not in (b"", b"0")
+def _deployed(service: Service) -> bool:
+    """Whether this process has registered them all: an earlier one may have left some in the server's memory."""
+    told = json.loads(_asked(f"{service.url}/deployments/filter", b"{}") or b"[]")
+    return sum(datetime.fromisoformat(one["updated"]).timestamp() >= service.born for one in told) > len(STAGES)
 
 
 def _asked(url: str, body: bytes | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The dashboard over a store where the toy chain ran: its questions thinned in SQL, its pages drawn, nothing as HTML."""
+"""The dashboard over a store where the toy chain ran: questions thinned in SQL, pages drawn, nothing as HTML."""
 
 import json
 
