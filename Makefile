@@ -10,11 +10,18 @@ AHEAD := $(VENV)/ahead/.ready
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint ahead lock clean
+.PHONY: run up down test lint ahead lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
 	@$(BIN)/nautile run $(CONFIG)
+
+# Prefect's server, the deployments and the dashboard; `make down` ends exactly those.
+up: $(READY)
+	@$(BIN)/nautile up $(CONFIG)
+
+down: $(READY)
+	@$(BIN)/nautile down
 
 # One file stays in one worker, so that what it compiles for JAX is shared by its tests.
 test: $(READY) $(AHEAD)

@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from configs.section import ConfigError, Retryable
+from flows.cli_operate import operating, store_app
+from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
 app = typer.Typer(
     name="nautile",
@@ -26,10 +27,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-store_app = typer.Typer(no_args_is_help=True, help="Look after the store: check, rebuild the catalog, free space.")
+app.add_typer(operating)
 app.add_typer(store_app, name="store")
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="a TOML file, or local, spark, nautile_370m")]
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="kind/digits, or as many digits of the key as are unique")
 ]
@@ -38,7 +38,6 @@ CheckpointArgument = Annotated[
 ]
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="an id, or a folder")]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="a new or an empty folder")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.command()
@@ -61,7 +60,7 @@ def run(
     from flows.selection import Selection
 
     selection = Selection(first=first, last=last, only=only, force=force)
-    raise typer.Exit(run_pipeline(load(config), config, selection, _console(), _console(stderr=True)))
+    raise typer.Exit(run_pipeline(load(config), config, selection, console_for(), console_for(stderr=True)))
 
 
 @app.command()
@@ -71,8 +70,8 @@ def status(config: ConfigArgument = "local", as_json: Json = False) -> None:
     from flows import inspection
     from flows.text import status_table
 
-    rows = inspection.status(_store(), load(config))
-    _show(rows, as_json, status_table)
+    rows = inspection.status(the_store(), load(config))
+    show_as(rows, as_json, status_table)
 
 
 @app.command()
@@ -85,7 +84,7 @@ def artifacts(
     from flows import inspection
     from flows.text import artifact_table
 
-    _show(inspection.artifacts(_store(), kind, superseded), as_json, artifact_table)
+    show_as(inspection.artifacts(the_store(), kind, superseded), as_json, artifact_table)
 
 
 @app.command()
@@ -94,7 +93,7 @@ def show(artifact: IdArgument, as_json: Json = False) -> None:
     from flows import inspection
     from flows.text import manifest_view
 
-    _show(inspection.show(_store(), artifact), as_json, manifest_view)
+    show_as(inspection.show(the_store(), artifact), as_json, manifest_view)
 
 
 @app.command()
@@ -103,7 +102,7 @@ def lineage(artifact: IdArgument, as_json: Json = False) -> None:
     from flows import inspection
     from flows.text import lineage_tree
 
-    _show(inspection.lineage(_store(), artifact), as_json, lineage_tree)
+    show_as(inspection.lineage(the_store(), artifact), as_json, lineage_tree)
 
 
 @app.command()
@@ -115,8 +114,8 @@ def sql(
     from flows import inspection
     from flows.text import query_table
 
-    columns, rows = inspection.sql(_store(), query)
-    _show([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
+    columns, rows = inspection.sql(the_store(), query)
+    show_as([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
 
 
 @app.command()
@@ -127,7 +126,7 @@ def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
     from flows.text import parameter_table
 
     counts = inspection.parameters(load(config))
-    _show({**counts, "total": sum(counts.values())}, as_json, lambda _: parameter_table(counts))
+    show_as({**counts, "total": sum(counts.values())}, as_json, lambda _: parameter_table(counts))
 
 
 @app.command()
@@ -147,12 +146,12 @@ def plan(
     from configs.load import load
     from flows import planning
 
-    with _console(stderr=True).status(f"compiling for {topology}") as shown:
-        folder = planning.plan_pretraining(_store(), load(config), topology, mfu, fsdp, not quick, shown.update)
+    with console_for(stderr=True).status(f"compiling for {topology}") as shown:
+        folder = planning.plan_pretraining(the_store(), load(config), topology, mfu, fsdp, not quick, shown.update)
     if as_json:
         print((folder / "plan.json").read_text(encoding="utf-8").strip())
     else:
-        console, text = _console(), (folder / "plan.md").read_text(encoding="utf-8")
+        console, text = console_for(), (folder / "plan.md").read_text(encoding="utf-8")
         console.print(Markdown(text) if console.is_terminal else text.strip(), soft_wrap=not console.is_terminal)
 
 
@@ -181,11 +180,11 @@ def chat(
     manner = Manner(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
     talker = Chat(checkpoint_folder(checkpoint), manner)
     if prompt is None:
-        converse(talker, _console(), not hide_thinking)
+        converse(talker, console_for(), not hide_thinking)
     elif as_json:
         print(json.dumps(reply(talker, prompt), indent=1, ensure_ascii=False))
     else:
-        tell(talker, prompt, _console(), not hide_thinking)
+        tell(talker, prompt, console_for(), not hide_thinking)
 
 
 @app.command()
@@ -195,7 +194,7 @@ def export(checkpoint: CheckpointRequired, out: OutArgument, as_json: Json = Fal
     from flows.text import file_table
     from model.export import export as write
 
-    _show([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
+    show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
 
 
 @app.command("import")
@@ -215,7 +214,7 @@ def import_(
     from model.author import import_weights
 
     shape = load(config)
-    _show([str(path) for path in import_weights(weights, out, shape.model, shape.tokenizer)], as_json, file_table)
+    show_as([str(path) for path in import_weights(weights, out, shape.model, shape.tokenizer)], as_json, file_table)
 
 
 @app.command()
@@ -231,11 +230,11 @@ def report(
     from flows import inspection
     from flows.text import relative
 
-    folder = inspection.latest_report(_store(), artifact).path
+    folder = inspection.latest_report(the_store(), artifact).path
     if as_json:
         print((folder / "report.json").read_text(encoding="utf-8"))
         return
-    console = _console()
+    console = console_for()
     text = (folder / "report.md").read_text(encoding="utf-8")
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
     console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
@@ -253,44 +252,7 @@ def compare(
     """Two evaluations on the same questions: paired tests, and the samples whose verdict changed."""
     from flows.compare import compared, view
 
-    _show(compared(_store(), first, second, verdict, way), as_json, lambda found: view(found, changed))
-
-
-@store_app.command()
-def verify(
-    artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
-    as_json: Json = False,
-) -> None:
-    """Read every byte and compare it with its digest. Exit code 2 if anything is damaged."""
-    from flows import inspection
-    from flows.text import verify_table
-
-    found = inspection.verify(_store(), artifact)
-    _show(found, as_json, verify_table)
-    if found["damaged"]:
-        raise typer.Exit(2)
-
-
-@store_app.command()
-def rebuild(as_json: Json = False) -> None:
-    """Empty the catalog and fill it from manifests and event files."""
-    from flows.text import count_table
-    from store.catalog import Catalog
-
-    _show(Catalog(_store()).rebuild(), as_json, count_table)
-
-
-@store_app.command()
-def gc(
-    days: Annotated[float, typer.Option(help="how long unfinished work may lie untouched before it goes")] = 7.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
-    as_json: Json = False,
-) -> None:
-    """Remove what nothing rests on: replaced artifacts, stale unfinished work, rests of removals."""
-    from flows import inspection
-    from flows.text import garbage_table
-
-    _show(inspection.garbage(_store(), days, dry_run), as_json, lambda rows: garbage_table(rows, dry_run))
+    show_as(compared(the_store(), first, second, verdict, way), as_json, lambda found: view(found, changed))
 
 
 def main() -> NoReturn:
@@ -334,39 +296,19 @@ def _command() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    _console(stderr=True).print(message, style="red", soft_wrap=True)
+    console_for(stderr=True).print(message, style="red", soft_wrap=True)
     return code
 
 
 def _keep_trace() -> Path | None:
     """Where the stack trace of the exception at hand was written; None if there is no place for it."""
-    path = _store().root / "logs" / "errors.log"
+    path = the_store().root / "logs" / "errors.log"
     try:
         with path.open("a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
     except OSError:
         return None
     return path
-
-
-def _show(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
-    """As JSON, or as what `view` makes of it for people."""
-    if as_json:
-        print(json.dumps(value, indent=1, default=str))
-    else:
-        _console().print(view(value))
-
-
-def _store() -> Any:
-    from store.artifacts import Store
-
-    return Store()
-
-
-def _console(stderr: bool = False) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=stderr, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

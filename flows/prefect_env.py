@@ -52,16 +52,24 @@ def quiet(store: Store) -> Path:
     return log_file
 
 
+def require_api() -> str:
+    """The API that PREFECT_API_URL names. Raises `ConfigError` if it names none, or one that does not answer."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        raise ConfigError("PREFECT_API_URL is not set: `nautile up` starts a server and all else, or name your own")
+    if not healthy(url, timeout_s=10.0):
+        raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
+    return url
+
+
 @contextmanager
 def api() -> Iterator[str]:
     """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one.
 
     Nothing may have imported `prefect` before. Raises `ConfigError` if the one that is named does not answer.
     """
-    if url := os.environ.get("PREFECT_API_URL"):
-        if not healthy(url, timeout_s=10.0):
-            raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
-        yield url
+    if os.environ.get("PREFECT_API_URL"):
+        yield require_api()
         return
     home = Path(os.environ["PREFECT_HOME"])
     home.mkdir(parents=True, exist_ok=True)

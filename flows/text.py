@@ -115,6 +115,13 @@ def count_table(counts: dict[str, int]) -> Table:
     return table
 
 
+def service_table(running: list[Any]) -> Table:
+    table = _table("what", "where", "process", "log")
+    for one in running:
+        table.add_row(one.name, one.url.removesuffix("/api"), str(one.pid), one.log)
+    return table
+
+
 def verify_table(found: dict[str, Any]) -> RenderableType:
     table = _table("artifact", "damaged files")
     for name, files in found["damaged"].items():

@@ -1,0 +1,103 @@
+"""The commands of `nautile` that keep it running: services, dashboard, and the store's upkeep."""
+
+from typing import Annotated
+
+import typer
+
+from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
+
+operating = typer.Typer()
+store_app = typer.Typer(no_args_is_help=True, help="Look after the store: check, rebuild the catalog, free space.")
+
+
+@operating.command()
+def dashboard(
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    host: Annotated[str, typer.Option(help="whom to listen to; this machine alone unless told")] = "127.0.0.1",
+) -> None:
+    """Pages over the store for people who look: runs, curves, rollouts, evaluations, lineage. Read-only."""
+    from flows.dashboard.command import serve
+
+    console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (end it with Ctrl-C)")
+    serve(host, port)
+
+
+@operating.command()
+def deploy(
+    config: ConfigArgument = "local",
+    limit: Annotated[int, typer.Option(min=1, help="flow runs at once")] = 1,
+) -> None:
+    """Serve the pipeline and every stage as Prefect deployments, until stopped. PREFECT_API_URL names the server."""
+    from configs.load import load
+    from flows import prefect_env
+
+    shape = load(config)
+    prefect_env.quiet(the_store())
+    prefect_env.require_api()
+    from flows.deployments import serve
+
+    console_for(stderr=True).print(f"serving {shape.name}; runs are asked for in Prefect's page (end it with Ctrl-C)")
+    serve(shape, limit)
+
+
+@operating.command()
+def up(
+    config: ConfigArgument = "local",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of Prefect's server and page")] = 4200,
+    dashboard_port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+) -> None:
+    """Start Prefect's server, the deployments and the dashboard on this machine, and say where they are."""
+    from configs.load import load
+    from flows import services
+    from flows.text import service_table
+
+    load(config)
+    console = console_for()
+    with console.status("starting") as shown:
+        console.print(service_table(services.up(the_store(), config, port, dashboard_port, shown.update)))
+
+
+@operating.command()
+def down() -> None:
+    """End what `nautile up` has started, and nothing else."""
+    from flows import services
+
+    for service in services.down(the_store()):
+        console_for().print(f"ended {service.name} (process {service.pid})")
+
+
+@store_app.command()
+def verify(
+    artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
+    as_json: Json = False,
+) -> None:
+    """Read every byte and compare it with its digest. Exit code 2 if anything is damaged."""
+    from flows import inspection
+    from flows.text import verify_table
+
+    found = inspection.verify(the_store(), artifact)
+    show_as(found, as_json, verify_table)
+    if found["damaged"]:
+        raise typer.Exit(2)
+
+
+@store_app.command()
+def rebuild(as_json: Json = False) -> None:
+    """Empty the catalog and fill it from manifests and event files."""
+    from flows.text import count_table
+    from store.catalog import Catalog
+
+    show_as(Catalog(the_store()).rebuild(), as_json, count_table)
+
+
+@store_app.command()
+def gc(
+    days: Annotated[float, typer.Option(help="how long unfinished work may lie untouched before it goes")] = 7.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what nothing rests on: replaced artifacts, stale unfinished work, rests of removals."""
+    from flows import inspection
+    from flows.text import garbage_table
+
+    show_as(inspection.garbage(the_store(), days, dry_run), as_json, lambda rows: garbage_table(rows, dry_run))

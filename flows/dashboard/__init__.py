@@ -1,0 +1,1 @@
+"""The dashboard: Streamlit pages over the store, read-only. `nautile dashboard` serves it."""

@@ -1,0 +1,41 @@
+"""`nautile dashboard`: Streamlit in place of this process, on loopback unless told, saying nothing to anybody."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from configs.section import ConfigError
+
+PORT = 8501
+APP = Path(__file__).with_name("app.py")
+_SETTINGS = {
+    "server.headless": "true",  # open no browser
+    "server.fileWatcherType": "none",
+    "server.runOnSave": "false",
+    "browser.gatherUsageStats": "false",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "none",  # a stack trace belongs in the log
+    "theme.base": "light",
+}
+
+
+def arguments(host: str, port: int) -> list[str]:
+    """The command line of the server. Raises `ConfigError` if it could not listen there."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"the dashboard cannot listen on {host}:{port} ({error}); choose another --port") from None
+    settings = _SETTINGS | {"server.address": host, "server.port": str(port)}
+    return [
+        *(sys.executable, "-m", "streamlit", "run", str(APP)),
+        *(part for name, value in settings.items() for part in (f"--{name}", value)),
+    ]
+
+
+def serve(host: str, port: int) -> None:
+    """Become the server; returns never."""
+    command = arguments(host, port)
+    os.execv(command[0], command)
