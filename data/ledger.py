@@ -168,7 +168,7 @@ class Ledger:
 
 
 def _head(line: bytes) -> tuple[str, str, float, int]:
-    """Digest, endpoint, dollars and tokens of a line. Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` if none."""
+    """Digest, endpoint, dollars and tokens of a line. What it raises for one that is none is caught in `_load`."""
     # Only a line that was cut within a text's own `"}` ends so with a backslash before it: that one is parsed whole.
     if (found := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
         digest, endpoint, dollars, tokens = found.groups()

@@ -1,9 +1,9 @@
 """How fast one endpoint is asked: at the limits that are configured, that it states, or that its refusals show.
 
 Requests are spread evenly and not sent in bursts, for a limit a minute is often kept as so many a second. Where the
-server states no limit, the rate is cut to what got through when it refuses, and then crept up again until the next
-refusal: 0.5 % a second at first, faster the longer nothing is refused. On a server that lets 50 a second through this
-holds 97 % of it with 1 % of refusals, and with stated limits 98 % with none (bench/endpoints.py).
+server states no limit, its first refusals halve the rate, which then doubles again (within a second; two; four) until
+enough is refused to see what gets through. From then on a refusal cuts the rate to 4 % below that, and it rises again
+on a cubic curve: it stays long near the limit, passes it after half a minute, and goes far beyond only if it may.
 """
 
 import math
@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-WINDOW_S = 2.0  # over which it is reckoned what gets through
 HEADROOM = 0.98  # of a stated limit: our clock and the server's are not the same
-CUT = 0.98  # of what got through, after a refusal
-GROWTH = 0.005  # a second, times 1 + t / 10 s
-REST_S = 5.0  # before the first growth after a cut
+SAMPLE, SAMPLE_S = 16, 2.0  # what got through is reckoned over so many requests, and over so long if there are more
+KEPT = 1024  # of the latest requests, for that
+CUT = 0.04  # below what got through
+BACK_S = 30.0  # until the rate is again what it was
+DOUBLING_S = 1.0  # while the limit is looked for
 FIRST_WINDOW = 16  # under way together before anything is known; one more for every answer
 SLACK_S = 0.05  # a turn that was taken late is caught up with within this
 SLOWEST = 0.05  # requests a second
@@ -53,13 +54,15 @@ class Spread:
         return max(0.0, self._next - now)
 
     def take(self, amount: float, now: float) -> None:
-        self._next = max(self._next, now - SLACK_S) + amount / self.rate
+        earliest = now if self._next == -math.inf else now - SLACK_S
+        self._next = max(self._next, earliest) + amount / self.rate
 
     def give_back(self, amount: float) -> None:
         """Less was used than taken (or, negative, more)."""
         self._next -= amount / self.rate
 
     def hold(self, until: float) -> None:
+        """None before that, and none in a hurry after it."""
         self._next = max(self._next, until)
 
 
@@ -76,9 +79,12 @@ class Pace:
         self.sent_count = self.refused_count = 0
         self.window = math.inf if requests_per_minute else FIRST_WINDOW
         self._clock = clock
-        self._sent: deque[float] = deque()
-        self._refused: deque[float] = deque()
-        self._cut_at = self._grown_at = -math.inf
+        self._sent: deque[float] = deque(maxlen=KEPT)
+        self._refused: deque[float] = deque(maxlen=KEPT)
+        self._looking = True  # for the limit; after that `_ceiling` is what got through at the last refusal
+        self._ceiling, self._depth = math.inf, CUT
+        self._doubling_s = DOUBLING_S
+        self._cut_at, self._rise_from, self._grown_at = -math.inf, math.inf, math.inf
 
     def delay(self) -> float:
         """Seconds until a request may be sent."""
@@ -93,8 +99,6 @@ class Pace:
         self.requests.take(1, now)
         self.tokens.take(tokens, now)
         self._sent.append(now)
-        while self._sent[0] < now - WINDOW_S:
-            self._sent.popleft()
         return now
 
     def answered(self, reserved: int, used: int | None) -> None:
@@ -103,22 +107,43 @@ class Pace:
         if used is not None:
             self.tokens.give_back(reserved - used)
 
-    def refused(self, sent_at: float) -> None:
-        """It was refused for the rate (429)."""
+    def refused(self, sent_at: float, pause_s: float = 0.0) -> None:
+        """It was refused for the rate (429), and nobody will ask for so long."""
         now = self._clock()
         self.refused_count += 1
         self._refused.append(sent_at)
         if sent_at <= self._cut_at:
             return  # sent before the last cut: it says nothing of the rate since
-        began = max(now - WINDOW_S, self._cut_at)
-        for times in (self._sent, self._refused):
-            while times and times[0] < began:
-                times.popleft()
-        elapsed = max(0.5, now - max(began, self._sent[0] if self._sent else began))
-        through = (len(self._sent) - len(self._refused)) / elapsed
-        self.requests.found = max(SLOWEST, CUT * min(self.requests.rate, through))
-        self._cut_at = now
-        self._grown_at = now + REST_S
+        tried, through = self._measured(sent_at)
+        rate = self.requests.rate if self.requests.rate < math.inf else tried
+        if through is not None:
+            self._looking = False
+            self._ceiling = min(rate, through * (1 + CUT / 2))
+            self.requests.found = max(SLOWEST, rate / 4, (1 - CUT) * self._ceiling)
+            self._ceiling = max(self._ceiling, self.requests.found)
+            self._depth = max(CUT, 1 - self.requests.found / self._ceiling)
+        elif self._looking:
+            self.requests.found = max(SLOWEST, rate / 2)
+            self._doubling_s *= 2
+        else:
+            self.requests.found = max(SLOWEST, (1 - CUT) * rate)
+            self._ceiling, self._depth = rate, CUT
+        self._cut_at, self._grown_at = now, now + pause_s
+        self._rise_from = now + pause_s
+        self.requests.hold(now + pause_s)
+
+    def _measured(self, until: float) -> tuple[float, float | None]:
+        """Requests a second that were tried before `until` and since the last cut, and that got through; the latter is
+        None where they are too few to say."""
+        times = [sent for sent in self._sent if self._cut_at < sent <= until]
+        if not times:
+            return math.inf, None
+        began = max(times[0], min(until - SAMPLE_S, times[max(0, len(times) - SAMPLE)]))
+        tried = sum(sent >= began for sent in times)
+        elapsed = max(until - began, 0.25)
+        refused = sum(began <= sent <= until for sent in self._refused)
+        through = (tried - refused) / elapsed if tried >= SAMPLE and until - began >= 0.25 else None
+        return tried / elapsed, through
 
     def told(self, headers: Mapping[str, str]) -> None:
         """Learn from the headers of any response."""
@@ -128,21 +153,24 @@ class Pace:
                 if not limit:
                     continue
                 remaining, reset = _number(headers.get(remaining_name)), seconds(headers.get(reset_name))
+                if spread.told == math.inf:
+                    spread.found = math.inf  # whatever was refused before: now we know
+                    self._cut_at = self._clock()
+                    self._grown_at = math.inf
                 spread.told = HEADROOM * _stated(limit, remaining, reset)
-                if remaining == 0:
-                    spread.hold(self._clock() + min(1.0, 1.0 if reset is None else reset))
                 if spread is self.requests:
                     self.window = math.inf
                 break
 
     def _grow(self, now: float) -> None:
-        if now <= self._grown_at or self.requests.found == math.inf:
+        if now <= self._grown_at:
             return
-        quiet = now - self._cut_at
-        self.requests.found *= math.exp(GROWTH * (1 + quiet / 10) * min(1.0, now - self._grown_at))
+        if self._looking:
+            self.requests.found *= 2 ** ((now - self._grown_at) / self._doubling_s)
+        else:
+            risen = (now - self._rise_from) / BACK_S - 1
+            self.requests.found = self._ceiling * (1 + self._depth * risen**3)
         self._grown_at = now
-        if self.requests.found > 100 * min(self.requests.configured, self.requests.told, 1e6):
-            self.requests.found = math.inf
 
 
 def _stated(limit: float, remaining: float | None, reset: float | None) -> float:

@@ -113,7 +113,7 @@ class Gate:
     def refused(self, turn: Turn, pause_s: float) -> None:
         """The endpoint answers, but not so often: nobody asks it for so long."""
         self._failures = self._probes = 0
-        self.pace.refused(turn.sent_at)
+        self.pace.refused(turn.sent_at, pause_s)
         self._paused_until = max(self._paused_until, time.monotonic() + min(pause_s, LONGEST_PAUSE_S))
         self._settle(turn)
 

@@ -304,7 +304,8 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(pool_for, tmp_path):
     """A real process is killed amid its questions; another goes on with its file."""
     cache = tmp_path / "replies.jsonl"
     with FakeOpenAI(delay_s=0.02) as server:
-        command = [sys.executable, asking_process.__file__, server.url, str(cache), "60"]
+        section = asking_process.config(server.url).model_dump_json()
+        command = [sys.executable, asking_process.__file__, section, str(cache), "60"]
         root = str(Path(__file__).parents[2])
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": root}) as process:
             told = [int(process.stdout.readline()) for _ in range(15)]

@@ -52,7 +52,7 @@ def drive(server, pace, until, *, retry_after=0.0, clock):
             if good:
                 pace.answered(0, None)
             else:
-                pace.refused(sent_at)
+                pace.refused(sent_at, retry_after)
                 paused = max(paused, clock[0] + retry_after)
         wait = max(pace.delay(), paused - clock[0])
         if wait <= 0 and under_way < min(256, pace.window):
