@@ -32,7 +32,7 @@ def die_at(moment: str) -> None:
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_after(method, count: int = 1):  # noqa: ANN001, ANN202
+    def dying_after(method, count: int = 1):
         calls = []
 
         async def call(*arguments: object, **named: object) -> object:
