@@ -1,9 +1,10 @@
 """How fast one endpoint is asked: at the limits that are configured, that it states, or that its refusals show.
 
 Requests are spread evenly and not sent in bursts, for a limit a minute is often kept as so many a second. Where the
-server states no limit, its first refusals halve the rate, which then doubles again (within a second; two; four) until
-enough is refused to see what gets through. From then on a refusal cuts the rate to 4 % below that, and it rises again
-on a cubic curve: it stays long near the limit, passes it after half a minute, and goes far beyond only if it may.
+server states no limit, nothing is done until a quarter of what was sent in two seconds is refused, or one is refused
+with a pause of half a second and more: a few refusals may have other reasons, and are only asked again. Then the rate
+goes to 4 % below what got through, and rises again on a cubic curve: it stays long near the limit, passes it after half
+a minute, and goes far beyond only if it may. A refusal on the way cuts it again, unless as many came when it was low.
 """
 
 import math
@@ -15,6 +16,10 @@ from collections.abc import Callable, Mapping
 HEADROOM = 0.98  # of a stated limit: our clock and the server's are not the same
 SAMPLE, SAMPLE_S = 16, 2.0  # what got through is reckoned over so many requests, and over so long if there are more
 KEPT = 1024  # of the latest requests, for that
+LEAST_S = 0.25  # the shortest sample that says how much gets through
+CROWDED = 0.25  # the share of a sample that is refused when we are clearly too fast
+NOISE = 0.02  # a share that is refused even below the limit: then single refusals mean nothing
+TOLD_OFF_S, TOLD_OFF = 0.5, 0.75  # a pause of that length means that we were too fast, and how far to go down
 CUT = 0.04  # below what got through
 BACK_S = 30.0  # until the rate is again what it was
 DOUBLING_S = 1.0  # while the limit is looked for
@@ -61,10 +66,6 @@ class Spread:
         """Less was used than taken (or, negative, more)."""
         self._next -= amount / self.rate
 
-    def hold(self, until: float) -> None:
-        """None before that, and none in a hurry after it."""
-        self._next = max(self._next, until)
-
 
 class Pace:
     """The rate at which one endpoint is asked. `clock` in seconds; to be used from one event loop."""
@@ -82,20 +83,24 @@ class Pace:
         self._sent: deque[float] = deque(maxlen=KEPT)
         self._refused: deque[float] = deque(maxlen=KEPT)
         self._looking = True  # for the limit; after that `_ceiling` is what got through at the last refusal
-        self._ceiling, self._depth = math.inf, CUT
+        self._ceiling = math.inf
+        self._sent_since = self._refused_since = 0
         self._doubling_s = DOUBLING_S
+        self._paused_until, self._paused_s = -math.inf, 0.0
         self._cut_at, self._rise_from, self._grown_at = -math.inf, math.inf, math.inf
 
     def delay(self) -> float:
         """Seconds until a request may be sent."""
-        now = self._clock()
+        now = self._active()
         self._grow(now)
-        return max(self.requests.delay(now), self.tokens.delay(now))
+        pause = max(0.0, self._paused_until - self._clock())
+        return pause + max(self.requests.delay(now), self.tokens.delay(now))
 
     def sent(self, tokens: int) -> float:
         """A request goes out that may use so many tokens. Returns when, for `refused`."""
-        now = self._clock()
+        now = self._active()
         self.sent_count += 1
+        self._sent_since += 1
         self.requests.take(1, now)
         self.tokens.take(tokens, now)
         self._sent.append(now)
@@ -109,41 +114,62 @@ class Pace:
 
     def refused(self, sent_at: float, pause_s: float = 0.0) -> None:
         """It was refused for the rate (429), and nobody will ask for so long."""
-        now = self._clock()
+        now = self._active()
         self.refused_count += 1
         self._refused.append(sent_at)
+        self._pause(pause_s)
         if sent_at <= self._cut_at:
             return  # sent before the last cut: it says nothing of the rate since
-        tried, through = self._measured(sent_at)
-        rate = self.requests.rate if self.requests.rate < math.inf else tried
-        if through is not None:
-            self._looking = False
-            self._ceiling = min(rate, through * (1 + CUT / 2))
-            self.requests.found = max(SLOWEST, rate / 4, (1 - CUT) * self._ceiling)
-            self._ceiling = max(self._ceiling, self.requests.found)
-            self._depth = max(CUT, 1 - self.requests.found / self._ceiling)
-        elif self._looking:
+        self._refused_since += 1
+        sent, refused, elapsed = self._sample(sent_at)
+        crowded = sent >= SAMPLE and pause_s < TOLD_OFF_S and refused >= CROWDED * sent
+        if crowded and elapsed >= LEAST_S:
+            rate = min(self.requests.rate, sent / elapsed)
+            self._cut(min(rate, max(rate / 4, (1 + CUT / 2) * (sent - refused) / elapsed)))
+        elif pause_s >= TOLD_OFF_S and self.requests.rate < math.inf:
+            # It says so itself; and as it recovers while we pause, what got through shows nothing.
+            soon = self._looking or now - self._rise_from < BACK_S / 3
+            self._cut(self.requests.rate * (TOLD_OFF if soon else 1.0))
+        elif self._looking and (crowded or pause_s >= TOLD_OFF_S):
+            # So short a burst shows that it was too fast, and not what would not be.
+            rate = self.requests.rate if self.requests.rate < math.inf else max(1, sent) / LEAST_S
             self.requests.found = max(SLOWEST, rate / 2)
             self._doubling_s *= 2
-        else:
-            self.requests.found = max(SLOWEST, (1 - CUT) * rate)
-            self._ceiling, self._depth = rate, CUT
-        self._cut_at, self._grown_at = now, now + pause_s
-        self._rise_from = now + pause_s
-        self.requests.hold(now + pause_s)
+            self._rest()
+        elif (
+            not self._looking and now - self._rise_from > BACK_S / 3 and self._refused_since < NOISE * self._sent_since
+        ):
+            self._cut(self.requests.rate)
 
-    def _measured(self, until: float) -> tuple[float, float | None]:
-        """Requests a second that were tried before `until` and since the last cut, and that got through; the latter is
-        None where they are too few to say."""
+    def _cut(self, ceiling: float) -> None:
+        """Go on from a little below what is taken for the limit."""
+        self._looking = False
+        self.requests.found = max(SLOWEST, (1 - CUT) * ceiling)
+        self._ceiling = max(ceiling, self.requests.found)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._cut_at = self._grown_at = self._rise_from = self._active()
+        self._sent_since = self._refused_since = 0
+
+    def _active(self) -> float:
+        """The clock, without the pauses that the server asked for: nothing can be learnt in them."""
+        return max(self._clock(), self._paused_until) - self._paused_s
+
+    def _pause(self, seconds: float) -> None:
+        now = self._clock()
+        until = max(self._paused_until, now + seconds)
+        self._paused_s += until - max(self._paused_until, now)
+        self._paused_until = until
+
+    def _sample(self, until: float) -> tuple[int, int, float]:
+        """Of the latest requests until then and since the last cut: how many, how many were refused, in what time."""
         times = [sent for sent in self._sent if self._cut_at < sent <= until]
         if not times:
-            return math.inf, None
+            return 0, 0, 0.0
         began = max(times[0], min(until - SAMPLE_S, times[max(0, len(times) - SAMPLE)]))
-        tried = sum(sent >= began for sent in times)
-        elapsed = max(until - began, 0.25)
         refused = sum(began <= sent <= until for sent in self._refused)
-        through = (tried - refused) / elapsed if tried >= SAMPLE and until - began >= 0.25 else None
-        return tried / elapsed, through
+        return sum(sent >= began for sent in times), refused, until - began
 
     def told(self, headers: Mapping[str, str]) -> None:
         """Learn from the headers of any response."""
@@ -155,7 +181,7 @@ class Pace:
                 remaining, reset = _number(headers.get(remaining_name)), seconds(headers.get(reset_name))
                 if spread.told == math.inf:
                     spread.found = math.inf  # whatever was refused before: now we know
-                    self._cut_at = self._clock()
+                    self._cut_at = self._active()
                     self._grown_at = math.inf
                 spread.told = HEADROOM * _stated(limit, remaining, reset)
                 if spread is self.requests:
@@ -169,7 +195,7 @@ class Pace:
             self.requests.found *= 2 ** ((now - self._grown_at) / self._doubling_s)
         else:
             risen = (now - self._rise_from) / BACK_S - 1
-            self.requests.found = self._ceiling * (1 + self._depth * risen**3)
+            self.requests.found = self._ceiling * (1 + CUT * risen**3)
         self._grown_at = now
 
 
