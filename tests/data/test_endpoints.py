@@ -264,6 +264,20 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
         pool_for(fake=openai(server)).check()
 
 
+def test_the_appetite_is_what_the_hungriest_endpoint_can_work_off(pool_for):
+    with FakeOpenAI() as server:
+        live, batch = openai(server, concurrency=500), openai(server, mode="batch")
+        pool = pool_for(live=live, batch=batch)
+        assert pool.appetite(["live"]) == 2000
+        assert pool.appetite(["live", "batch"]) == 40_000
+
+
+def test_a_ledger_row_says_how_it_was_asked(pool_for, events):
+    with FakeOpenAI() as server:
+        pool_for(fake=openai(server)).ask([request(seed=3, schema={"type": "object"})])
+    assert events[0]["parameters"] == {"max_tokens": 20, "temperature": 0.0, "seed": 3, "bound": "schema"}
+
+
 def test_an_endpoint_that_there_is_not(pool_for):
     with pytest.raises(ConfigError, match=r"no endpoint 'other'.*fake"):
         pool_for(fake=EndpointConfig(kind="embedded", model="x")).ask([request(endpoint="other")])

@@ -1,4 +1,4 @@
-"""The pool against a server in another process, at a tenth of the size of bench/endpoints.py, and killed in the middle."""
+"""The pool against a server in another process, a tenth of bench/endpoints.py in size, and killed in the middle."""
 
 import json
 import os
@@ -54,13 +54,11 @@ def test_a_kill_in_the_middle_loses_only_what_was_on_its_way(tmp_path):
         with subprocess.Popen(command, **pipes) as process:
             told = {int(process.stdout.readline()) for _ in range(COUNT // 2)}
             process.kill()
-        kept = {row["text"]: row["dollars"] for row in rows(cache) if row} if cache.exists() else {}
         before = _settled(server)
         with EndpointPool({"fake": config}, cache, silent) as pool:
             outcomes = pool.ask(asking_process.requests(COUNT))
             spent = pool.spent
         counts = server.counts()
-    assert kept
     assert all(isinstance(one, ChatReply) for one in outcomes)
     assert all(outcomes[index].cached for index in told), "what was handed out was on disk before"
     lines = [row for row in cache.read_bytes().splitlines() if row.endswith(b"}")]

@@ -20,6 +20,7 @@ class FakeBatches:
     once, though what was asked has been done. `submitted`: how often each prompt was put into a job."""
 
     complete: Complete
+    said: str = "a fault to order"
     polls: int = 2
     end: str = "completed"
     row_fault: RowFault = lambda text, times: None
@@ -111,7 +112,7 @@ class FakeBatches:
             if fault == "expired":
                 bad.append({**line, "error": {"code": "batch_expired", "message": "not in time"}})
             elif fault is not None:
-                body = {"error": {"message": f"a fault to order: {fault}"}}
+                body = {"error": {"message": f"{self.said}: {fault}"}}
                 bad.append({**line, "response": {"status_code": int(fault), "request_id": "x", "body": body}})
             else:
                 body = self.complete({"model": job["asked"].get("model"), **row["body"]})

@@ -72,8 +72,8 @@ class FakeOpenAI:
     `bodies`: every chat request that arrived; `statuses`: how they ended; `answered`, `tokens_in`, `tokens_out`,
     `dollars`: of the whole answers that were sent, and `answers` how many each prompt got. `most_at_once`: requests
     under way together. `limit`: requests a second let through, and how many at once; refusals beyond it are 429s, told
-    before in the headers of `states` ("openai", "mistral"). `batches`: the batch interfaces; their answers are no part
-    of the counts above but of `batch_dollars`, at half the price.
+    before in the headers of `states` ("openai", "mistral"). `said`: in the message of every fault. `batches`: the
+    batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price.
     """
 
     reply: Reply = useful
@@ -85,6 +85,7 @@ class FakeOpenAI:
     per_million: tuple[float, float] = (0.0, 0.0)
     limit: tuple[float, float] | None = None
     states: str = ""
+    said: str = "a fault to order"
 
     def __post_init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -92,7 +93,7 @@ class FakeOpenAI:
         self.times: list[float] = []
         self.statuses: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
-        self.batches = FakeBatches(self._batched)
+        self.batches = FakeBatches(self._batched, said=self.said)
         self.batch_tokens = [0, 0]
         self._level, self._level_at = (self.limit[1] if self.limit else 0.0), 0.0
         self.answered = self.tokens_in = self.tokens_out = 0
@@ -216,7 +217,7 @@ class FakeOpenAI:
             return False
         if fault is not None and fault.isdigit():
             extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
-            said = {"error": {"message": f"a fault to order: {fault}"}}
+            said = {"error": {"message": f"{self.said}: {fault}"}}
             await _send(writer, int(fault), said, extra | told)
             return True
         if fault == "invalid":
