@@ -112,6 +112,7 @@ class Ledger:
 
     def _write(self, group: list[_Entry]) -> list[tuple[dict[str, Any], int]]:
         if self._torn:
+            self._end = os.fstat(self._file).st_size
             self._append(b"\n")
         placed, lines, end = [], [], self._end
         for entry in group:
