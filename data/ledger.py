@@ -2,7 +2,8 @@
 
 Replies are JSON lines, appended and fsynced in groups: whatever arrives while one group is being written makes up the
 next, so the disk sets the size of a group and never the pace of the requests. A torn last line is passed over. Opening
-a file of a million replies takes 2.4 s and 20 MB (bench/endpoints.py).
+a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB, against 5.6 s and 130 MB with every line parsed and
+a dict of digests (bench/endpoints.py ledger).
 """
 
 import asyncio
