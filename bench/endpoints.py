@@ -164,9 +164,8 @@ def limits(seconds: int) -> list[dict[str, object]]:
 
 
 def _held(what: str, counts: dict) -> dict[str, object]:
-    # The server has 50 in store at the start: they are no part of what it lets through a second.
-    held = (counts["answered"] - 50) / (counts["last_s"] - counts["first_s"]) / 50
-    return {"what": what, "held": held, "refused_share": counts["statuses"].get("429", 0) / counts["arrived"]}
+    refused = counts["statuses"].get("429", 0) / counts["arrived"]
+    return {"what": what, "held": counts["steady_per_s"] / 50, "refused_share": refused}
 
 
 def ledger(count: int) -> list[dict[str, object]]:

@@ -91,6 +91,7 @@ class FakeOpenAI:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
+        self.answer_times: list[float] = []
         self.statuses: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
         self.batches = FakeBatches(self._batched, said=self.said)
@@ -120,9 +121,13 @@ class FakeOpenAI:
             "most_for_a_prompt": max(self.answers.values(), default=0),
             "statuses": self.statuses,
             "dollars": self.dollars,
-            "first_s": self.times[0] if self.times else None,
-            "last_s": self.times[-1] if self.times else None,
+            "steady_per_s": self._steady(),
         }
+
+    def _steady(self) -> float | None:
+        """Whole answers a second, the first five seconds left out, in which a limit's store is used up."""
+        times = [one for one in self.answer_times if one >= self.answer_times[0] + 5]
+        return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
 
     def __enter__(self) -> "FakeOpenAI":
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -280,6 +285,7 @@ class FakeOpenAI:
             await writer.drain()
             return False
         self.answered += 1
+        self.answer_times.append(self._loop.time())
         self.answers[body["messages"][-1]["content"]] += 1
         self.tokens_in += answer["usage"]["prompt_tokens"]
         self.tokens_out += answer["usage"]["completion_tokens"]
