@@ -90,21 +90,31 @@ def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
             job = PendingJob(folder, endpoint, label, requests, reserved, state["written"], attempts)
             job.phase, job.file, job.id = state["phase"], state["file"], state["id"]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(
-                f"{path}: the batch job that it tells of cannot be taken up ({error}); cancel the job at the vendor's "
-                "and delete the file"
-            ) from None
+            raise ConfigError(_unreadable(path, error)) from None
         jobs.append(job)
     return sorted(jobs, key=lambda job: job.written)
 
 
-def endpoints_with_jobs(folder: Path) -> Iterable[str]:
-    """The endpoints that have jobs on disk."""
-    for path in folder.glob(f"*{STATE}"):
+def refuse_forgotten_jobs(folder: Path, endpoints: Iterable[str]) -> None:
+    """Raise `ConfigError` if there are jobs under way that none of these endpoints would take up: they are paid for."""
+    for path in sorted(folder.glob(f"*{STATE}")):
         try:
-            yield json.loads(path.read_bytes())["endpoint"]
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # `pending_jobs` tells of it
+            state = json.loads(path.read_bytes())
+            name, job = state["endpoint"], state["id"] or state["label"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ConfigError(_unreadable(path, error)) from None
+        if name not in endpoints:
+            raise ConfigError(
+                f"endpoint {name!r} has batch job {job} under way, but is not of mode 'batch' now: set it back until "
+                f"the job has ended, or cancel the job at the vendor's and delete {path}"
+            )
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return (
+        f"{path}: the batch job that it tells of cannot be taken up ({error}); cancel the job at the vendor's and "
+        "delete the file"
+    )
 
 
 def _request(fields: dict) -> ChatRequest:

@@ -19,6 +19,7 @@ from configs.emit import Emit
 from configs.endpoint import EndpointConfig
 from configs.section import ConfigError, Retryable
 from data.asking import ask_now
+from data.batch_jobs import refuse_forgotten_jobs
 from data.batches import BatchDesk, folder_of
 from data.budget import NOTHING, Amount, Budget
 from data.calls import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
@@ -49,6 +50,7 @@ class EndpointPool:
         budget_dollars: float = 0.0,
         budget_tokens: int = 0,
     ) -> None:
+        refuse_forgotten_jobs(folder_of(cache), [name for name, one in endpoints.items() if one.mode == "batch"])
         self._configs = endpoints
         self._ledger = Ledger(cache, emit)
         self._budget = Budget(Amount(budget_dollars, budget_tokens), self._ledger.total, "the budget")

@@ -10,7 +10,9 @@ import pytest
 from configs.endpoint import BatchConfig, EndpointConfig
 from configs.section import ConfigError
 from data import batches, retry
-from data.calls import ChatFailure, ChatReply, ChatRequest
+from data.batch_jobs import PendingJob
+from data.budget import Amount
+from data.calls import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints import EndpointPool, raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI
@@ -160,6 +162,18 @@ def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
     (folder / "x.job.json").write_text("{")
     with FakeOpenAI() as server, pytest.raises(ConfigError, match=r"x\.job\.json"):
         pool_for(fake=endpoint(server, kind))
+
+
+def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, tmp_path, kind):
+    with FakeOpenAI() as server:
+        (request,) = requests(1)
+        digest = request_digest(request, endpoint(server, kind))
+        job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Amount(), {})
+        with pytest.raises(ConfigError, match=f"batch job {job.label} under way"):
+            pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
+        (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))
+    assert reply.digest == digest
+    assert not jobs_on_disk(tmp_path)
 
 
 @pytest.mark.slow
