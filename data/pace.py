@@ -132,7 +132,7 @@ class Pace:
             self._cut(self.requests.rate * (TOLD_OFF if soon else 1.0))
         elif self._looking and (crowded or pause_s >= TOLD_OFF_S):
             # So short a burst shows that it was too fast, and not what would not be.
-            rate = self.requests.rate if self.requests.rate < math.inf else max(1, sent) / LEAST_S
+            rate = self.requests.rate if self.requests.rate < math.inf else max(1, sent) / max(elapsed, LEAST_S)
             self.requests.found = max(SLOWEST, rate / 2)
             self._doubling_s *= 2
             self._rest()
