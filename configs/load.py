@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.endpoint import with_fallbacks
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
@@ -64,7 +65,7 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
         _choose_model(config, section, source)
     used = {"distill": [t.endpoint for t in config.distill.teachers], "align": [config.align.judge.endpoint]}
     if stage in used:
-        section["endpoints"] = {name: dump["endpoints"][name] for name in sorted(set(used[stage]))}
+        section["endpoints"] = {name: dump["endpoints"][name] for name in with_fallbacks(used[stage], config.endpoints)}
     return section
 
 
