@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from configs.section import ConfigError, Retryable
+from flows.serve_command import serve
 
 app = typer.Typer(
     name="nautile",
@@ -186,6 +187,9 @@ def chat(
         print(json.dumps(reply(talker, prompt), indent=1, ensure_ascii=False))
     else:
         tell(talker, prompt, _console(), not hide_thinking)
+
+
+app.command()(serve)
 
 
 @app.command()
