@@ -16,7 +16,7 @@ from model.engine import Piece, Scored
 class ChatReply(Reply):
     """An answer to a question, its reasoning beside it."""
 
-    kind = "chat.completion"
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __init__(self, request: ChatRequest, tokenizer: Tokenizer, context: int) -> None:
         prompt = encode_prompt(tokenizer, request.query)
@@ -60,7 +60,7 @@ class ChatReply(Reply):
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self.body([choice], f"{self.kind}.chunk", None)
+        return self.body([choice], self.chunk_kind, None)
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any] | None:
         """Of the answer's tokens under `content`, and of the thinking's under `reasoning_content`."""

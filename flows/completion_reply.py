@@ -1,4 +1,4 @@
-"""The answers of `/v1/completions`: text goes on as it stands, with log-probabilities, the prompt's own if it is echoed."""
+"""The answers of `/v1/completions`: text goes on as it stands, with the prompt and its log-probabilities if echoed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,8 @@ DEFAULT_TOKENS = 16  # OpenAI's
 class CompletionReply(Reply):
     """Plain text going on. Markers such as `<|think_end|>` stand in it by name; the id that ended it does not."""
 
-    kind = "text_completion"
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
 
     def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int) -> None:
         prompts = [tokenizer.encode(one) if isinstance(one, str) else list(one) for one in request.prompts]
@@ -60,9 +61,8 @@ class CompletionReply(Reply):
         return self.body(answers, self.kind, self.usage())
 
     def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-        return self.body(
-            [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}], self.kind, None
-        )
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return self.body([choice], self.chunk_kind, None)
 
     def _logprobs(self, choice: Choice, with_prompt: bool, first: int) -> dict[str, Any]:
         """Four lists side by side; the first token of a prompt has no log-probability. The end's id is left out."""

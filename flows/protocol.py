@@ -5,11 +5,18 @@ asked looks like an answer. Beyond OpenAI's: `top_k` and `thinking_budget`.
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MOST_STOPS = 16
+_UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias", "best_of")
+_SEVERAL = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": f"a text of 1 to 256 characters, or a list of at most {MOST_STOPS} such texts",
+    "content": "a text, or a list of parts of type text",
+}
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -172,12 +179,21 @@ def parse(kind: type[Asked], body: bytes) -> Asked:
         return kind.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        path = [str(part) for part in first["loc"]]
-        # Of a field with several types pydantic names the type that came nearest after the field's own name.
-        field = ".".join(part for part in path if part.isidentifier() or part.isdigit()) or None
-        said = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            said = "this server has no such field"
-        elif path and path[-1] in ("frequency_penalty", "presence_penalty", "logit_bias", "best_of"):
-            said = "not supported here: leave it out"
-        raise ApiError(400, f"{field}: {said}" if field else said, param=path[0] if path else None) from None
+        raise _invalid([str(part) for part in first["loc"]], first["type"], first["msg"]) from None
+
+
+def _invalid(path: list[str], kind: str, said: str) -> ApiError:
+    """Pydantic's first complaint, as one line that begins with the field."""
+    said = said.removeprefix("Value error, ")
+    if not path:
+        named = re.match(r"`(\w+)`", said)
+        return ApiError(400, said, param=named[1] if named else None)
+    name = path[0]
+    if kind == "extra_forbidden":
+        said = "this server knows no such field"
+    elif name in _UNSUPPORTED:
+        said = "not supported here: leave it out"
+    for one in path:
+        if one in _SEVERAL:  # of a field that may be several things pydantic tells what is amiss with the first of them
+            return ApiError(400, f"{'.'.join(path[: path.index(one) + 1])}: must be {_SEVERAL[one]}", param=name)
+    return ApiError(400, f"{'.'.join(path)}: {said[:1].lower()}{said[1:]}", param=name)

@@ -55,14 +55,14 @@ class Choice:
 class Reply:
     """All choices of one request, and the bodies that tell of them."""
 
-    kind = ""
+    kind = chunk_kind = prefix = ""
 
     def __init__(
         self, request: CompletionRequest | ChatRequest, tokenizer: Tokenizer, prompts: list[list[int]]
     ) -> None:
         self._request, self._tokenizer, self._prompts = request, tokenizer, prompts
         self._created = int(time.time())
-        self._id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{secrets.token_hex(12)}"
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.choices: list[Choice] = []
 
     @property

@@ -77,9 +77,8 @@ class Desk:
         try:
             tickets = self._engine.submit(orders)
         except Busy as error:
-            raise ApiError(
-                429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)}
-            ) from None
+            later = {"Retry-After": str(error.retry_after)}
+            raise ApiError(429, str(error), code="queue_full", headers=later) from None
         except Stopped as error:
             raise ApiError(503, str(error), code="unavailable") from None
         except ConfigError as error:
@@ -231,9 +230,7 @@ async def _chunks(reply: Reply, inbox: Inbox, usage: bool) -> AsyncIterator[byte
         if told is not None and (chunk := reply.chunk(index, event, told, first)):
             yield _event(chunk)
     if usage:
-        yield _event(
-            reply.body([], f"{reply.kind}.chunk" if reply.kind.startswith("chat") else reply.kind, reply.usage())
-        )
+        yield _event(reply.body([], reply.chunk_kind, reply.usage()))
     yield b"data: [DONE]\n\n"
 
 

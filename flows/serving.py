@@ -98,6 +98,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(1024)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"--host {host} --port {port}: cannot listen there ({error}); name another") from None
     listening.set_inheritable(True)
