@@ -76,6 +76,15 @@ def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
     return jnp.take_along_axis(ids_BN, chosen_B[:, None], axis=1)[:, 0]
 
 
+def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
+    """The `count` largest logits of the last axis and their ids, best first.
+
+    On CPU XLA selects only in two dimensions, and sorts in more: 1 against 80 ms at [4, 64, 2,176].
+    """
+    values, ids = jax.lax.top_k(logits.reshape(-1, logits.shape[-1]), count)
+    return values.reshape(*logits.shape[:-1], count), ids.reshape(*logits.shape[:-1], count)
+
+
 def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B: Array, top_p_B: Array) -> Array:
     """`draw` with a temperature, top-k and top-p of its own for every row [B].
 

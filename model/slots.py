@@ -19,7 +19,7 @@ from model.layers import Params
 from model.loss import masked_logits
 from model.mixing import empty_state
 from model.nautile import sca_names
-from model.sampling import draw_each, uniforms
+from model.sampling import draw_each, likeliest, uniforms
 from model.sca import SCAState, projected
 
 MOST_TOPS = 20  # alternatives that may be asked for beside a token written, OpenAI's limit
@@ -176,7 +176,7 @@ def advance(
         chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
         values_BN, top_ids_BN = jax.lax.cond(
             jnp.any(slots.wishes.tops_B & slots.active_B),
-            lambda: tuple(jax.lax.top_k(logits_BV, alternatives)),
+            lambda: likeliest(logits_BV, alternatives),
             lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
         )
         hidden_BD, blocks = decode_ragged(weights, config, ids_B, slots.blocks, slots.positions_B)
@@ -229,7 +229,7 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
         logits_BCV = masked_logits(hidden_BCD, params["embedding"], config.vocabulary)
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
-        values_BCN, ids_BCN = jax.lax.top_k(logits_BCV, min(SCORED_TOPS, config.vocabulary))
+        values_BCN, ids_BCN = likeliest(logits_BCV, min(SCORED_TOPS, config.vocabulary))
         return Scores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
 
     def chunks(array: Array) -> Array:
