@@ -1,5 +1,6 @@
 """The answers of `/v1/completions`: text goes on as it stands, with the prompt and its log-probabilities if echoed."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,9 +40,10 @@ class CompletionReply(Reply):
     def chunk(self, index: int, event: Piece | Scored, told: Written, first: int) -> dict[str, Any] | None:
         choice, text, told_of = self.choices[index], told.answer, None
         if self._request.logprobs is not None:
-            begins = isinstance(event, Scored)
-            text = choice.prompt_text + text if begins else text
-            told_of = self._logprobs(choice, begins, first)
+            echoed = len(choice.order.prompt) if choice.scored else 0
+            if isinstance(event, Scored):
+                text, echoed = choice.prompt_text + text, 0
+            told_of = self._logprobs(choice, echoed + first)
         if not (text or choice.finish or (told_of and told_of["tokens"])):
             return None
         return self._chunk(index, text, told_of, choice.finish)
@@ -49,7 +51,7 @@ class CompletionReply(Reply):
     def whole(self) -> dict[str, Any]:
         answers = []
         for index, choice in enumerate(self.choices):
-            told_of = None if self._request.logprobs is None else self._logprobs(choice, self._echo, 0)
+            told_of = None if self._request.logprobs is None else self._logprobs(choice, 0)
             answers.append(
                 {
                     "index": index,
@@ -64,45 +66,44 @@ class CompletionReply(Reply):
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         return self.body([choice], self.chunk_kind, None)
 
-    def _logprobs(self, choice: Choice, with_prompt: bool, first: int) -> dict[str, Any]:
-        """Four lists side by side; the first token of a prompt has no log-probability. The end's id is left out."""
-        rows: list[tuple[int, float | None, list[Top]]] = []
-        if with_prompt and choice.scored:
-            scored = choice.scored
-            tops = scored.tops or [[] for _ in scored.logprobs]
-            rows.append((choice.order.prompt[0], None, []))
-            rows += zip(choice.order.prompt[1:], scored.logprobs, tops, strict=True)
-        start = 0 if rows else len(choice.prompt_text) + self._length(choice.ids[:first])
-        tops = choice.tops or [[] for _ in choice.ids]
-        rows += [
-            row
-            for row, part in zip(
-                zip(choice.ids[first:], choice.logprobs[first:], tops[first:], strict=True),
-                choice.writer.parts[first:],
-                strict=True,
-            )
-            if part is not None
-        ]
-        texts, offsets = [self._text(one) for one, _, _ in rows], []
-        for one, _, _ in rows:
-            offsets.append(start)
-            start += self._length([one])
-        wanted = bool(self._request.logprobs)
+    def _logprobs(self, choice: Choice, first: int) -> dict[str, Any]:
+        """Four lists side by side, of the tokens from `first` on: an echoed prompt's, whose very first has no
+        log-probability, and those written, the id that ended it included, for harnesses count on one a token."""
+        rows = self._rows(choice)
+        offsets = self._offsets([one for one, _, _ in rows])[first:]
+        rows = rows[first:]
         return {
-            "tokens": texts,
+            "tokens": [self._text(one) for one, _, _ in rows],
             "token_logprobs": [logprob for _, logprob, _ in rows],
-            "top_logprobs": [self._best(*row) for row in rows] if wanted else None,
+            "top_logprobs": [self._best(*row) for row in rows] if self._request.logprobs else None,
             "text_offset": offsets,
         }
+
+    def _rows(self, choice: Choice) -> list[tuple[int, float | None, list[Top]]]:
+        """Id, log-probability and alternatives of every token there is."""
+        rows: list[tuple[int, float | None, list[Top]]] = []
+        if scored := choice.scored:
+            best = scored.tops or [[] for _ in scored.logprobs]
+            rows = [
+                (choice.order.prompt[0], None, []),
+                *zip(choice.order.prompt[1:], scored.logprobs, best, strict=True),
+            ]
+        best = choice.tops or [[] for _ in choice.ids]
+        return [*rows, *zip(choice.ids, choice.logprobs, best, strict=True)]
+
+    def _offsets(self, ids: Sequence[int]) -> list[int]:
+        """At which character of the text each token begins: those that share a character, where it does."""
+        decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+        for one in ids:
+            offsets.append(length)
+            length += len(decoder.decode(bytes_of(self._tokenizer, one)))
+        return offsets
 
     def _best(self, one: int, logprob: float | None, tops: list[Top]) -> dict[str, float] | None:
         """The likeliest tokens, and the one at hand."""
         if logprob is None:
             return None
         return {**{self._text(other): value for other, value in tops}, self._text(one): logprob}
-
-    def _length(self, ids: Sequence[int]) -> int:
-        return len(_text_of(self._tokenizer, ids))
 
 
 def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

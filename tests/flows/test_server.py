@@ -1,6 +1,7 @@
 """`nautile serve` as a process, asked through the `openai` client: answers, streams, overload, and who goes away."""
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER, save_c
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "2 + 2"}]
-LONG = {"model": NAME, "prompt": "ab", "max_tokens": 100, "temperature": 0}  # it meets no stop: see the first test
+LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}  # it meets no stop: see the first test
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,24 @@ def test_prompts_may_be_texts_or_ids_and_be_scored_alone(client):
     assert one.usage.completion_tokens == 0
 
 
+def test_every_token_has_its_row_whatever_ended_it(client, server):
+    """lm-eval takes the last row for the one token written: also where that token is a stop id."""
+    tokenizer = tokenizer_for(TOKENIZER)
+    frame = encode_prompt(tokenizer, "2 + 2")
+    asked = {"model": NAME, "prompt": frame, "echo": True, "logprobs": 1, "seed": 1}
+    longest = client.completions.create(**asked, max_tokens=90).choices[0]
+    assert longest.finish_reason == "stop"
+    tokens = longest.logprobs.tokens
+    assert tokens[: len(frame)].count("<|im_end|>") == 1
+    assert tokens[-1] in ("<|im_end|>", "<|endoftext|>")
+    assert longest.text == tokenizer.decode(frame) + longest.text[len(tokenizer.decode(frame)) :]
+    assert not longest.text.endswith(tokens[-1])
+    assert longest.logprobs.text_offset[-1] == len(longest.text)
+
+
 def test_a_stop_string_ends_plain_text(client):
     [whole] = client.completions.create(**LONG).choices
-    stop = whole.text[20:23]
+    stop = re.search(r"[!-~]{2}", whole.text[10:])[0]
     [cut] = client.completions.create(**LONG, stop=[stop]).choices
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.finish_reason == "stop"
