@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 START_S = 120.0  # importing sympy on a busy machine
 _SEGMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\$|\s|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MAX_LENGTH = 2000  # a longer "answer" is none, and parsing it is where the time goes
 
 
@@ -130,6 +131,8 @@ def _stated(text: str) -> list[str]:
     if spans:
         inner = [_SEGMENT.search(span) for span in spans]
         return [_group(m) if m else span for m, span in zip(inner, spans, strict=True)]
+    if _OPEN_BOX.search(text):  # cut inside its box: what stands there may be the beginning of something else
+        return []
     segments = [_group(match) for match in _SEGMENT.finditer(text)]
     if segments:
         return segments

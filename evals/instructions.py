@@ -36,7 +36,7 @@ def grade_instructions(
     reply: Reply, prompt: str, instructions: Sequence[str], arguments: Sequence[Mapping[str, Any]]
 ) -> tuple[Verdict, list[Followed]]:
     """Prompt-level verdict (every instruction kept) and the instructions one by one, of an answer that was given."""
-    answer = (reply.answer or "")[:_MAX_CHARACTERS]
+    answer = (reply.answer or "").strip()[:_MAX_CHARACTERS]
     if not answer.strip():
         followed = [Followed(name, False, False) for name in instructions]
         return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), followed

@@ -7,6 +7,8 @@ from hypothesis import settings
 
 from data.chat import Reply
 from evals.answerers import Answer
+from evals.benchmarks import BENCHMARKS
+from tests.support.benchmark_hub import BenchmarkHub
 
 # No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.
 settings.register_profile("nautile", deadline=None, derandomize=True)
@@ -66,6 +68,27 @@ def records(name: str, count: int) -> list[dict]:
 @pytest.fixture(scope="session")
 def hub_records():
     return records
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    """All the benchmarks' repositories on loopback."""
+    with BenchmarkHub(tmp_path_factory.mktemp("hub"), lambda name: records(name, RECORDS[name])) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def served_records(hub):
+    """benchmark -> its records as the Hub's own client reads them, and why not, for some that do not exist."""
+    return hub.read({name: {} for name in BENCHMARKS} | WRONG_PLACES)
+
+
+RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # each comparison by math-verify takes 10 ms
+WRONG_PLACES = {
+    "no such split": {"benchmark": "gsm8k", "split": "validation"},
+    "no such subset": {"benchmark": "gsm8k", "subset": "socratic"},
+    "no such gated part": {"benchmark": "gpqa_diamond", "hub": "Idavidrein/gpqa", "subset": "gpqa_sapphire"},
+}
 
 
 def _labelled(count, labels="ABCDE"):
@@ -131,8 +154,8 @@ def _trivia(n, rng):
         "question": f"Where does ship {n} lie?",
         "question_id": f"tc_{n}",
         "question_source": "",
-        "entity_pages": {},
-        "search_results": {},
+        "entity_pages": {"doc_source": ["Wikipedia"], "filename": [f"{n}.txt"], "title": [f"Port {n}"]},
+        "search_results": {"description": [], "rank": [], "url": []},
         "answer": answer,
     }
 

@@ -133,8 +133,12 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
     first = job(checkpoint, tmp_path / "one", lambda kind, **fields: events.append((kind, fields)))
     evaluate.work(first)
     out = first.output("evaluation")
-    names = {"rows.jsonl", "scores.json", "samples.json", "table2.json", "table2.md", "table2.html"}
-    assert {path.name for path in out.iterdir()} == names
+    names = {"rows.jsonl", "scores.json", "samples.json"}
+    names |= {f"{table}.{form}" for table in ("table2", "breakdown") for form in ("json", "md", "html")} | {
+        "table2.svg"
+    }
+    assert {path.name for path in out.iterdir()} == names | {"latency.rows.jsonl"}
+    assert len((out / "latency.rows.jsonl").read_text().splitlines()) == 12
     scores = json.loads((out / "scores.json").read_text())
     assert {name: one["items"] for name, one in scores["benchmarks"].items()} == {"wiki_choice": 6, "held_out": 6}
     assert all(one["stand_in"] for one in scores["benchmarks"].values())
@@ -157,7 +161,7 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"benchmarks": ({"name": "mmlu"},)}, "'mmlu' needs `revision`"),
+        ({"benchmarks": ({"name": "mmlu", "revision": "main"},)}, "'mmlu' needs as `revision` a full commit"),
         ({"benchmarks": ({"name": "sums"},)}, "no benchmark 'sums'"),
         ({"benchmarks": ({"name": "wiki_choice", "items": 2},) * 2}, "'wiki_choice' is asked for twice"),
         ({"benchmarks": ()}, "neither `benchmarks` nor `held_out`"),

@@ -7,37 +7,54 @@ import pytest
 from configs.schema import BenchmarkChoice
 from configs.section import ConfigError
 from evals import paper
-from evals.benchmarks import BENCHMARKS, COMPOSITES, choose, items_of, shuffled
+from evals.benchmarks import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
 from evals.intervals import wilson
 from evals.loading import check, items_for
 from evals.runner import evaluate
 from evals.scores import score
 
-COUNTS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # each comparison by math-verify takes 10 ms
-
 
 @pytest.fixture(scope="module")
-def items(hub_records):
-    return {name: items_of(one, hub_records(name, COUNTS[name]), seed=3) for name, one in BENCHMARKS.items()}
+def items(served_records):
+    return {name: items_of(one, served_records[name], seed=3) for name, one in BENCHMARKS.items()}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_records, name):
+    made = items_of(BENCHMARKS[name], hub_records(name, len(served_records[name])), seed=3)
+    assert items[name] == made
+
+
+def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
+    split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
+    assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not to be had")
+    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not to be had")
+    assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
+
+
+@pytest.mark.parametrize("hub", sorted({one.hub for one in BENCHMARKS.values()}))
+def test_every_repository_is_pinned_to_a_commit(hub):
+    assert re.fullmatch(r"[0-9a-f]{40}", PINNED[hub])
+    assert set(PINNED) == {one.hub for one in BENCHMARKS.values()}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_oracle_scores_everything(items, model, oracle, tmp_path, name):
     found = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))
-    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (COUNTS[name], 1.0, 1.0)
+    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
     assert (found["no_answer"], found["many_answers"], found["unfinished"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_empty_answer_scores_nothing_and_is_counted(items, model, tmp_path, name):
     found = score(name, evaluate(model(items[name], lambda item: ""), items[name], tmp_path / "rows.jsonl"))
-    assert (found["correct"], found["correct_lenient"], found["no_answer"]) == (0, 0, COUNTS[name])
+    assert (found["correct"], found["correct_lenient"], found["no_answer"]) == (0, 0, len(items[name]))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_path, name):
     found = score(name, evaluate(model(items[name], lambda item: None), items[name], tmp_path / "rows.jsonl"))
-    assert (found["correct"], found["unfinished"]) == (0, COUNTS[name])
+    assert (found["correct"], found["unfinished"]) == (0, len(items[name]))
 
 
 @pytest.mark.parametrize("kind", ["constant", "random"])
@@ -119,9 +136,9 @@ def test_an_unknown_benchmark_is_refused_with_those_there_are():
         items_for(BenchmarkChoice(name="gsm9k"), 0)
 
 
-@pytest.mark.parametrize("revision", ["", "main", "abc123"])
-def test_the_hub_is_not_asked_without_a_pinned_commit(revision):
-    with pytest.raises(ConfigError, match="'gsm8k' needs `revision`, a full commit hash of openai/gsm8k"):
+@pytest.mark.parametrize("revision", ["main", "abc123"])
+def test_the_hub_is_asked_for_commits_alone(revision):
+    with pytest.raises(ConfigError, match="'gsm8k' needs as `revision` a full commit hash of openai/gsm8k"):
         items_for(BenchmarkChoice(name="gsm8k", revision=revision), 0)
 
 

@@ -97,6 +97,15 @@ def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
     assert all(one.lenient or not one.strict for one in followed)
 
 
+@given(st.text(min_size=1, max_size=60), st.text(" \t\n\r", max_size=3), st.text(" \t\n\r", max_size=3))
+def test_surrounding_white_space_changes_nothing(text, before, after):
+    names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
+    arguments = [KEPT_AND_BROKEN[name][0] for name in names]
+    bare = grade_instructions(Reply("", text.strip(), True, True), "Write.", names, arguments)
+    padded = Reply("", before + text.strip() + after, True, True)
+    assert grade_instructions(padded, "Write.", names, arguments) == bare
+
+
 @pytest.mark.parametrize("text", ["!!!", "1", "\u200b", "𝔘𝔫𝔦", "a" * 5000])
 def test_the_language_checkers_take_odd_text(reply, text):
     names = [name for name in KEPT_AND_BROKEN if name.startswith(("change_case", "language"))]

@@ -23,7 +23,8 @@ def scores_of(**benchmarks):
 def test_table_2_has_every_row_of_the_paper_and_the_stand_ins_apart():
     table = table_2({"ours": scores_of(gsm8k=(20, 100), gsm_symbolic=(9, 10), arc_easy=(1, 2), arc_challenge=(1, 2))})
     shown = {row[0]: row for row in table.rows}
-    assert len(table.rows) == 11 + 1 + 1
+    assert len(table.rows) == 1 + 11 + 1 + 1
+    assert shown["Training tokens"][3:5] == ("~0.8T", "18T")
     assert shown["GSM8K (0-shot)"][1:4] == ("20.0 [13.3, 28.9]", "-13.4", "33.4")
     assert shown["ARC"][1].startswith("50.0 [")
     assert shown["PIQA"][1:4] == (MISSING, MISSING, "61.5")
@@ -34,12 +35,19 @@ def test_table_2_has_every_row_of_the_paper_and_the_stand_ins_apart():
     assert "stands in for GSM8K" in stand_in[-1]
 
 
-def test_table_2_takes_several_models_and_none():
-    table = table_2({"a": scores_of(gsm8k=(1, 4)), "b": scores_of(gsm8k=(3, 4))})
-    assert table.columns[1:3] == ("a", "b")
+def test_table_2_takes_several_models_each_beside_its_own_column_and_none():
+    ours, theirs = scores_of(gsm8k=(1, 4)), scores_of(gsm8k=(3, 4)) | {"column": "qwen2.5_0.5b"}
+    bundled = scores_of(gsm8k=(2, 4)) | {"column": ""}
+    table = table_2({"a": ours, "b": theirs, "c": bundled})
+    assert table.columns[1:6] == ("a", "Difference", "b", "Difference", "c")
     row = next(row for row in table.rows if row[0].startswith("GSM8K"))
-    assert (row[1][:4], row[2][:4], row[3]) == ("25.0", "75.0", signed(25.0 - 33.4))
-    assert all(row[1] == MISSING for row in table_2({}).rows)
+    assert (row[1][:4], row[2]) == ("25.0", signed(25.0 - 33.4))
+    assert (row[3][:4], row[4]) == ("75.0", signed(75.0 - 28.3))
+    assert (row[5][:4], row[6]) == ("50.0", "33.4")
+    assert row[-1] == "4 of the split's 1,319 questions"
+    assert all(
+        row[1] == f"{paper.TABLE_2[name]['nautile_370m']:.1f}" for name, row in zip(paper.TABLE_2, table_2({}).rows[1:])
+    )
 
 
 def test_table_1_on_gsm8k_takes_the_difference():

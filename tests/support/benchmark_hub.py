@@ -1,0 +1,108 @@
+"""Every benchmark's repository behind one Hub on loopback: records as Parquet, laid out by configuration and split."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+import pyarrow
+import pyarrow.parquet
+
+from evals.benchmarks import BENCHMARKS
+from tests.support.fake_hub import FakeHub
+
+# The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
+READER = """
+import json, sys
+from configs.section import ConfigError, Retryable
+from evals.benchmarks import BENCHMARKS
+from evals.loading import read_hub
+told = {}
+for name, fields in json.loads(sys.argv[1]).items():
+    from dataclasses import replace
+    benchmark = replace(BENCHMARKS[fields.pop("benchmark", name)], **fields)
+    try:
+        told[name] = list(read_hub(benchmark, benchmark.pinned))
+    except (ConfigError, Retryable) as error:
+        told[name] = f"{type(error).__name__}: {error}"
+json.dump(told, sys.stdout)
+"""
+
+
+class BenchmarkHub:
+    """A context manager; `records(name)` gives the records of a benchmark. Each repository is at its pinned commit."""
+
+    def __init__(self, folder: Path, records: Callable[[str], list[dict]]) -> None:
+        self._hubs: dict[str, FakeHub] = {}
+        splits: dict[str, dict[str, dict[str, str]]] = {}
+        for benchmark in BENCHMARKS.values():
+            repository = folder / benchmark.hub.replace("/", "--")
+            path = f"{benchmark.subset}/{benchmark.split}.parquet"
+            (repository / benchmark.subset).mkdir(parents=True, exist_ok=True)
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records(benchmark.name)), repository / path)
+            splits.setdefault(benchmark.hub, {}).setdefault(benchmark.subset, {})[benchmark.split] = path
+            if benchmark.hub not in self._hubs:
+                self._hubs[benchmark.hub] = FakeHub(repository, benchmark.hub, benchmark.pinned)
+        for hub, subsets in splits.items():
+            (self._hubs[hub].folder / "README.md").write_text(_card(subsets))
+        hubs = self._hubs
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                asked = unquote(urlsplit(self.path).path)
+                hub = next((one for name, one in hubs.items() if f"/datasets/{name}" in asked), None)
+                (hub or next(iter(hubs.values())))._answer(self)
+
+            do_HEAD = do_POST = do_GET
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._home = folder / "home"
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def read(self, choices: Mapping[str, Mapping[str, str]]) -> dict[str, list[dict] | str]:
+        """What the real client reads, in a process of its own: records, or the error's name and message.
+
+        `choices` maps a name to the fields of its benchmark that differ from the project's own.
+        """
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(self._home),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        }
+        command = [sys.executable, "-c", READER, json.dumps(choices)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def __enter__(self) -> "BenchmarkHub":
+        self._thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        for hub in self._hubs.values():
+            hub._server.server_close()
+
+
+def _card(subsets: Mapping[str, Mapping[str, str]]) -> str:
+    lines = ["---", "configs:"]
+    for subset, splits in subsets.items():
+        lines += [f"- config_name: {subset}", "  data_files:"]
+        lines += [f"  - {{split: {split}, path: {path}}}" for split, path in splits.items()]
+    return "\n".join([*lines, "---", ""])
