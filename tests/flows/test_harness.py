@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.schema import EvaluateConfig
+from configs.load import load
 from evals.likelihood import PROMPT, CheckpointScorer
 from evals.offline import wiki_choice
 from tests.support.serving import CONTEXT, NAME, save_checkpoint, serving
@@ -73,7 +73,7 @@ def theirs(items, checkpoint, tmp_path_factory):
 
 
 def test_lm_eval_and_our_runner_agree_on_every_item(items, checkpoint, theirs):
-    ours = CheckpointScorer(checkpoint, EvaluateConfig()).weigh(items)
+    ours = CheckpointScorer(checkpoint, load("local").evaluate).weigh(items)
     assert len(items) == len(theirs["rows"]) == ITEMS
     for item, weighed, row in zip(items, ours, theirs["rows"], strict=True):
         np.testing.assert_allclose(row["logprobs"], weighed.logprobs, atol=1e-3)

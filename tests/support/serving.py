@@ -61,10 +61,12 @@ class Server:
 
 
 @contextmanager
-def serving(checkpoint: Path, store: Path, *options: object, port: int = 0, **env: str) -> Iterator[Server]:
+def serving(
+    checkpoint: Path, store: Path, *options: object, port: int = 0, slots: int = SLOTS, queue: int = QUEUE, **env: str
+) -> Iterator[Server]:
     """Start it and wait until its programs are compiled; it is killed at the end if it still runs."""
     command = [sys.executable, "-m", "flows.cli", "serve", str(checkpoint), "--port", str(port), "--name", NAME]
-    command += ["--slots", str(SLOTS), "--queue", str(QUEUE), *map(str, options)]
+    command += ["--slots", str(slots), "--queue", str(queue), *map(str, options)]
     log = (store.parent / f"{store.name}.log").open("a")
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment(store, **env), text=True, stdout=subprocess.PIPE, stderr=log
