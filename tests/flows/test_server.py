@@ -141,7 +141,7 @@ def test_every_token_has_its_row_whatever_ended_it(client):
         assert tokens[: len(frame)].count("<|im_end|>") == 1
         assert tokens[-1] in ("<|im_end|>", "<|endoftext|>")
         assert choice.text.startswith(tokenizer.decode(frame))
-        assert choice.logprobs.text_offset[-1] == len(choice.text)
+        assert len(choice.text) - choice.logprobs.text_offset[-1] in (0, 1)  # 1: half a character came before it
 
 
 def test_a_stop_string_ends_plain_text(client):
