@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 
 def serve(
@@ -21,6 +20,8 @@ def serve(
     grace: Annotated[float, typer.Option(min=1, help="seconds for requests under way when it is stopped")] = 30.0,
 ) -> None:
     """Serve a checkpoint to OpenAI's clients: chat and plain completions, batched across requests."""
+    from rich.console import Console
+
     from flows.serving import Serving
     from flows.serving import serve as run
 
