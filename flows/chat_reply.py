@@ -10,7 +10,7 @@ from data.tokenizer import Tokenizer
 from flows.protocol import ChatRequest
 from flows.replies import Choice, Reply, check_room
 from flows.writing import Part, Writer, Written, bytes_of
-from model.engine import Piece, Scored
+from model.orders import Piece, Scored
 
 
 class ChatReply(Reply):

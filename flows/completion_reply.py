@@ -8,7 +8,7 @@ from data.tokenizer import Tokenizer
 from flows.protocol import CompletionRequest
 from flows.replies import Choice, Reply, Top, check_room
 from flows.writing import Writer, Written, bytes_of
-from model.engine import Piece, Scored
+from model.orders import Piece, Scored
 
 DEFAULT_TOKENS = 16  # OpenAI's
 

@@ -12,7 +12,7 @@ from typing import Any
 from data.tokenizer import Tokenizer
 from flows.protocol import ApiError, ChatRequest, CompletionRequest
 from flows.writing import Writer, Written, bytes_of
-from model.engine import Order, Piece, Scored
+from model.orders import Order, Piece, Scored
 
 Top = tuple[int, float]
 

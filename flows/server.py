@@ -23,7 +23,8 @@ from flows.completion_reply import CompletionReply
 from flows.protocol import ApiError, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from flows.replies import Reply
 from flows.writing import bytes_of
-from model.engine import Busy, Engine, Event, Failed, Order, Stopped, Ticket
+from model.engine import Engine
+from model.orders import Busy, Event, Failed, Order, Stopped, Ticket
 
 LARGEST_BODY = 4 * 2**20
 CLIENT_GONE = 499  # nobody reads it

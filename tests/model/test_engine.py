@@ -11,10 +11,11 @@ import pytest
 
 from configs.section import ConfigError
 from model import engine as engine_module
-from model.engine import Busy, Engine, Failed, Order, Scored, Stopped, buckets
+from model.engine import Engine, buckets
 from model.generate import Generator, Sampling
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
+from model.orders import Busy, Failed, Order, Scored, Stopped
 
 STOPS, THINK_END = (3, 4), 9
 SLOTS, QUEUE = 4, 24
