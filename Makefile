@@ -7,10 +7,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 AHEAD := $(VENV)/ahead/.ready
+HARNESS := $(VENV)/harness/.ready
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
+# lm-eval and what it needs beyond the project's own lock.
+EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
+  dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
+  aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
 
 .DEFAULT_GOAL := run
-.PHONY: run up down test lint ahead lock clean
+.PHONY: run up down test lint ahead harness lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -24,7 +29,7 @@ down: $(READY)
 	@$(BIN)/nautile down
 
 # One file stays in one worker, so that what it compiles for JAX is shared by its tests.
-test: $(READY) $(AHEAD)
+test: $(READY) $(AHEAD) $(HARNESS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 lint: $(READY)
@@ -41,13 +46,25 @@ $(AHEAD): requirements-ahead.lock $(READY)
 	  -r requirements-ahead.lock
 	@touch $@
 
+# EleutherAI's lm-eval (134 MB, no torch), which a test points at `nautile serve`. Apart from .venv, for nothing in the
+# project may come to rest on it.
+harness: $(HARNESS)
+
+$(HARNESS): requirements-harness.lock $(READY)
+	@echo "fetching lm-eval (once)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/harness \
+	  -r requirements-harness.lock
+	@touch $@
+
 # --universal: one lock for every python and platform, told apart by markers. No index address is written into it.
 lock: $(READY)
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements.lock
 	@printf '%s\n' $(COMPILERS) | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-ahead.lock
-	@if grep -nE 'https?://' requirements.lock requirements-ahead.lock; then echo "a lock names an address" >&2; exit 1; fi
+	@printf '%s\n' $(EVALUATION) | $(BIN)/uv pip compile - --no-deps -c requirements.lock --universal --python-version 3.11 \
+	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-harness.lock
+	@if grep -nE 'https?://' requirements.lock requirements-ahead.lock requirements-harness.lock; then echo "a lock names an address" >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import typer
 
 from configs.section import ConfigError, Retryable
 from flows.cli_operate import operating, store_app
+from flows.serve_command import serve
 from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
 app = typer.Typer(
@@ -185,6 +186,9 @@ def chat(
         print(json.dumps(reply(talker, prompt), indent=1, ensure_ascii=False))
     else:
         tell(talker, prompt, console_for(), not hide_thinking)
+
+
+app.command()(serve)
 
 
 @app.command()

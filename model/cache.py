@@ -5,6 +5,7 @@ column: one slice is written per layer and step, in place, and nothing of the co
 unrolled in the step, each with arrays of its own, for a scan over stacked caches would copy them at every step.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,14 @@ def prefill(
     `lengths_B` (1 to P) says how many of each row's last columns are its prompt. Raises ConfigError where `capacity`
     is below P.
     """
+    x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, capacity)
+    return x_BPD[:, -1], cache
+
+
+def prefill_all(
+    params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
+) -> tuple[Array, Cache]:
+    """`prefill` with the hidden state of every token [B, P, D]."""
     length = tokens_BP.shape[1]
     if capacity < length:
         raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
@@ -87,26 +96,33 @@ def prefill(
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
     blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
-    return x_BPD[:, -1], Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
+    return x_BPD, Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
 
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
     """One token for every row: its hidden state [B, D] and the next cache. The caller sees to it that there is room."""
-    x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
-    positions_B = cache.filled - cache.start_B
     column_S = jnp.arange(cache.blocks[0].keys_BGSH.shape[2])
     seen_BS = (column_S >= cache.start_B[:, None]) & (column_S <= cache.filled)
-    blocks = []
-    for layers, spectra, held in zip(weights.blocks, weights.spectra, cache.blocks, strict=True):
-        states = []
-        for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
-            x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
-            states.append(state)
-        x_BD, keys, values = _attention_step(
-            layers["attention"], config, x_BD, positions_B, held, seen_BS, cache.filled
-        )
-        blocks.append(BlockCache(tuple(states), keys, values))
-    return x_BD, Cache(tuple(blocks), cache.start_B, cache.filled + 1)
+
+    def write(held_BGSH: Array, new_BGH: Array) -> Array:
+        return jax.lax.dynamic_update_slice(held_BGSH, new_BGH[:, :, None], (0, 0, cache.filled, 0))
+
+    positions_B = cache.filled - cache.start_B
+    x_BD, blocks = _through(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
+    return x_BD, Cache(blocks, cache.start_B, cache.filled + 1)
+
+
+def decode_ragged(
+    weights: DecodeWeights, config: ModelConfig, tokens_B: Array, blocks: tuple[BlockCache, ...], positions_B: Array
+) -> tuple[Array, tuple[BlockCache, ...]]:
+    """`decode_step` for rows that began at different times: each stands from column 0 on and writes at its position."""
+    rows = jnp.arange(positions_B.shape[0])
+    seen_BS = jnp.arange(blocks[0].keys_BGSH.shape[2]) <= positions_B[:, None]
+
+    def write(held_BGSH: Array, new_BGH: Array) -> Array:
+        return held_BGSH.at[rows, :, positions_B].set(new_BGH, unique_indices=True, mode="drop")
+
+    return _through(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
 
 
 def grow(cache: Cache, capacity: int) -> Cache:
@@ -133,6 +149,28 @@ def share(cache: Cache, source_B: Array) -> Cache:
     return cache._replace(blocks=blocks, start_B=cache.start_B[source_B])
 
 
+def _through(
+    weights: DecodeWeights,
+    config: ModelConfig,
+    tokens_B: Array,
+    held_blocks: tuple[BlockCache, ...],
+    positions_B: Array,
+    seen_BS: Array,
+    write: Callable[[Array, Array], Array],
+) -> tuple[Array, tuple[BlockCache, ...]]:
+    """One token through every block; `write` puts a row's new key or value where `seen_BS` has it."""
+    x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
+    blocks = []
+    for layers, spectra, held in zip(weights.blocks, weights.spectra, held_blocks, strict=True):
+        states = []
+        for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
+            x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
+            states.append(state)
+        x_BD, keys, values = _attention_step(layers["attention"], config, x_BD, positions_B, held, seen_BS, write)
+        blocks.append(BlockCache(tuple(states), keys, values))
+    return x_BD, tuple(blocks)
+
+
 def _attention_step(
     params: Params,
     config: ModelConfig,
@@ -140,12 +178,10 @@ def _attention_step(
     positions_B: Array,
     held: BlockCache,
     seen_BS: Array,
-    column: Array,
+    write: Callable[[Array, Array], Array],
 ) -> tuple[Array, Array, Array]:
     q_BNH, k_BGH, v_BGH = project(params, config, x_BD, positions_B)
-    place = (0, 0, column, 0)
-    keys_BGSH = jax.lax.dynamic_update_slice(held.keys_BGSH, k_BGH[:, :, None], place)
-    values_BGSH = jax.lax.dynamic_update_slice(held.values_BGSH, v_BGH[:, :, None], place)
+    keys_BGSH, values_BGSH = write(held.keys_BGSH, k_BGH), write(held.values_BGSH, v_BGH)
     batch, groups, head_dim = k_BGH.shape
     q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
     scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)

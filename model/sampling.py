@@ -76,6 +76,39 @@ def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
     return jnp.take_along_axis(ids_BN, chosen_B[:, None], axis=1)[:, 0]
 
 
+def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
+    """The `count` largest logits of the last axis and their ids, best first.
+
+    On CPU XLA selects only in two dimensions, and sorts in more: 1 against 80 ms at [4, 64, 2,176].
+    """
+    values, ids = jax.lax.top_k(logits.reshape(-1, logits.shape[-1]), count)
+    return values.reshape(*logits.shape[:-1], count), ids.reshape(*logits.shape[:-1], count)
+
+
+def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B: Array, top_p_B: Array) -> Array:
+    """`draw` with a temperature, top-k and top-p of its own for every row [B].
+
+    The logits are sorted only while some row asks for it: at V = 100,352 that is dearer than all else in a draw.
+    """
+    greedy_B = temperature_B == 0
+    cut_B = ~greedy_B & ((top_k_B > 0) | (top_p_B < 1))
+    top_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)
+    warm_B1 = jnp.where(greedy_B, 1, temperature_B)[:, None]
+    drawn_B = _invert(jnp.exp(top_BV / warm_B1), uniform_B)
+
+    def truncated() -> Array:
+        values_BV, ids_BV = jax.lax.top_k(logits_BV, logits_BV.shape[1])
+        rank_V = jnp.arange(logits_BV.shape[1])
+        within_BV = (top_k_B[:, None] == 0) | (rank_V < top_k_B[:, None])
+        shares_BV = jax.nn.softmax(jnp.where(within_BV, values_BV / warm_B1, -jnp.inf), axis=-1)
+        before_BV = jnp.cumsum(shares_BV, axis=-1) - shares_BV
+        kept_BV = jnp.where(before_BV < top_p_B[:, None], shares_BV, 0).at[:, 0].set(shares_BV[:, 0])
+        return jnp.take_along_axis(ids_BV, _invert(kept_BV, uniform_B)[:, None], axis=1)[:, 0]
+
+    drawn_B = jax.lax.cond(jnp.any(cut_B), lambda: jnp.where(cut_B, truncated(), drawn_B), lambda: drawn_B)
+    return jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
+
+
 def _invert(shares_BV: Array, uniform_B: Array) -> Array:
     """The index at which the running sum of unnormalised `shares` passes uniform x total: by block, then inside it."""
     batch, size = shares_BV.shape

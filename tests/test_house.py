@@ -76,7 +76,9 @@ def test_only_the_command_line_prints():
         assert not printing, f"{path.relative_to(ROOT)} prints in lines {printing}"
 
 
-@pytest.mark.parametrize(("name", "least"), [("requirements.lock", 100), ("requirements-ahead.lock", 3)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("requirements.lock", 100), ("requirements-ahead.lock", 3), ("requirements-harness.lock", 20)]
+)
 def test_the_locks_name_no_address_and_pin_by_digest(name, least):
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if "://" in line]

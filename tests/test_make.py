@@ -40,12 +40,13 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
         ("run", ".venv/bin/nautile run local"),
         ("test", "-m pytest"),
         ("ahead", "--target .venv/ahead"),
+        ("harness", "--target .venv/harness"),
         ("lint", "ruff format --check"),
         ("clean", "rm"),
     ],
 )
 def test_what_each_target_does(target, does):
-    done = make("-n", "-W", "requirements-ahead.lock", target)
+    done = make("-n", "-W", "requirements-ahead.lock", "-W", "requirements-harness.lock", target)
     assert done.returncode == 0, done.stderr
     assert does in done.stdout
 

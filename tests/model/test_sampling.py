@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.sampling import Sampling, draw, sample_keys, uniforms
+from model.sampling import Sampling, draw, draw_each, sample_keys, uniforms
 
 
 def shares_of(logits_V, sampling):
@@ -65,3 +65,18 @@ def test_keys_and_uniforms_belong_to_the_sample():
     np.testing.assert_array_equal(numbers[0], numbers[4])
     np.testing.assert_array_equal(numbers[:, :20], uniforms(jnp.asarray(keys), 20))
     assert 0.3 < float(numbers.mean()) < 0.7
+
+
+def test_rows_may_each_be_drawn_in_their_own_way():
+    """As `draw` would with one way for all; also where no row asks for the sorted logits."""
+    rng = np.random.default_rng(5)
+    logits_BV, uniform_B = jnp.asarray(rng.normal(size=(6, 300)) * 3, jnp.float32), jnp.asarray(rng.uniform(size=6))
+    ways = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 3, 1.0), (1.5, 0, 0.6), (1.0, 40, 0.9), (0.0, 5, 0.5)]
+    kinds = (jnp.float32, jnp.int32, jnp.float32)
+    settings = [jnp.asarray(part, kind) for part, kind in zip(zip(*ways, strict=True), kinds, strict=True)]
+    each, alike = jax.jit(draw_each), jax.jit(draw, static_argnums=2)
+    drawn_B = each(logits_BV, uniform_B, *settings)
+    for row, (temperature, top_k, top_p) in enumerate(ways):
+        assert drawn_B[row] == alike(logits_BV, uniform_B, Sampling(1, temperature, top_k, top_p))[row]
+    greedy_B = each(logits_BV, uniform_B, jnp.zeros(6), *settings[1:])
+    np.testing.assert_array_equal(greedy_B, jnp.argmax(logits_BV, axis=-1))
