@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
-STAGES = ("ingest", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report")
+STAGES = ("ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report")
 
 
 def load(name: str | Path) -> RunConfig:
@@ -58,9 +58,10 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
         section["tokenizer"] = dump["tokenizer"]
     if stage == "distill":
         section["row_length"] = config.ingest.row_length
+        section["index"] = dump["index"]
     if stage == "pretrain":
         section["model"] = dump["model"]
-    used = {"distill": [t.endpoint for t in config.distill.teachers], "align": [config.align.judge.endpoint]}
+    used = {"distill": config.distill.endpoints, "align": [config.align.judge.endpoint]}
     if stage in used:
         section["endpoints"] = {name: dump["endpoints"][name] for name in sorted(set(used[stage]))}
     return section
