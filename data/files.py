@@ -50,6 +50,21 @@ def read_jsonl(paths: Sequence[Path], form: Form, skip: int = 0) -> Iterator[Rec
             raise ConfigError(f"{path}: the compressed file ends too early; fetch it again") from None
 
 
+def json_rows(path: Path) -> Iterator[Any]:
+    """What each line of a JSON-lines file (`.gz` too) holds, or a `Rejected` for one that is not JSON.
+
+    Raises `ConfigError` as `read_jsonl` does.
+    """
+    try:
+        with _opened(path) as file:
+            _check_text(path, file)
+            yield from map(_parsed, _lines(file))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except EOFError:
+        raise ConfigError(f"{path}: the compressed file ends too early; fetch it again") from None
+
+
 def read_parquet(path: Path | str, file: IO[bytes] | None, form: Form, skip: int = 0) -> Iterator[Record | Rejected]:
     """Rows of one Parquet file from the `skip`-th on; row groups before it are not read. `file`: already opened.
 
@@ -136,10 +151,15 @@ def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _from_line(line: bytes | None, form: Form) -> Record | Rejected:
+    row = _parsed(line)
+    return row if isinstance(row, Rejected) else from_dict(row, form)
+
+
+def _parsed(line: bytes | None) -> Any:
     if line is None:
         return Rejected("too_long")
     try:
-        return from_dict(json.loads(line.decode("utf-8")), form)
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         return Rejected("invalid_utf8")
     except (ValueError, RecursionError):

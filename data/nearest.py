@@ -138,7 +138,6 @@ def _ivf_pq(vectors: np.ndarray, config: IndexConfig) -> Any:
     lists = max(1, min(lists, count // POINTS_PER_LIST))
     cells = faiss.IndexFlatL2(width)
     index = faiss.IndexIVFPQ(cells, width, lists, config.code_bytes, 8)
-    index.cells_of_its_own = cells  # or Python frees them under the index
     drawn = np.linspace(0, count - 1, min(count, max(SMALLEST_TRAINED, lists * POINTS_PER_LIST))).astype(np.int64)
     index.train(np.ascontiguousarray(vectors[drawn]))  # FAISS seeds its k-means with a constant
     return _filled(index, vectors)

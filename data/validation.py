@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from data.drafts import Draft
 from data.prompts import Prompt
 from data.retrieval import Neighbour
-from data.teacher import LONGEST_UNROLLED, Draft, Template
+from data.teacher import LONGEST_UNROLLED, Template
 
 RejectReason = Literal[
     "unparsable",
