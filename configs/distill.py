@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.section import Section
 
@@ -127,7 +127,8 @@ class DistillConfig(Section):
     quality: QualityConfig | None = None
     max_tokens: PositiveInt = 160
     temperature: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0
+    budget_dollars: NonNegativeFloat = 0.0  # 0: none; a hard stop
+    budget_tokens: NonNegativeInt = 0  # the same, of prompts and replies together
     max_rejected_share: Share = 1.0
     overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also stand in its neighbours
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds

@@ -5,6 +5,7 @@ attempt at an endpoint) and `progress` (done, total, unit, note). `metric`, `sam
 `progress` only moves the bar.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -12,6 +13,16 @@ class Emit(Protocol):
     """Takes one event. Must be safe to call from several threads and must not block on anything but a local file."""
 
     def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Hand over several events: together, where the taker has a way (`many`) that waits for the disk only once."""
+    many = getattr(emit, "many", None)
+    if rows and many is not None:
+        many(kind, rows)
+        return
+    for row in rows:
+        emit(kind, **row)
 
 
 def silent(kind: str, **fields: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.endpoint import with_fallbacks
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
@@ -63,7 +64,7 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
         section["model"] = dump["model"]
     used = {"distill": config.distill.endpoints, "align": [config.align.judge.endpoint]}
     if stage in used:
-        section["endpoints"] = {name: dump["endpoints"][name] for name in sorted(set(used[stage]))}
+        section["endpoints"] = {name: dump["endpoints"][name] for name in with_fallbacks(used[stage], config.endpoints)}
     return section
 
 

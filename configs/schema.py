@@ -4,11 +4,12 @@ A field that alters what a stage writes belongs to that stage's section, for the
 its artifacts. Where nothing is said a value is ours; `configs/nautile_370m.toml` gives the source of the paper's.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.distill import DistillConfig, IndexConfig, Share
+from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.model import ModelConfig, TokenizerConfig
 from configs.section import Section
 
@@ -51,29 +52,6 @@ class IngestConfig(Section):
 
     row_length: PositiveInt = 1024
     sources: tuple[SourceConfig, ...]
-
-
-class EndpointConfig(Section):
-    """A chat endpoint. Keys come from the environment, by name, and are never written anywhere."""
-
-    kind: Literal["openai", "mistral", "embedded"]
-    model: str
-    url: str = ""  # openai: the base URL, ending in /v1
-    key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
-    concurrency: PositiveInt = 8
-    requests_per_minute: PositiveInt | None = None
-    timeout_s: PositiveFloat = 120.0
-    attempts: PositiveInt = 5
-    dollars_per_million_in: NonNegativeFloat = 0.0
-    dollars_per_million_out: NonNegativeFloat = 0.0
-    structured: Literal["json_schema", "grammar", "none"] = "json_schema"
-    stand_in: bool = False  # shown beside every result that rests on it
-
-    @model_validator(mode="after")
-    def _reachable(self) -> "EndpointConfig":
-        if self.kind == "openai" and not self.url:
-            raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
-        return self
 
 
 class PhaseConfig(Section):
@@ -297,6 +275,7 @@ class RunConfig(Section):
                 raise ValueError(
                     f"pretrain.phases {phase.name!r}: mixture names {sorted(unknown)}; there are {sorted(known)}"
                 )
+        known_fallbacks(self.endpoints)
         asked = [("align.judge.endpoint", self.align.judge.endpoint)]
         asked += [("distill: an endpoint of its teachers, probe or quality", name) for name in self.distill.endpoints]
         for field, name in asked:

@@ -1,38 +1,106 @@
-"""A hard limit in dollars: money is set aside for a request before it is sent, so that no answer can overrun it."""
+"""Hard limits in dollars and tokens: both are set aside for a request before it is sent, so no answer can overrun."""
 
 import asyncio
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Dollars, and tokens of prompts and replies together."""
+
+    dollars: float = 0.0
+    tokens: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.dollars + other.dollars, self.tokens + other.tokens)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(self.dollars - other.dollars, self.tokens - other.tokens)
+
+
+NOTHING = Amount()
 
 
 class Budget:
-    """`limit` dollars (0: no limit), of which `spent` are gone. To be used from one event loop."""
+    """`limit` (0: none of that kind), of which `spent` is gone. To be used from one event loop."""
 
-    def __init__(self, limit: float, spent: float = 0.0) -> None:
-        self.limit, self.spent = limit, spent
-        self._reserved = 0.0
+    def __init__(self, limit: Amount = NOTHING, spent: Amount = NOTHING, name: str = "the budget") -> None:
+        self.limit, self.spent, self.name = limit, spent, name
+        self._reserved, self._under_way = NOTHING, 0
         self._settled = asyncio.Condition()
 
-    async def reserve(self, dollars: float) -> bool:
-        """Set `dollars` aside; waits while requests under way may still cost less than was set aside for them.
+    def hold(self, amount: Amount) -> None:
+        """Set `amount` aside though it may not fit: it was asked for by an earlier process."""
+        self._reserved, self._under_way = self._reserved + amount, self._under_way + 1
+
+    async def reserve(self, amount: Amount) -> bool:
+        """Set `amount` aside; waits while what is under way may still cost less than was set aside for it.
 
         False: even then it would not fit.
         """
-        if not self.limit:
-            return True
-        async with self._settled:
-            await self._settled.wait_for(lambda: self._fits(dollars) or not self._reserved)
-            if not self._fits(dollars):
-                return False
-            self._reserved += dollars
-            return True
+        if not self.fits(amount):
+            async with self._settled:
+                await self._settled.wait_for(lambda: self.fits(amount) or not self._under_way)
+        if fits := self.fits(amount):
+            self.hold(amount)
+        return fits
 
-    async def settle(self, reserved: float, spent: float) -> None:
-        """Give back what `reserve` set aside and count what was really spent."""
-        async with self._settled:
-            self.spent += spent
-            if self.limit:
-                # Sums of floats drift: nothing under way must mean nothing reserved.
-                self._reserved = 0.0 if self._reserved - reserved < 1e-12 else self._reserved - reserved
-            self._settled.notify_all()
+    async def settle(self, reserved: Amount, spent: Amount) -> None:
+        """Give back what was set aside and count what was really spent."""
+        self.spent, self._under_way = self.spent + spent, self._under_way - 1
+        # Sums of floats drift: nothing under way must mean nothing reserved.
+        self._reserved = self._reserved - reserved if self._under_way else NOTHING
+        if self.limit != NOTHING:
+            async with self._settled:
+                self._settled.notify_all()
 
-    def _fits(self, dollars: float) -> bool:
-        return self.spent + self._reserved + dollars <= self.limit + 1e-12
+    def fits(self, amount: Amount) -> bool:
+        """Whether `amount` could be set aside now."""
+        most = self.spent + self._reserved + amount
+        dollars = not self.limit.dollars or most.dollars <= self.limit.dollars + 1e-12
+        return dollars and (not self.limit.tokens or most.tokens <= self.limit.tokens)
+
+    def __str__(self) -> str:
+        """What is left of it, for a message."""
+        said = []
+        if self.limit.dollars:
+            said.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
+        if self.limit.tokens:
+            said.append(f"{self.spent.tokens:,} of {self.limit.tokens:,} tokens")
+        return f"of {self.name}, {' and '.join(said)} are spent"
+
+
+class Purse:
+    """Several budgets that are asked together: an endpoint's own, then the pool's."""
+
+    def __init__(self, *budgets: Budget) -> None:
+        self._budgets = budgets
+
+    def fits(self, amount: Amount) -> bool:
+        """Whether `amount` could be set aside now in all of them."""
+        return all(budget.fits(amount) for budget in self._budgets)
+
+    def hold(self, amount: Amount) -> None:
+        for budget in self._budgets:
+            budget.hold(amount)
+
+    async def reserve(self, amount: Amount) -> Budget | None:
+        """As `Budget.reserve`; the budget that it does not fit into, None if it is set aside in all."""
+        for index, budget in enumerate(self._budgets):
+            try:
+                fits = await budget.reserve(amount)
+            except asyncio.CancelledError:
+                await self._undo(index, amount)
+                raise
+            if not fits:
+                await self._undo(index, amount)
+                return budget
+        return None
+
+    async def settle(self, reserved: Amount, spent: Amount) -> None:
+        for budget in self._budgets:
+            await budget.settle(reserved, spent)
+
+    async def _undo(self, count: int, amount: Amount) -> None:
+        for budget in self._budgets[:count]:
+            await budget.settle(amount, NOTHING)

@@ -1,11 +1,13 @@
 """What goes to a chat endpoint and what comes back, as plain values. A request's digest is its reply's identity."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from configs.schema import EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.section import fingerprint
+from data.budget import Amount
 
 FailureReason = Literal[
     "rate_limited",  # 429 in every attempt
@@ -17,9 +19,12 @@ FailureReason = Literal[
     "refused",  # this request is not accepted (400, 413, 422, …)
     "misconfigured",  # no request is accepted: key, model or address (401, 403, 404)
     "outage",  # the endpoint had stopped answering anybody
-    "budget",  # the money is spent
+    "expired",  # a batch job ended without it
+    "budget",  # the money or the tokens are spent
 ]
-TRANSIENT = frozenset({"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage"})
+TRANSIENT = frozenset(
+    {"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage", "expired"}
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,17 @@ class ChatRequest:
 @dataclass(frozen=True)
 class ChatReply:
     """An answer. `finish`: "stop", "length", …; token counts are None when the endpoint gave none; `cached`: not asked
-    now but remembered. `digest` is that of the request."""
+    now but remembered; `latency_s` is None for a batch job's. `digest` is that of the request, and `endpoint` the one
+    that answered: where there are fallbacks, perhaps another one than was asked."""
 
     text: str
     finish: str
     tokens_in: int | None
     tokens_out: int | None
-    latency_s: float
+    latency_s: float | None
     cached: bool
     digest: str
+    endpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,23 @@ class ChatFailure:
     reason: FailureReason
     message: str
     attempts: int
+
+
+@dataclass
+class CallError(Exception):
+    """One attempt that brought no reply. `status`: the HTTP status, or the reason where there was none."""
+
+    reason: FailureReason
+    message: str
+    status: str = ""
+    retry_after: float | None = None
+
+    def __post_init__(self) -> None:
+        self.status = self.status or self.reason
+
+    @property
+    def worth_another(self) -> bool:
+        return self.reason in TRANSIENT
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
@@ -80,36 +104,82 @@ def bounds(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
 
 
 def dollars(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
-    """Price of a reply; None when its tokens are not known and cost something."""
+    """Price of a reply, a batch job's at its discount; None when its tokens are not known and cost something."""
     if not (config.dollars_per_million_in or config.dollars_per_million_out):
         return 0.0
     if tokens_in is None or tokens_out is None:
         return None
-    return (tokens_in * config.dollars_per_million_in + tokens_out * config.dollars_per_million_out) / 1e6
+    full = (tokens_in * config.dollars_per_million_in + tokens_out * config.dollars_per_million_out) / 1e6
+    return full * config.batch.price_factor if config.mode == "batch" else full
 
 
-def most_dollars(config: EndpointConfig, request: ChatRequest) -> float:
-    """What a reply may cost: every token allowed, and a generous guess (3 bytes a token) of the prompt's length."""
+def most(config: EndpointConfig, request: ChatRequest) -> Amount:
+    """What a reply may use up: every token allowed, and a generous guess (3 bytes a token) of the prompt's length."""
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
-    cost = dollars(config, size, request.max_tokens)
-    return cost or 0.0
+    return Amount(dollars(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 
 
-def as_row(reply: ChatReply, cost: float | None) -> dict[str, Any]:
-    """The reply as it is remembered."""
+def used(reply: ChatReply, cost: float | None, reserved: Amount) -> Amount:
+    """What a reply did use up; what was set aside for it where the endpoint did not say."""
+    counted = reply.tokens_in is not None and reply.tokens_out is not None
+    tokens = (reply.tokens_in or 0) + (reply.tokens_out or 0) if counted else reserved.tokens
+    return Amount(reserved.dollars if cost is None else cost, tokens)
+
+
+def call_row(
+    request: ChatRequest,
+    digest: str,
+    endpoint: str,
+    config: EndpointConfig,
+    outcome: ChatReply | CallError,
+    *,
+    attempt: int = 0,
+    latency_s: float | None = 0.0,
+    cost: float | None = 0.0,
+    **more: Any,
+) -> dict[str, Any]:
+    """The ledger row of an attempt at an endpoint; attempt 0 is a remembered reply, which costs nothing."""
+    parameters = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
+    row: dict[str, Any] = {
+        "endpoint": endpoint,
+        "model": config.model,
+        "purpose": request.purpose,
+        "tag": request.tag,
+        "digest": digest,
+        "attempt": attempt,
+        "cached": isinstance(outcome, ChatReply) and outcome.cached,
+        "latency_s": latency_s,
+        "dollars": cost,
+        "parameters": {**parameters, "bound": next(iter(bounds(request, config)), None)},
+        **more,
+    }
+    if request.endpoint != endpoint:
+        row["in_place_of"] = request.endpoint
+    if isinstance(outcome, CallError):
+        return {**row, "status": outcome.status, "error": outcome.message, "dollars": 0.0}
+    said = hashlib.sha256(outcome.text.encode("utf-8", "replace")).hexdigest()
+    counts = {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out}
+    return {**row, **counts, "status": "ok", "finish": outcome.finish, "reply": said}
+
+
+def as_row(reply: ChatReply, spent: Amount) -> dict[str, Any]:
+    """The reply as it is remembered; what the ledger adds up comes first, so that it need not read the text."""
     return {
         "digest": reply.digest,
-        "text": reply.text,
-        "finish": reply.finish,
+        "endpoint": reply.endpoint,
+        "dollars": spent.dollars,
+        "tokens": spent.tokens,
         "tokens_in": reply.tokens_in,
         "tokens_out": reply.tokens_out,
+        "finish": reply.finish,
         "latency_s": reply.latency_s,
-        "dollars": cost,
+        "text": reply.text,
     }
 
 
 def from_row(row: Mapping[str, Any]) -> ChatReply:
     """A remembered reply."""
+    counts = (row["tokens_in"], row["tokens_out"])
     return ChatReply(
-        row["text"], row["finish"], row["tokens_in"], row["tokens_out"], row["latency_s"], True, row["digest"]
+        row["text"], row["finish"], *counts, row["latency_s"], True, row["digest"], row.get("endpoint", "")
     )

@@ -5,12 +5,14 @@ import logging
 import os
 from urllib.parse import urlsplit
 
-from configs.schema import EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError, Retryable
-from data.calls import ChatFailure, ChatRequest
+from data.budget import Budget, Purse
+from data.calls import CallError, ChatFailure, ChatRequest
 from data.clients import Answered, Client, check_key, client_for
 from data.local_endpoint import MODEL, LocalEndpoint, model_file
-from data.retry import CallError, Gate, Turn, backoff
+from data.pace import Pace
+from data.retry import Gate, Turn, backoff
 
 log = logging.getLogger(__name__)
 
@@ -18,14 +20,18 @@ CHECKS, REACH_S = 3, 8.0  # tries to reach an endpoint before anything is sent, 
 
 
 class Endpoint:
-    """One endpoint: its client or, embedded, its replicas and their clients; its gate. Lives in the pool's loop."""
+    """One endpoint: its client or, embedded, its replicas and their clients; its gate and its money.
 
-    def __init__(self, name: str, config: EndpointConfig) -> None:
-        self.name, self.config = name, config
+    `own` is its budget, `shared` the pool's. Lives in the pool's loop.
+    """
+
+    def __init__(self, name: str, config: EndpointConfig, own: Budget, shared: Budget) -> None:
+        self.name, self.config, self.purse = name, config, Purse(own, shared)
         embedded = config.kind == "embedded"
         self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
         # Many in flight fail together when a server goes down: that is one breakdown, not many in a row.
-        self.gate = Gate(config.requests_per_minute, threshold=max(5, self.concurrency))
+        self.pace = Pace(config.requests_per_minute, config.tokens_per_minute)
+        self.gate = Gate(self.pace, threshold=max(5, self.concurrency))
         self._local: LocalEndpoint | None = None
         self._clients: list[Client] = []
         self._free: asyncio.Queue[Client] = asyncio.Queue()
@@ -90,12 +96,12 @@ class Endpoint:
                 self._free.put_nowait(client)
 
     def tell_gate(self, turn: Turn, error: CallError, attempt: int) -> None:
-        """What a failed attempt means for the other requests."""
-        if error.reason == "rate_limited":
-            self.gate.pause(error.retry_after if error.retry_after is not None else backoff(attempt))
+        """What a failed attempt means for the other requests. Ends the turn."""
         if error.reason == "misconfigured":
             self.gate.give_up(error)
-        if error.reason in ("connection", "timeout", "server_error", "cut"):
+        if error.reason == "rate_limited":
+            self.gate.refused(turn, error.retry_after if error.retry_after is not None else backoff(attempt))
+        elif error.reason in ("connection", "timeout", "server_error", "cut"):
             self.gate.failed(turn, error)
         else:
             self.gate.answered(turn)
@@ -116,7 +122,7 @@ class Endpoint:
 
     async def _client(self) -> Client:
         if not self._clients:
-            self._clients = [client_for(self.config, self.config.url)]
+            self._clients = [client_for(self.config, self.config.url, self.pace.told)]
         return self._clients[0]
 
     async def _started(self) -> None:
@@ -132,7 +138,7 @@ class Endpoint:
             urls = await asyncio.to_thread(self._local.wait)
             for client in self._clients:
                 await client.close()
-            self._clients = [client_for(self.config, url) for url in urls]
+            self._clients = [client_for(self.config, url, self.pace.told) for url in urls]
             while not self._free.empty():
                 self._free.get_nowait()
             for client in self._clients:

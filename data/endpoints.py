@@ -6,34 +6,28 @@ whole endpoint suffers (`raise_for_outage`) is for the caller to stop at.
 """
 
 import asyncio
-import hashlib
+import logging
 import queue
 import threading
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.emit import Emit
-from configs.schema import EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError, Retryable
-from data.budget import Budget
-from data.calls import (
-    TRANSIENT,
-    ChatFailure,
-    ChatReply,
-    ChatRequest,
-    dollars,
-    most_dollars,
-    request_digest,
-)
-from data.clients import Answered
+from data.asking import ask_now
+from data.batches import BatchDesk, folder_of
+from data.budget import NOTHING, Amount, Budget
+from data.calls import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
 from data.endpoint import Endpoint
 from data.ledger import Ledger
-from data.retry import CallError, backoff
 
 __all__ = ["ChatFailure", "ChatReply", "ChatRequest", "EndpointPool", "raise_for_outage"]
+
+logger = logging.getLogger(__name__)
 
 Outcome = ChatReply | ChatFailure
 OnReply = Callable[[int, Outcome], None]
@@ -43,20 +37,36 @@ Value = TypeVar("Value")
 class EndpointPool:
     """Asks the endpoints of a configuration. A context manager; an embedded endpoint starts when first asked.
 
-    `cache`: the file of replies. `budget_dollars` (0: none) counts what earlier processes spent in the same file.
+    `cache`: the file of replies; batch jobs under way are kept in a folder beside it. `budget_dollars` and
+    `budget_tokens` (0: none) count what earlier processes spent in the same file.
     """
 
     def __init__(
-        self, endpoints: dict[str, EndpointConfig], cache: Path, emit: Emit, budget_dollars: float = 0.0
+        self,
+        endpoints: dict[str, EndpointConfig],
+        cache: Path,
+        emit: Emit,
+        budget_dollars: float = 0.0,
+        budget_tokens: int = 0,
     ) -> None:
         self._configs = endpoints
         self._ledger = Ledger(cache, emit)
-        self._budget = Budget(budget_dollars, self._ledger.spent)
+        self._budget = Budget(Amount(budget_dollars, budget_tokens), self._ledger.total, "the budget")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
-        self._endpoints = {name: Endpoint(name, config) for name, config in endpoints.items()}
+        self._endpoints = {name: self._endpoint(name, config) for name, config in endpoints.items()}
+        self._desks = {
+            name: BatchDesk(endpoint, folder_of(cache), self._ledger)
+            for name, endpoint in self._endpoints.items()
+            if endpoint.config.mode == "batch"
+        }
         self._flying: dict[str, asyncio.Future[Outcome]] = {}
+
+    def _endpoint(self, name: str, config: EndpointConfig) -> Endpoint:
+        limit = Amount(config.budget_dollars, config.budget_tokens)
+        own = Budget(limit, self._ledger.spent.get(name, NOTHING), f"the budget of endpoint {name!r}")
+        return Endpoint(name, config, own, self._budget)
 
     def __enter__(self) -> "EndpointPool":
         return self
@@ -67,7 +77,35 @@ class EndpointPool:
     @property
     def spent(self) -> float:
         """Dollars of all replies so far, earlier processes' too."""
-        return self._budget.spent
+        return self._budget.spent.dollars
+
+    @property
+    def spent_tokens(self) -> int:
+        """Tokens of prompts and replies so far, earlier processes' too."""
+        return self._budget.spent.tokens
+
+    def pace(self) -> dict[str, dict[str, float | int | None]]:
+        """Of each endpoint that was asked: attempts sent by this process, how many of them were refused for the rate
+        (429), and the requests a second that it is asked at (None: as many as there are)."""
+        paces = {name: endpoint.pace for name, endpoint in self._endpoints.items() if endpoint.pace.sent_count}
+        return {
+            name: {
+                "sent": pace.sent_count,
+                "refused": pace.refused_count,
+                "refused_share": pace.refused_count / pace.sent_count,
+                "requests_per_s": pace.requests.rate if pace.requests.rate < float("inf") else None,
+            }
+            for name, pace in paces.items()
+        }
+
+    def appetite(self, names: Iterable[str]) -> int:
+        """How many requests to hand over at a time so that none of these endpoints waits for more: a few rounds of
+        what is asked live, and all the jobs that a batch interface may have under way."""
+        configs = [self.config(name) for name in names]
+        wanted = [
+            c.batch.requests_per_job * c.batch.jobs_at_once if c.mode == "batch" else 4 * c.concurrency for c in configs
+        ]
+        return max([1024, *wanted])
 
     def config(self, name: str) -> EndpointConfig:
         """The endpoint's section. Raises `ConfigError` if there is none of that name."""
@@ -78,12 +116,21 @@ class EndpointPool:
     def check(self) -> None:
         """See that every endpoint can be asked: first keys, addresses and files, then whether it answers.
 
-        Raises `ConfigError` for what the operator must mend, `Retryable` naming the URL of one that does not answer.
+        Raises `ConfigError` for what the operator must mend, `Retryable` naming the URL of one that does not answer
+        and for which no other answers.
         """
         for endpoint in self._endpoints.values():
             endpoint.check()
-        for endpoint in self._endpoints.values():
-            self._wait(endpoint.reach())
+        silent: dict[str, Retryable] = {}
+        for name, endpoint in self._endpoints.items():
+            try:
+                self._wait(endpoint.reach())
+            except Retryable as error:
+                silent[name] = error
+        for name, error in silent.items():
+            if set(self._configs[name].fallback) <= silent.keys():
+                raise error
+            logger.warning("%s; it is not waited for, as there are others to ask in its place", error)
 
     def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[Outcome]:
         """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
@@ -92,7 +139,8 @@ class EndpointPool:
         when replies cannot be kept. If `on_reply` raises, what is under way is cancelled.
         """
         for request in requests:
-            self.config(request.endpoint)
+            for name in self._order(request):
+                self.config(name)
         arrived: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, arrived), self._loop)
         work.add_done_callback(lambda _: arrived.put(None))
@@ -127,8 +175,8 @@ class EndpointPool:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        for endpoint in self._endpoints.values():
-            await endpoint.close()
+        for one in (*self._desks.values(), *self._endpoints.values()):
+            await one.close()
         await asyncio.get_running_loop().shutdown_default_executor()
 
     async def _answer_all(self, requests: Sequence[ChatRequest], arrived: queue.SimpleQueue) -> None:
@@ -142,17 +190,50 @@ class EndpointPool:
                 arrived.put((index, await self._answer(requests[index])))
 
         async with asyncio.TaskGroup() as group:
+            for endpoint in self._endpoints.values():
+                endpoint.gate.reset()
+            for desk in self._desks.values():
+                desk.resume()
             for name, indices in waiting.items():
-                self._endpoints[name].gate.reset()
-                for _ in range(min(self._endpoints[name].concurrency, len(indices))):
+                desk = self._desks.get(name)
+                together = desk.capacity if desk else self._endpoints[name].concurrency
+                for _ in range(min(together, len(indices))):
                     group.create_task(work_off(indices))
 
+    def _order(self, request: ChatRequest) -> list[str]:
+        """The endpoints that may answer a request, the one that was asked first."""
+        config = self.config(request.endpoint)
+        return [request.endpoint, *(config.fallback if request.purpose in config.fallback_for else ())]
+
     async def _answer(self, request: ChatRequest) -> Outcome:
-        """From the file, from a twin under way, or by asking."""
-        digest = request_digest(request, self._configs[request.endpoint])
+        """From the file, whoever answered then; else by the first endpoint of the order that does."""
+        names = self._order(request)
+        digests = {name: request_digest(request, self._configs[name]) for name in names}
+        for name in names:
+            if (known := await self._remembered(request, name, digests[name])) is not None:
+                return known
+        first: ChatFailure | None = None
+        for name in names:
+            outcome = await self._answer_at(name, request, digests[name], elsewhere=name != names[-1])
+            if isinstance(outcome, ChatReply):
+                return outcome
+            first = first or outcome
+            if outcome.reason != "budget" and outcome.reason not in TRANSIENT:
+                return outcome  # it is about the request, or for the operator to mend
+        assert first is not None
+        return first
+
+    async def _remembered(self, request: ChatRequest, name: str, digest: str) -> ChatReply | None:
+        known = self._ledger.reply(digest)
+        if known is not None:
+            known = replace(known, endpoint=name)
+            await self._ledger.record(call_row(request, digest, name, self._configs[name], known))
+        return known
+
+    async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, elsewhere: bool) -> Outcome:
+        """By asking one endpoint, or from a twin under way there."""
         while True:
-            if (known := self._ledger.reply(digest)) is not None:
-                await self._ledger.record(self._event(request, digest, known))
+            if (known := await self._remembered(request, name, digest)) is not None:
                 return known
             if digest not in self._flying:
                 break
@@ -162,86 +243,15 @@ class EndpointPool:
         flying = self._flying[digest] = asyncio.get_running_loop().create_future()
         outcome: Outcome = ChatFailure("outage", "cancelled", 0)
         try:
-            outcome = await self._ask(request, digest)
+            if name in self._desks:
+                outcome = await self._desks[name].ask(digest, request)
+            else:
+                endpoint = self._endpoints[name]
+                outcome = await ask_now(endpoint, request, digest, self._ledger, elsewhere=elsewhere)
             return outcome
         finally:
             del self._flying[digest]
             flying.set_result(outcome)
-
-    async def _ask(self, request: ChatRequest, digest: str) -> Outcome:
-        """Ask until there is a reply, or no point in asking again."""
-        config, endpoint = self._configs[request.endpoint], self._endpoints[request.endpoint]
-        for attempt in range(1, config.attempts + 1):
-            turn = await endpoint.gate.admit()
-            if turn is None:
-                return endpoint.given_up(attempt - 1)
-            reserved = most_dollars(config, request)
-            cost, error = 0.0, None
-            began = time.monotonic()
-            try:
-                if not await self._budget.reserve(reserved):
-                    endpoint.gate.abandoned(turn)
-                    return self._no_money(attempt - 1)
-                try:
-                    began = time.monotonic()
-                    said = await endpoint.complete(request)
-                    endpoint.gate.answered(turn)
-                    cost = dollars(config, said.tokens_in, said.tokens_out)
-                    return await self._keep(request, digest, said, time.monotonic() - began, attempt, cost)
-                finally:
-                    await asyncio.shield(self._budget.settle(reserved, reserved if cost is None else cost))
-            except CallError as caught:
-                error = caught
-            except asyncio.CancelledError:
-                endpoint.gate.abandoned(turn)
-                raise
-            endpoint.tell_gate(turn, error, attempt)
-            latency = time.monotonic() - began
-            await self._ledger.record(self._event(request, digest, error, attempt=attempt, latency_s=latency))
-            if not error.worth_another:
-                return ChatFailure(error.reason, f"endpoint {request.endpoint!r}: {error.message}", attempt)
-            if attempt < config.attempts and error.reason != "rate_limited" and not endpoint.gate.open:
-                await asyncio.sleep(backoff(attempt))  # else the gate makes it wait
-        return ChatFailure(error.reason, f"endpoint {request.endpoint!r}: {error.message}", config.attempts)
-
-    async def _keep(
-        self, request: ChatRequest, digest: str, said: Answered, latency_s: float, attempt: int, cost: float | None
-    ) -> ChatReply:
-        reply = ChatReply(said.text, said.finish, said.tokens_in, said.tokens_out, latency_s, False, digest)
-        event = self._event(request, digest, reply, attempt=attempt, latency_s=latency_s, dollars=cost)
-        await self._ledger.record(event, reply, cost)
-        return reply
-
-    def _event(
-        self,
-        request: ChatRequest,
-        digest: str,
-        outcome: ChatReply | CallError,
-        attempt: int = 0,
-        latency_s: float = 0.0,
-        dollars: float | None = 0.0,
-    ) -> dict[str, Any]:
-        """The ledger row of an attempt; attempt 0 is a remembered reply, which costs nothing."""
-        row: dict[str, Any] = {
-            "endpoint": request.endpoint,
-            "model": self._configs[request.endpoint].model,
-            "purpose": request.purpose,
-            "tag": request.tag,
-            "digest": digest,
-            "attempt": attempt,
-            "cached": isinstance(outcome, ChatReply) and outcome.cached,
-            "latency_s": latency_s,
-            "dollars": dollars,
-        }
-        if isinstance(outcome, CallError):
-            return {**row, "status": outcome.status, "error": outcome.message, "dollars": 0.0}
-        said = hashlib.sha256(outcome.text.encode("utf-8", "replace")).hexdigest()
-        counts = {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out}
-        return {**row, **counts, "status": "ok", "finish": outcome.finish, "reply": said}
-
-    def _no_money(self, attempts: int) -> ChatFailure:
-        limit = self._budget.limit
-        return ChatFailure("budget", f"of the budget of ${limit:g}, ${self.spent:.4f} are spent", attempts)
 
 
 def raise_for_outage(outcomes: Sequence[Outcome]) -> None:

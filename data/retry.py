@@ -1,39 +1,22 @@
-"""When to ask an endpoint again, and when to stop: backoff, pauses it asks for, a breaker, a request rate."""
+"""When to ask an endpoint again, and when to stop: backoff, pauses it asks for, a breaker, its pace."""
 
 import asyncio
 import email.utils
 import random
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from data.calls import TRANSIENT, FailureReason
+from data.calls import CallError, FailureReason
+from data.pace import Pace
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 20.0
 LONGEST_PAUSE_S = 120.0  # a Retry-After beyond this is not waited for in one go
 OUTAGE_S = 15.0  # a breaker open for so long gives the endpoint up
 PROBE_S = 3.0  # the longest gap between two probes
-
-Turn = Literal["usual", "probe"]
-
-
-@dataclass
-class CallError(Exception):
-    """One attempt that brought no reply. `status`: the HTTP status, or the reason where there was none."""
-
-    reason: FailureReason
-    message: str
-    status: str = ""
-    retry_after: float | None = None
-
-    def __post_init__(self) -> None:
-        self.status = self.status or self.reason
-
-    @property
-    def worth_another(self) -> bool:
-        return self.reason in TRANSIENT
 
 
 def reason_of(status: int) -> FailureReason:
@@ -66,76 +49,96 @@ def backoff(attempt: int) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Leave to send one request, counted as under way until it is handed to one of the gate's four methods."""
+
+    kind: Literal["usual", "probe"]
+    sent_at: float
+    tokens: int
+
+
+@dataclass
+class _Waiting:
+    """One that waits for its turn, reckoned to use `tokens`; `elsewhere`: it can be asked of another endpoint."""
+
+    turn: "asyncio.Future[Turn | Literal['elsewhere'] | None]"
+    tokens: int
+    elsewhere: bool
+
+
 class Gate:
-    """Lets requests through to one endpoint: at its rate, not while it asked for a pause, and not while it is down.
+    """Lets requests through to one endpoint: at its pace, not while it asked for a pause, and not while it is down.
 
     After `threshold` failures in a row with no answer between, the breaker opens: one request at a time probes, with
-    growing gaps; all others wait. An answer of any kind closes it. After 15 s without one the gate is given up.
+    growing gaps; all others wait, or go elsewhere. An answer of any kind closes it. After 15 s without one the gate is
+    given up.
     """
 
-    def __init__(self, requests_per_minute: int | None, threshold: int) -> None:
-        self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
+    def __init__(self, pace: Pace, threshold: int) -> None:
+        self.pace = pace
         self._threshold = threshold
-        self._next = self._paused_until = 0.0
+        self._queue: deque[_Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused_until = self._probe_at = 0.0
+        self._under_way, self._probing = 0, False
         self.reset()
 
     def reset(self) -> None:
         """Forget failures: the endpoint gets a new chance."""
         self.given_up: CallError | None = None
-        self._failures, self._since, self._probes, self._probing = 0, 0.0, 0, False
-        self._changed = asyncio.Event()
+        self._failures, self._since, self._probes = 0, 0.0, 0
 
-    async def admit(self) -> Turn | None:
-        """Wait for a turn, to be handed to exactly one of `answered`, `failed`, `abandoned`. None: given up."""
-        while self.given_up is None:
-            if self.open:
-                if self._probing:
-                    await self._changed.wait()
-                    continue
-                self._probing = True
-                try:
-                    await asyncio.sleep(min(PROBE_S, backoff(self._probes + 1)))
-                except asyncio.CancelledError:
-                    self.abandoned("probe")
-                    raise
-                return "probe"
-            now = time.monotonic()
-            turn = max(now, self._next, self._paused_until)
-            self._next = turn + self._interval
-            if turn > now:
-                await asyncio.sleep(turn - now)
-                if self.open or self._paused_until > time.monotonic():
-                    continue
-            return "usual"
-        return None
+    async def admit(self, tokens: int = 0, *, elsewhere: bool = False) -> Turn | Literal["elsewhere"] | None:
+        """Wait for a turn, to be handed to exactly one of `answered`, `refused`, `failed`, `abandoned`.
 
-    def answered(self, turn: Turn) -> None:
-        """The endpoint answered, be it with an error about the request."""
+        None: given up. "elsewhere", only for those who can go there: the endpoint is down and somebody else probes.
+        """
+        one = _Waiting(asyncio.get_running_loop().create_future(), tokens, elsewhere)
+        self._queue.append(one)
+        self._move()
+        try:
+            return await one.turn
+        except asyncio.CancelledError:
+            if one.turn.done() and not one.turn.cancelled() and isinstance(turn := one.turn.result(), Turn):
+                self.abandoned(turn)
+            raise
+
+    def answered(self, turn: Turn, used: int | None = None) -> None:
+        """The endpoint answered, be it with an error about the request. `used`: its tokens, if it said."""
         self._failures = self._probes = 0
+        self.pace.answered(turn.tokens, used)
+        self._settle(turn)
+
+    def refused(self, turn: Turn, pause_s: float) -> None:
+        """The endpoint answers, but not so often: nobody asks it for so long."""
+        self._failures = self._probes = 0
+        self.pace.refused(turn.sent_at)
+        self._paused_until = max(self._paused_until, time.monotonic() + min(pause_s, LONGEST_PAUSE_S))
         self._settle(turn)
 
     def failed(self, turn: Turn, error: CallError) -> None:
         """No answer, or a server error."""
+        now = time.monotonic()
         self._failures += 1
-        self._probes += turn == "probe"
+        self._probes += turn.kind == "probe"
         if self._failures == 1:
-            self._since = time.monotonic()
-        if self.open and time.monotonic() - self._since > OUTAGE_S:
-            self.given_up = error
+            self._since = now
+        if self.open:
+            if self._failures == self._threshold or turn.kind == "probe":
+                self._probe_at = now + min(PROBE_S, backoff(self._probes + 1))
+            if now - self._since > OUTAGE_S:
+                self.given_up = error
         self._settle(turn)
 
     def abandoned(self, turn: Turn) -> None:
         """The turn was not used."""
         self._settle(turn)
 
-    def pause(self, seconds: float) -> None:
-        """The endpoint asked for a pause: nobody asks it before that."""
-        self._paused_until = max(self._paused_until, time.monotonic() + min(seconds, LONGEST_PAUSE_S))
-
     def give_up(self, error: CallError) -> None:
         """No request can succeed: refuse all that come."""
         self.given_up = error
-        self._changed.set()
+        self._move()
 
     @property
     def open(self) -> bool:
@@ -143,7 +146,51 @@ class Gate:
         return self._failures >= self._threshold
 
     def _settle(self, turn: Turn) -> None:
-        if turn == "probe":
+        self._under_way -= 1
+        if turn.kind == "probe":
             self._probing = False
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._move()
+
+    def _move(self) -> None:
+        """Let through whoever may go now, and come back when the next may."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._queue:
+            head = self._queue[0]
+            if head.turn.done():  # cancelled
+                self._queue.popleft()
+            elif self.given_up is not None:
+                self._queue.popleft().turn.set_result(None)
+            elif self.open:
+                self._send_elsewhere()
+                if self._probing or not self._queue or self._later(self._probe_at - time.monotonic()):
+                    return
+                self._probing = True
+                self._pass("probe")
+            else:
+                wait = max(self._paused_until - time.monotonic(), self.pace.delay())
+                if self._under_way >= self.pace.window or self._later(wait):
+                    return
+                self._pass("usual")
+
+    def _pass(self, kind: Literal["usual", "probe"]) -> None:
+        one = self._queue.popleft()
+        self._under_way += 1
+        one.turn.set_result(Turn(kind, self.pace.sent(one.tokens), one.tokens))
+
+    def _send_elsewhere(self) -> None:
+        """All who can go to another endpoint do, but for the one who will probe."""
+        staying = deque(one for one in self._queue if not one.turn.done())
+        self._queue = deque()
+        for one in staying:
+            if one.elsewhere and (self._probing or self._queue):
+                one.turn.set_result("elsewhere")
+            else:
+                self._queue.append(one)
+
+    def _later(self, wait: float) -> bool:
+        """Whether there is to be a wait; then this comes back after it."""
+        if wait > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._move)
+        return wait > 0

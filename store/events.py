@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,32 +56,40 @@ class EventWriter:
             return
         if kind == "metric" and fields.get("value", 0) is None:
             return  # not measured; there is no row for what is not known
-        identity = self._identity(kind, fields)
+        self.many(kind, [fields])
+
+    def many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take several events of one kind; calls are on disk when this returns, after one wait for it."""
+        identities = [self._identity(kind, fields) for fields in rows]
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path}: the event file is closed")
-            self._count += 1
-            # Strictly rising within a writer, so that the newest of two events with one id is never in doubt.
-            self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
-            event = {
-                "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
-                "kind": kind,
-                "execution": self.execution,
-                "stage": self.stage,
-                "time": self._last_us,
-                "fields": fields,
-            }
-            if kind == "run":
-                event["id"] = str(fields["id"])
-            self._write(to_json(event).encode() + b"\n")
+            for fields, identity in zip(rows, identities, strict=True):
+                self._take(kind, fields, identity)
             descriptor = os.dup(self._descriptor) if kind == "call" else None
-            self._count_live(kind, fields)
         if descriptor is not None:
             # Outside the lock: endpoints answer in many threads, and none should wait for the disk of another.
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def _take(self, kind: str, fields: Mapping[str, Any], identity: list[Any] | None) -> None:
+        self._count += 1
+        # Strictly rising within a writer, so that the newest of two events with one id is never in doubt.
+        self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
+        event = {
+            "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
+            "kind": kind,
+            "execution": self.execution,
+            "stage": self.stage,
+            "time": self._last_us,
+            "fields": fields,
+        }
+        if kind == "run":
+            event["id"] = str(fields["id"])
+        self._write(to_json(event).encode() + b"\n")
+        self._count_live(kind, fields)
 
     def close(self) -> None:
         """Show the last live values, sync and close. Later events are refused."""

@@ -5,6 +5,7 @@ import pytest
 
 from configs.emit import silent
 from configs.section import ConfigError
+from data.budget import Amount
 from data.calls import ChatReply
 from data.ledger import Ledger
 
@@ -18,7 +19,7 @@ def keep(path, *replies, emit=silent):
 
     async def record():
         ledger = Ledger(path, emit)
-        await asyncio.gather(*(ledger.record({"tag": one.digest}, one, 0.25) for one in replies))
+        await asyncio.gather(*(ledger.record({"tag": one.digest}, one, Amount(0.25, 7)) for one in replies))
         return ledger
 
     return asyncio.run(record())
@@ -30,7 +31,8 @@ def test_replies_are_found_again_and_their_cost_is_counted(tmp_path):
     first.close()
     again = Ledger(path, silent)
     assert len(again) == 50
-    assert again.spent == pytest.approx(12.5)
+    assert again.total.dollars == pytest.approx(12.5)
+    assert again.total.tokens == 350
     found = again.reply(f"{7:064x}")
     assert (found.text, found.cached, found.tokens_out) == ("text 7\u2028\n", True, 4)
     assert again.reply(f"{99:064x}") is None

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import retry
-from data.budget import Budget
-from data.retry import CallError, Gate, backoff, reason_of, retry_after
+from data import pace, retry
+from data.budget import NOTHING, Amount, Budget, Purse
+from data.calls import CallError
+from data.pace import Pace
+from data.retry import Gate, backoff, reason_of, retry_after
 
 DOWN = CallError("connection", "nobody there")
 
@@ -54,7 +56,7 @@ def test_backoff_doubles_to_a_bound_and_half_of_it_is_random(attempt):
 
 def test_a_gate_lets_through_at_its_rate():
     async def passages():
-        gate = Gate(1200, threshold=5)
+        gate = Gate(Pace(1200), threshold=5)
         await asyncio.gather(*(gate.admit() for _ in range(6)))
 
     began = time.monotonic()
@@ -66,17 +68,18 @@ def test_an_open_gate_lets_one_probe_through_and_an_answer_closes_it(monkeypatch
     monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
 
     async def story():
-        gate = Gate(None, threshold=3)
+        gate = Gate(Pace(), threshold=3)
         for _ in range(3):
             gate.failed(await gate.admit(), DOWN)
         assert gate.open
         waiting = [asyncio.create_task(gate.admit()) for _ in range(4)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(0.05)
-        assert [task.result() for task in done] == ["probe"]
+        (probe,) = (task.result() for task in done)
+        assert probe.kind == "probe"
         assert sum(task.done() for task in waiting) == 1
-        gate.answered("probe")
-        assert sorted(await asyncio.gather(*waiting)) == ["probe", "usual", "usual", "usual"]
+        gate.answered(probe)
+        assert sorted(turn.kind for turn in await asyncio.gather(*waiting)) == ["probe", "usual", "usual", "usual"]
         assert not gate.open
 
     asyncio.run(story())
@@ -87,12 +90,12 @@ def test_a_gate_that_gets_no_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(retry, "OUTAGE_S", 0.05)
 
     async def story():
-        gate = Gate(None, threshold=2)
+        gate = Gate(Pace(), threshold=2)
         while (turn := await gate.admit()) is not None:
             gate.failed(turn, DOWN)
         assert gate.given_up is DOWN
         gate.reset()
-        assert await gate.admit() == "usual"
+        assert (await gate.admit()).kind == "usual"
 
     asyncio.run(asyncio.wait_for(story(), 20))
 
@@ -101,38 +104,88 @@ def test_a_cancelled_probe_leaves_its_place(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.05)
 
     async def story():
-        gate = Gate(None, threshold=1)
+        gate = Gate(Pace(), threshold=1)
         gate.failed(await gate.admit(), DOWN)
         first = asyncio.create_task(gate.admit())
         await asyncio.sleep(0)
         first.cancel()
-        assert await asyncio.wait_for(gate.admit(), 10) == "probe"
+        assert (await asyncio.wait_for(gate.admit(), 10)).kind == "probe"
 
     asyncio.run(story())
 
 
+def test_who_can_goes_elsewhere_while_one_probes(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.05)
+
+    async def story():
+        gate = Gate(Pace(), threshold=1)
+        gate.failed(await gate.admit(), DOWN)
+        turns = await asyncio.gather(*(gate.admit(elsewhere=True) for _ in range(4)))
+        assert [turn if turn == "elsewhere" else turn.kind for turn in turns] == ["probe"] + 3 * ["elsewhere"]
+        staying = asyncio.create_task(gate.admit())
+        gate.answered(turns[0])
+        assert (await staying).kind == "usual"
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_before_anything_is_known_few_are_under_way_and_each_answer_lets_one_more_through():
+    async def story():
+        gate = Gate(Pace(), threshold=5)
+        waiting = [asyncio.create_task(gate.admit()) for _ in range(60)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        through = [task.result() for task in waiting if task.done()]
+        assert len(through) == pace.FIRST_WINDOW
+        for turn in through:
+            gate.answered(turn)
+        await asyncio.sleep(0)
+        assert sum(task.done() for task in waiting) == 3 * pace.FIRST_WINDOW
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
 def test_a_budget_waits_for_what_is_under_way_and_is_never_overrun():
     async def story():
-        budget = Budget(10.0, spent=1.0)
-        assert await budget.reserve(6.0)
-        second = asyncio.create_task(budget.reserve(6.0))
+        budget = Budget(Amount(10.0), Amount(1.0))
+        assert await budget.reserve(Amount(6.0))
+        second = asyncio.create_task(budget.reserve(Amount(6.0)))
         await asyncio.sleep(0.01)
         assert not second.done(), "the first may cost less than was set aside"
-        await budget.settle(6.0, 2.0)
+        await budget.settle(Amount(6.0), Amount(2.0))
         assert await second
-        await budget.settle(6.0, 6.0)
-        assert not await budget.reserve(1.5)
-        assert await budget.reserve(1.0)
-        assert budget.spent == 9.0
+        await budget.settle(Amount(6.0), Amount(6.0))
+        assert not await budget.reserve(Amount(1.5))
+        assert await budget.reserve(Amount(1.0))
+        assert budget.spent.dollars == 9.0
+
+    asyncio.run(asyncio.wait_for(story(), 10))
+
+
+def test_tokens_are_a_limit_of_their_own_and_a_purse_names_the_budget_that_is_spent():
+    async def story():
+        own, shared = Budget(Amount(0.0, 100), name="own"), Budget(Amount(5.0), name="shared")
+        purse = Purse(own, shared)
+        assert await purse.reserve(Amount(1.0, 60)) is None
+        assert not purse.fits(Amount(0.0, 41))
+        await purse.settle(Amount(1.0, 60), Amount(4.5, 60))
+        assert await purse.reserve(Amount(0.0, 41)) is own
+        assert await purse.reserve(Amount(0.6, 1)) is shared
+        assert own.fits(Amount(0.0, 40)), "what did not fit into the other is given back"
+        assert str(own) == "of own, 60 of 100 tokens are spent"
 
     asyncio.run(asyncio.wait_for(story(), 10))
 
 
 def test_no_limit_is_no_budget():
     async def story():
-        budget = Budget(0.0)
-        assert await budget.reserve(1e9)
-        await budget.settle(1e9, 1e9)
-        assert budget.spent == 1e9
+        budget = Budget()
+        assert await budget.reserve(Amount(1e9, 10**12))
+        await budget.settle(Amount(1e9, 10**12), Amount(1e9))
+        assert budget.spent.dollars == 1e9
+        assert budget.limit == NOTHING
 
     asyncio.run(story())

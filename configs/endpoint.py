@@ -1,0 +1,70 @@
+"""A chat endpoint's section: where it is, what it costs, how hard it may be asked, who stands in for it."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from configs.section import Section
+
+
+class BatchConfig(Section):
+    """The vendor's batch interface: half the price, and an answer within a day. `requests_per_job` and `bytes_per_job`
+    stay within what both vendors take in a file (50,000 requests and 200 MB at OpenAI)."""
+
+    requests_per_job: PositiveInt = 10_000
+    bytes_per_job: PositiveInt = 100 * 2**20
+    jobs_at_once: PositiveInt = 4
+    price_factor: NonNegativeFloat = 0.5
+    poll_s: PositiveFloat = 15.0  # after the first question, doubling up to twenty times that
+    give_up_hours: PositiveFloat = 26.0  # a job without an end by then is an outage: the vendors promise 24 hours
+
+
+class EndpointConfig(Section):
+    """A chat endpoint. Keys come from the environment, by name, and are never written anywhere.
+
+    Limits that are None are learnt from what the server says in its headers, or from its refusals. `fallback` names the
+    endpoints to ask in its place, in order, when it is down or its own budget is spent, for the purposes in
+    `fallback_for`: a judge's or an evaluation's numbers must not come from another model unless someone says so.
+    """
+
+    kind: Literal["openai", "mistral", "embedded"]
+    model: str
+    url: str = ""  # openai: the base URL, ending in /v1
+    key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
+    concurrency: PositiveInt = 8
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None  # of prompts and replies together
+    timeout_s: PositiveFloat = 120.0
+    attempts: PositiveInt = 5
+    dollars_per_million_in: NonNegativeFloat = 0.0
+    dollars_per_million_out: NonNegativeFloat = 0.0
+    budget_dollars: NonNegativeFloat = 0.0  # 0: none but the pool's
+    budget_tokens: NonNegativeInt = 0
+    fallback: tuple[str, ...] = ()
+    fallback_for: tuple[str, ...] = ("teacher",)
+    mode: Literal["live", "batch"] = "live"
+    batch: BatchConfig = BatchConfig()
+    structured: Literal["json_schema", "grammar", "none"] = "json_schema"
+    stand_in: bool = False  # shown beside every result that rests on it
+
+    @model_validator(mode="after")
+    def _reachable(self) -> "EndpointConfig":
+        if self.kind == "openai" and not self.url:
+            raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
+        if self.kind == "embedded" and self.mode == "batch":
+            raise ValueError(f"endpoint for model {self.model!r}: the embedded model has no batch interface")
+        return self
+
+
+def known_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:
+    """Raise `ValueError` if an endpoint falls back on one that there is not, or on itself."""
+    for name, config in endpoints.items():
+        for other in config.fallback:
+            if other not in endpoints or other == name:
+                others = sorted(set(endpoints) - {name})
+                raise ValueError(f"endpoints.{name}.fallback: no other endpoint {other!r}; there are {others}")
+
+
+def with_fallbacks(names: list[str], endpoints: dict[str, EndpointConfig]) -> list[str]:
+    """The names, and those of every endpoint that may answer in their place; sorted."""
+    return sorted({one for name in names for one in (name, *endpoints[name].fallback)})
