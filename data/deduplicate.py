@@ -5,13 +5,12 @@ on both sides of the validation split. It is XXH3, whose values its specificatio
 """
 
 import unicodedata
-from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from data.folding import Folding
 from data.records import Record, WebRecord
 
 SPAN = 1 << 64
@@ -28,39 +27,22 @@ def text_hash(text: str) -> int:
     """64-bit hash of `text` without its case, Unicode form and white space: "1 2" counts as "12", for a document that
     was wrapped or joined anew is a copy. A chance collision among 100 million documents has a probability of 0.03 %.
     """
-    raw = text.encode("utf-8", "replace")
-    if not text.isascii():
-        unaltered, altered = _folding()
-        odd = set(raw.translate(None, _ASCII).decode()) - unaltered
-        if len(odd) <= _FEW and odd <= altered.keys():
-            for character in odd:
-                text = text.replace(character, altered[character])
-        else:  # the long way: six times the time of the short one, the same hash
-            composed = text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
-            text = "".join(composed.casefold().split())
-        raw = text.encode("utf-8", "replace") if odd else raw
-    return xxhash.xxh3_64_intdigest(raw.translate(_LOWER, _SPACE))
+    return xxhash.xxh3_64_intdigest(_normal(text))
 
 
-_FEW = 24  # characters to replace one by one
-_ASCII = bytes(range(128))
-_SPACE = bytes(c for c in _ASCII if chr(c).isspace())
-_LOWER = bytes(c + 32 if chr(c).isascii() and chr(c).isupper() else c for c in range(256))
+def _normalised(text: str) -> str:
+    composed = text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
+    return "".join(composed.casefold().split())
 
 
-@cache
-def _folding() -> tuple[frozenset[str], dict[str, str]]:
-    """Characters outside ASCII that no neighbour can join and no Unicode form alters: those that folding leaves alone,
-    and what it makes of the others. What is in neither needs its neighbours to be folded.
-    """
-    candidates = map(chr, chain(range(0x80, 0x1100), range(0x1E00, 0xA000)))
-    folded = {
-        c: "" if c.isspace() else c.casefold()
-        for c in candidates
-        if unicodedata.category(c)[0] != "M" and unicodedata.is_normalized("NFC", c)
-    }
-    unaltered = frozenset(c for c, to in folded.items() if c == to)
-    return unaltered, {c: to for c, to in folded.items() if c != to}
+def _character(c: str) -> str | None:
+    """None for what a neighbour can join or composition alters."""
+    if unicodedata.category(c)[0] == "M" or not unicodedata.is_normalized("NFC", c):
+        return None
+    return "" if c.isspace() else c.casefold()
+
+
+_normal = Folding(_character, _normalised)
 
 
 def in_validation(digest: int, share: float) -> bool:
