@@ -69,7 +69,7 @@ class PromptSetConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> "PromptSetConfig":
         if (self.form == "columns") != ("query" in self.columns):
-            raise ValueError(f"prompt set {self.name!r}: `columns` with a `query` goes with form 'columns' and no other")
+            raise ValueError(f"prompt set {self.name!r}: `columns` with a `query` goes with form 'columns' alone")
         return self
 
 
@@ -99,7 +99,7 @@ class ProbeConfig(Section):
 
 
 class ConsistencyConfig(Section):
-    """Ask each teacher `asks` times; kept is the first of the answers that most agree with, at least `share` of them."""
+    """Ask each teacher `asks` times; kept is the first answer that most agree with, at least `share` of them."""
 
     asks: int = Field(ge=2)
     share: Share = 0.5
@@ -144,7 +144,7 @@ class DistillConfig(Section):
         counted = sum(one.count or 0 for one in self.prompt_sets)
         open_sets = any(one.count is None for one in self.prompt_sets)
         if counted > self.prompts or (counted < self.prompts and not open_sets):
-            raise ValueError(f"distill.prompts is {self.prompts}, but the counts of its prompt_sets add up to {counted}")
+            raise ValueError(f"distill.prompts is {self.prompts}, but its prompt_sets count {counted} together")
         return self
 
     @property

@@ -4,7 +4,7 @@ A field that alters what a stage writes belongs to that stage's section, for the
 its artifacts. Where nothing is said a value is ours; `configs/nautile_370m.toml` gives the source of the paper's.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 

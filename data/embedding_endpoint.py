@@ -68,7 +68,9 @@ class EmbeddingEndpoint:
                 continue
             self._tell(texts, attempt, time.monotonic() - began, None, tokens)
             if vectors.shape[1] != self.width:
-                raise ConfigError(f"{where} gives vectors of {vectors.shape[1]} numbers; set `width`, which is {self.width}")
+                raise ConfigError(
+                    f"{where} gives vectors of {vectors.shape[1]} numbers; set `width`, which is {self.width}"
+                )
             return vectors
         raise AssertionError("attempts is positive")
 

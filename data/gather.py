@@ -84,9 +84,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 class _Source:
     """A set's rows, screened a block at a time. Iterates over (prompt, its mark) or (reason, None), in order."""
 
-    def __init__(
-        self, config: PromptSetConfig, seed: int, skip: int, screen: Screen | None, novelty: Novelty
-    ) -> None:
+    def __init__(self, config: PromptSetConfig, seed: int, skip: int, screen: Screen | None, novelty: Novelty) -> None:
         self.config, self.rows_read = config, skip
         self._rows = read(config, seed, skip)
         self._screen, self._novelty = screen, novelty
