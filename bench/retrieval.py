@@ -5,7 +5,7 @@
 The vectors: MiniLM's of the 10,033 Wikipedia summaries (title and first sentence; kept in a file of the temporary
 folder), each a centre. A vector is a centre drawn at random plus noise with the covariance of the differences between
 centres and their nearest centres, scaled so that the cosine to its centre is about 0.8: clusters as near copies of a
-subject make them, in the directions that real vectors differ in. Queries are drawn the same way and are not in the index.
+subject make them, in the directions that real vectors differ in. Queries are drawn alike, and are not in the index.
 Queries are searched one batch of 64 at a time, as distillation does it, and ranked again by their mapped vectors; kinds
 are timed in turn, medians over repeats. Each size and kind is built in a process of its own, for its peak memory.
 """

@@ -69,7 +69,7 @@ class EmbeddingEndpoint:
             self._tell(texts, attempt, time.monotonic() - began, None, tokens)
             if vectors.shape[1] != self.width:
                 raise ConfigError(
-                    f"{where} gives vectors of {vectors.shape[1]} numbers; set `width`, which is {self.width}"
+                    f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`"
                 )
             return vectors
         raise AssertionError("attempts is positive")

@@ -43,7 +43,7 @@ class Embedder(Protocol):
 
 
 class Encoder:
-    """Texts to vectors. `cache`: a folder in which they are kept (None: nowhere). A batch's memory, whatever it holds."""
+    """Texts to vectors. `cache`: a folder in which they are kept (None: nowhere); takes the memory of a batch."""
 
     def __init__(self, embedder: Embedder | None = None, cache: Path | None = None) -> None:
         self.embedder = embedder or MiniLM()

@@ -66,7 +66,7 @@ def build(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, Fitted]:
             return index, Fitted(kind, effort, round(recall, 4))
         if effort == most or effort >= 4096:
             raise ConfigError(
-                f"index.recall is {config.recall:g}, but {kind} over {len(vectors)} vectors reaches {recall:.3f} at most; "
+                f"index.recall is {config.recall:g}, but {kind} over {len(vectors)} vectors reaches {recall:.3f}; "
                 "raise code_bytes or links, or take kind 'exact'"
             )
         effort *= 2

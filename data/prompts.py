@@ -42,7 +42,7 @@ class Prompt:
 def read(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterator[Prompt | str]:
     """Rows from the `skip`-th on: a prompt, or why there is none ("no_query", "too_long", "not_json", …).
 
-    Raises `ConfigError` for a set that cannot be read or has none of the columns, `Retryable` if the Hub does not answer.
+    Raises `ConfigError` for a set that cannot be read or has none of the columns, `Retryable` if the Hub is silent.
     """
     if source.source == "wikipedia":
         from data.article_prompts import article_prompts
@@ -66,7 +66,7 @@ def read(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterator[Prompt |
             yield prompt
     if not found:
         raise ConfigError(
-            f"prompt set {source.name!r}: no prompt in its first rows; form {source.form!r} looks for {_wanted(source)}, "
+            f"prompt set {source.name!r}: no prompt in its rows; form {source.form!r} looks for {_wanted(source)}; "
             f"the rows have {', '.join(sorted(fields)) or 'no columns'}"
         )
 
@@ -150,7 +150,7 @@ def _hub(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{what}: `path` is not set; name the dataset of the Hub to draw prompts from, as owner/name")
     if not COMMIT.fullmatch(source.revision):
         raise ConfigError(
-            f"{what}: `revision` {source.revision!r} is not a full commit hash of {source.path} on the Hub"
+            f"{what}: `revision` {source.revision!r} is no full commit hash of {source.path} on the Hub"
         )
     import datasets
     import httpx2
