@@ -138,6 +138,9 @@ class DistillConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "DistillConfig":
+        several = self.consistency is not None or (self.probe is not None and self.probe.samples > 1)
+        if several and not self.temperature:
+            raise ValueError("distill.temperature is 0: one question asked several times would get one reply")
         names = [one.name for one in self.prompt_sets]
         if len(set(names)) < len(names) or not names:
             raise ValueError("distill.prompt_sets: there must be one at least, each with a name of its own")

@@ -16,10 +16,11 @@ import openai
 
 from configs.distill import EmbeddingConfig
 from configs.emit import Emit
-from configs.schema import EndpointConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError, Retryable
+from data.calls import CallError
 from data.clients import CONNECT_S, broken, check_key, key_of, struck
-from data.retry import CallError, backoff, reason_of, retry_after
+from data.retry import backoff, reason_of, retry_after
 
 NAME = "embedding"
 LONGEST_MESSAGE = 300
@@ -68,9 +69,7 @@ class EmbeddingEndpoint:
                 continue
             self._tell(texts, attempt, time.monotonic() - began, None, tokens)
             if vectors.shape[1] != self.width:
-                raise ConfigError(
-                    f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`"
-                )
+                raise ConfigError(f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`")
             return vectors
         raise AssertionError("attempts is positive")
 

@@ -149,9 +149,7 @@ def _hub(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
     if not source.path:
         raise ConfigError(f"{what}: `path` is not set; name the dataset of the Hub to draw prompts from, as owner/name")
     if not COMMIT.fullmatch(source.revision):
-        raise ConfigError(
-            f"{what}: `revision` {source.revision!r} is no full commit hash of {source.path} on the Hub"
-        )
+        raise ConfigError(f"{what}: `revision` {source.revision!r} is no full commit hash of {source.path} on the Hub")
     import datasets
     import httpx2
     from huggingface_hub import errors

@@ -10,7 +10,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.schema import EndpointConfig, TeacherConfig
+from configs.distill import TeacherConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError
 from data.calls import ChatRequest
 from data.prompts import Prompt
