@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evals.tables import MISSING, Table, table_1, table_2
+from tasks.card_figures import Bars, Curve
 from tasks.wording import duration, size
 
 Row = dict[str, Any]
@@ -44,7 +45,7 @@ class Samples:
     rows: Sequence[Row]
 
 
-Block = Paragraph | Picture | Table | Chart | Samples
+Block = Paragraph | Picture | Table | Chart | Bars | Curve | Samples
 
 
 @dataclass(frozen=True)
