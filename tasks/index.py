@@ -16,5 +16,5 @@ def index(job: Job) -> None:
     encoder.close()
     for name in ("count", "recall", "index_bytes"):
         job.emit("metric", name=name, step=0, value=facts[name])
-    told = {name: value for name, value in facts.items() if name not in ("format", "sha256")}
-    job.describe("retrieval", **told)
+    told = {name: value for name, value in facts.items() if name not in ("format", "kind", "sha256")}
+    job.describe("retrieval", index_kind=facts["kind"], **told)
