@@ -7,7 +7,7 @@ folder), each a centre. A vector is a centre drawn at random plus noise with the
 centres and their nearest centres, scaled so that the cosine to its centre is about 0.8: clusters as near copies of a
 subject make them, in the directions that real vectors differ in. Queries are drawn alike, and are not in the index.
 Queries are searched one batch of 64 at a time, as distillation does it, and ranked again by their mapped vectors; kinds
-are timed in turn, medians over repeats. Each size and kind is built in a process of its own, for its peak memory.
+are timed in turn, medians over repeats, on one thread; each is built in a process of its own, for its peak memory.
 """
 
 import argparse
@@ -53,15 +53,18 @@ def draw(base: np.ndarray, count: int, seed: int, out: np.ndarray) -> None:
         out[start : start + size] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def measured(path: Path, count: int, kind: str, queries: np.ndarray, truth: np.ndarray, repeats: int, pipe) -> None:
+def measured(
+    path: Path, count: int, kind: str, queries: np.ndarray, truth: np.ndarray, repeats: int, threads: int, pipe
+) -> None:
     """In a process of its own: build, search, tell."""
     vectors = np.memmap(path, "<f4", "r", 0, (count, queries.shape[1]))
+    import faiss
+
+    faiss.omp_set_num_threads(threads)
     before = _anonymous()
     began = time.monotonic()
     index, fitted = build(vectors, IndexConfig(kind=kind))
     seconds = time.monotonic() - began
-    import faiss
-
     size = len(faiss.serialize_index(index))
     wanted = NEAREST + SPARE if kind == "exact" else (NEAREST + SPARE) * RERANKED
     found = candidates(index, queries, wanted)
@@ -92,6 +95,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["exact", "hnsw", "ivf_pq"])
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="of FAISS: on a busy machine a second one only spins")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
     base = centres(asked.folder)
@@ -106,7 +110,9 @@ def main() -> None:
         truth = exact_nearest(vectors, queries, NEAREST)
         for kind in asked.kinds:
             here, there = spawn.Pipe(duplex=False)
-            child = spawn.Process(target=measured, args=(path, count, kind, queries, truth, asked.repeats, there))
+            child = spawn.Process(
+                target=measured, args=(path, count, kind, queries, truth, asked.repeats, asked.threads, there)
+            )
             child.start()
             there.close()
             try:

@@ -35,6 +35,8 @@ class EmbeddingEndpoint:
         self._keyed = EndpointConfig(
             kind="openai", model=config.model, url=config.url, key_variable=config.key_variable
         )
+        # Said with every request, for the SDK checks only those: without a key of ours, none is sent.
+        self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": openai.Omit()}
         self._http: openai.OpenAI | None = None
 
     def check(self) -> None:
@@ -77,7 +79,9 @@ class EmbeddingEndpoint:
         """One request. Raises `CallError`."""
         url = self._config.url
         try:
-            reply = self._client().embeddings.create(model=self.model, input=texts, encoding_format="float")
+            reply = self._client().embeddings.create(
+                model=self.model, input=texts, encoding_format="float", extra_headers=self._headers
+            )
         except openai.APIStatusError as error:
             message = " ".join(struck(error.message, self._keyed).split())[:LONGEST_MESSAGE]
             after = retry_after(error.response.headers)
@@ -94,14 +98,12 @@ class EmbeddingEndpoint:
 
     def _client(self) -> openai.OpenAI:
         if self._http is None:
-            headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
             timeout = httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S)
             self._http = openai.OpenAI(
                 base_url=self._config.url,
                 api_key=lambda: key_of(self._keyed) or "none",
                 max_retries=0,
                 timeout=timeout,
-                default_headers=headers,
             )
         return self._http
 

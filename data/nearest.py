@@ -20,7 +20,7 @@ SAMPLE = 256  # vectors whose nearest are compared with the exact ones
 NEAREST = 5  # paper §3.2
 RERANKED = 10  # candidates of an approximate index for each neighbour that is wanted
 POINTS_PER_LIST = 64  # to train with; FAISS asks for 39 at least
-SMALLEST_TRAINED = 4096  # vectors: a product code of 256 centres cannot be trained on fewer
+SMALLEST_TRAINED = 39 * 256  # vectors: what FAISS asks for, to train a product code of 256 centres
 
 
 @dataclass(frozen=True)

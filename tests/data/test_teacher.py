@@ -1,4 +1,5 @@
 import pytest
+
 from configs.distill import DistillConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
 from configs.section import ConfigError
