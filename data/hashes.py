@@ -26,7 +26,7 @@ class HashSet:
 
     def update(self, values: Iterable[int]) -> None:
         """Put all of them in."""
-        self._late.update(values)
+        self._late.update([value for value in values if value not in self])
         if len(self._late) > max(LATE, len(self._sorted) // 8):  # geometric: each value is moved a few times at most
             fresh = np.fromiter(self._late, np.uint64, len(self._late))
             self._sorted, self._late = np.union1d(self._sorted, fresh), set()

@@ -117,12 +117,8 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     ]
     assert found[0].id.startswith("s/a-")
     assert found[1].id.startswith("s/p.jsonl/1-")
-    assert (found[8].passage, found[8].kind, found[8].license, found[8].set) == (
-        "Some text.",
-        "instruction",
-        "MIT",
-        "s",
-    )
+    assert (found[8].passage, found[8].kind) == ("Some text.", "instruction")
+    assert (found[8].license, found[8].set) == ("MIT", "s")
     assert found[8].id.startswith("s/12-")
     for skip in (1, 5, 13):
         assert list(read(source, 0, skip)) == found[skip:], "a place means the same row on every reading"
@@ -158,7 +154,7 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
         (jsonl(tmp_path / "t.jsonl", rows), r"'bad': no prompt in its rows; .*the rows have text"),
         (
             jsonl(tmp_path / "c.jsonl", rows, form="columns", columns={"query": "q"}),
-            "'bad': no column q in .*; there are text",
+            "no column q in .*; there are text",
         ),
         (jsonl(tmp_path / "i.jsonl", rows, form="instruction"), "no column instruction"),
         ({"source": "hub"}, "`path` is not set; name the dataset"),
@@ -203,11 +199,11 @@ def mixed(tmp_path, chunk=4, **fields):
 def test_sets_take_turns_and_copies_within_and_across_are_left_out(tmp_path):
     found, told = gathered(mixed(tmp_path), tmp_path / "work")
     assert told.taken == {"one": 10, "two": 20}
-    assert told.dropped["one"] == {"duplicate": 1, "no_query": 1}
+    assert told.dropped["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
     assert len({prompt.query.casefold() for prompt in found}) == 30
     for start in range(0, 28, 4):
         assert 1 <= sum(prompt.set == "one" for prompt in found[start : start + 4]) <= 2, "each file has the mix"
-    assert told.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 1, "no_query": 1}}
+    assert told.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 2, "no_query": 1}}
 
 
 @pytest.mark.parametrize("kept", range(0, 8, 3))
@@ -225,6 +221,7 @@ def test_gathering_goes_on_where_it_was_cut_off(tmp_path, kept):
 
 def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tmp_path):
     text = "Describe in detail how the great fire of the old town began, spread from house to house and was put out"
+    text = f"{text} by those who lived there, who came from every street with buckets of water and would not give up"
     rows = [
         {"query": f"{text} by the people."},
         {"query": f"{text} by the people!!"},
@@ -244,9 +241,7 @@ def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tm
 
 def test_a_set_that_runs_out_is_named_with_what_it_had(tmp_path):
     rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}]
-    with pytest.raises(
-        ConfigError, match=r"asks for 5 of prompt set 's', but it has 2 distinct prompts \(1 duplicate\)"
-    ):
+    with pytest.raises(ConfigError, match=r"for 5 of prompt set 's', but it has 2 distinct prompts \(1 duplicate\)"):
         gathered(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
 
 
