@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from configs.distill import DistillConfig
@@ -110,7 +110,8 @@ class Tally:
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
-        return asdict(self)
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Tally":

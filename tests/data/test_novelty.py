@@ -8,7 +8,7 @@ from data.hashes import HashSet, as_bytes
 from data.novelty import Novelty
 
 TEXT = (
-    "The harbour was built in stone by the people of the town, who had lost three wooden ones to the winter storms, and "
+    "The harbour was built in stone by the people of the town, who had lost three wooden ones to winter storms, and "
     "it has stood since then with few repairs, though the sea has taken the lamp at its end more than once."
 )
 
