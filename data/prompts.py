@@ -50,6 +50,7 @@ def read(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterator[Prompt |
         for prompt in itertools.islice(article_prompts(seed), skip, None):
             yield replace(prompt, set=source.name)
         return
+    check(source)
     rows = _files(source) if source.source == "jsonl" else _hub(source)
     fields: set[str] = set()
     found = False
@@ -69,6 +70,20 @@ def read(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterator[Prompt |
             f"prompt set {source.name!r}: no prompt in its rows; form {source.form!r} looks for {_wanted(source)}; "
             f"the rows have {', '.join(sorted(fields)) or 'no columns'}"
         )
+
+
+def check(source: PromptSetConfig) -> None:
+    """See what can be seen of a set without asking for it. Raises `ConfigError`."""
+    what = f"prompt set {source.name!r}"
+    if source.source == "jsonl":
+        if not source.path:
+            raise ConfigError(f"{what}: source 'jsonl' needs the `path` of a file, or a glob")
+        matching(source.path)
+    if source.source == "hub":
+        if not source.path:
+            raise ConfigError(f"{what}: `path` is not set; name the dataset of the Hub to draw from, as owner/name")
+        if not COMMIT.fullmatch(source.revision):
+            raise ConfigError(f"{what}: `revision` {source.revision!r} is no full commit hash of {source.path}")
 
 
 def _prompt(source: PromptSetConfig, row: Any, place: str) -> Prompt | str:
@@ -137,24 +152,17 @@ def _wanted(source: PromptSetConfig) -> str:
 
 
 def _files(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
-    if not source.path:
-        raise ConfigError(f"prompt set {source.name!r}: source 'jsonl' needs the `path` of a file, or a glob")
     for path in matching(source.path):
         for number, row in enumerate(json_rows(path)):
             yield f"{path.name}/{number}", row
 
 
 def _hub(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
-    what = f"prompt set {source.name!r}"
-    if not source.path:
-        raise ConfigError(f"{what}: `path` is not set; name the dataset of the Hub to draw prompts from, as owner/name")
-    if not COMMIT.fullmatch(source.revision):
-        raise ConfigError(f"{what}: `revision` {source.revision!r} is no full commit hash of {source.path} on the Hub")
     import datasets
     import httpx2
     from huggingface_hub import errors
 
-    where = f"{what}: {source.path} at {source.revision[:12]}"
+    where = f"prompt set {source.name!r}: {source.path} at {source.revision[:12]}"
     try:
         rows = datasets.load_dataset(
             source.path, name=source.subset or None, split=source.split, revision=source.revision, streaming=True

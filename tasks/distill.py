@@ -11,6 +11,7 @@ from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
 from configs.section import ConfigError
+from data import prompts
 from data.corpus import Corpus, CorpusPlan, write_tokens
 from data.decontaminate import Contamination, HeldOut
 from data.distillation import DOCUMENTS, distil
@@ -33,6 +34,8 @@ def distill(job: Job) -> None:
     """Check everything that is asked, distil, tokenise, draw the card. A resumed run does no finished file again."""
     config = job.part("distill", DistillConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
+    for one in config.prompt_sets:
+        prompts.check(one)
     encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
     index = _index(job, encoder, config.neighbours)
     questions = _held_out(job)

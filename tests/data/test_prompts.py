@@ -157,7 +157,7 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
             "no column q in .*; there are text",
         ),
         (jsonl(tmp_path / "i.jsonl", rows, form="instruction"), "no column instruction"),
-        ({"source": "hub"}, "`path` is not set; name the dataset"),
+        ({"source": "hub"}, "'bad': `path` is not set; name the dataset"),
         ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash of a/b"),
         ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
     ]:
