@@ -126,12 +126,12 @@ def test_what_says_the_same_as_another_is_a_duplicate_also_in_a_later_file(run):
 
 
 def test_all_prompts_end_once_under_faults(run):
-    faults = mixed(2, f429=0.1, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
+    faults = mixed(2, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
     with FakeOpenAI(faults=faults) as server:
         found = run({"t": openai(server, concurrency=4)}, prompts=60, chunk=16)
     prompts = [row["provenance"]["prompt"] for row in found.kept + found.rejected]
     assert len(prompts) == len(set(prompts)) == 60
-    assert set(found.counts["rejected"]) <= {"failed_refused", "failed_rate_limited", "failed_server_error"}
+    assert set(found.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
 
 
 def test_a_second_run_asks_nothing_and_writes_the_same(run):
