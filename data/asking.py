@@ -35,7 +35,7 @@ async def ask_now(
             raise
         spent, began = NOTHING, time.monotonic()
         try:
-            outcome = await _attempt(endpoint, request, digest, turn, attempt)
+            outcome = await _attempt(endpoint, request, digest, turn)
             latency = time.monotonic() - began
             if isinstance(outcome, ChatReply):
                 cost = dollars(config, outcome.tokens_in, outcome.tokens_out)
@@ -52,20 +52,18 @@ async def ask_now(
         await ledger.record(row)
         if not error.worth_another:
             return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", attempt)
-        if attempt < config.attempts and error.reason != "rate_limited" and not gate.open:
+        if attempt < config.attempts and error.retry_after is None and not gate.open:
             await asyncio.sleep(backoff(attempt))  # else the gate makes it wait
     return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", config.attempts)
 
 
-async def _attempt(
-    endpoint: Endpoint, request: ChatRequest, digest: str, turn: Turn, attempt: int
-) -> ChatReply | CallError:
+async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, turn: Turn) -> ChatReply | CallError:
     """Ask once; the turn is ended, whatever comes."""
     began = time.monotonic()
     try:
         said = await endpoint.complete(request)
     except CallError as error:
-        endpoint.tell_gate(turn, error, attempt)
+        endpoint.tell_gate(turn, error)
         return error
     except BaseException:
         endpoint.gate.abandoned(turn)

@@ -95,12 +95,12 @@ class Endpoint:
             if client in self._clients:  # not if its replicas were started anew meanwhile
                 self._free.put_nowait(client)
 
-    def tell_gate(self, turn: Turn, error: CallError, attempt: int) -> None:
+    def tell_gate(self, turn: Turn, error: CallError) -> None:
         """What a failed attempt means for the other requests. Ends the turn."""
         if error.reason == "misconfigured":
             self.gate.give_up(error)
         if error.reason == "rate_limited":
-            self.gate.refused(turn, error.retry_after if error.retry_after is not None else backoff(attempt))
+            self.gate.refused(turn, error.retry_after or 0.0)
         elif error.reason in ("connection", "timeout", "server_error", "cut"):
             self.gate.failed(turn, error)
         else:

@@ -2,7 +2,8 @@
 
 Replies are JSON lines, appended and fsynced in groups: whatever arrives while one group is being written makes up the
 next, so the disk sets the size of a group and never the pace of the requests. A torn last line is passed over. Opening
-a file of a million replies takes 2.4 s and 20 MB (bench/endpoints.py).
+a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB, against 5.6 s and 130 MB with every line parsed and
+a dict of digests (bench/endpoints.py ledger).
 """
 
 import asyncio
@@ -112,6 +113,7 @@ class Ledger:
 
     def _write(self, group: list[_Entry]) -> list[tuple[dict[str, Any], int]]:
         if self._torn:
+            self._end = os.fstat(self._file).st_size
             self._append(b"\n")
         placed, lines, end = [], [], self._end
         for entry in group:
@@ -168,7 +170,7 @@ class Ledger:
 
 
 def _head(line: bytes) -> tuple[str, str, float, int]:
-    """Digest, endpoint, dollars and tokens of a line. Raises `ValueError`, `TypeError`, `LookupError` or `AttributeError` if none."""
+    """Digest, endpoint, dollars and tokens of a line. What it raises for one that is none is caught in `_load`."""
     # Only a line that was cut within a text's own `"}` ends so with a backslash before it: that one is parsed whole.
     if (found := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
         digest, endpoint, dollars, tokens = found.groups()

@@ -1,9 +1,10 @@
 """How fast one endpoint is asked: at the limits that are configured, that it states, or that its refusals show.
 
 Requests are spread evenly and not sent in bursts, for a limit a minute is often kept as so many a second. Where the
-server states no limit, the rate is cut to what got through when it refuses, and then crept up again until the next
-refusal: 0.5 % a second at first, faster the longer nothing is refused. On a server that lets 50 a second through this
-holds 97 % of it with 1 % of refusals, and with stated limits 98 % with none (bench/endpoints.py).
+server states no limit, nothing is done until a quarter of what was sent in two seconds is refused, or one is refused
+with a pause of half a second and more: a few refusals may have other reasons, and are only asked again. Then the rate
+goes to 4 % below what got through, and rises again on a cubic curve: it stays long near the limit, passes it after half
+a minute, and goes far beyond only if it may. A refusal on the way cuts it again, unless as many came when it was low.
 """
 
 import math
@@ -12,11 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-WINDOW_S = 2.0  # over which it is reckoned what gets through
 HEADROOM = 0.98  # of a stated limit: our clock and the server's are not the same
-CUT = 0.98  # of what got through, after a refusal
-GROWTH = 0.005  # a second, times 1 + t / 10 s
-REST_S = 5.0  # before the first growth after a cut
+SAMPLE, SAMPLE_S = 16, 2.0  # what got through is reckoned over so many requests, and over so long if there are more
+KEPT = 1024  # of the latest requests, for that
+LEAST_S = 0.25  # the shortest sample that says how much gets through
+CROWDED = 0.25  # the share of a sample that is refused when we are clearly too fast
+NOISE = 0.02  # a share that is refused even below the limit: then single refusals mean nothing
+TOLD_OFF_S, TOLD_OFF = 0.5, 0.75  # a pause of that length means that we were too fast, and how far to go down
+CUT = 0.04  # below what got through
+BACK_S = 30.0  # until the rate is again what it was
+DOUBLING_S = 1.0  # while the limit is looked for
 FIRST_WINDOW = 16  # under way together before anything is known; one more for every answer
 SLACK_S = 0.05  # a turn that was taken late is caught up with within this
 SLOWEST = 0.05  # requests a second
@@ -53,14 +59,12 @@ class Spread:
         return max(0.0, self._next - now)
 
     def take(self, amount: float, now: float) -> None:
-        self._next = max(self._next, now - SLACK_S) + amount / self.rate
+        earliest = now if self._next == -math.inf else now - SLACK_S
+        self._next = max(self._next, earliest) + amount / self.rate
 
     def give_back(self, amount: float) -> None:
         """Less was used than taken (or, negative, more)."""
         self._next -= amount / self.rate
-
-    def hold(self, until: float) -> None:
-        self._next = max(self._next, until)
 
 
 class Pace:
@@ -76,25 +80,30 @@ class Pace:
         self.sent_count = self.refused_count = 0
         self.window = math.inf if requests_per_minute else FIRST_WINDOW
         self._clock = clock
-        self._sent: deque[float] = deque()
-        self._refused: deque[float] = deque()
-        self._cut_at = self._grown_at = -math.inf
+        self._sent: deque[float] = deque(maxlen=KEPT)
+        self._refused: deque[float] = deque(maxlen=KEPT)
+        self._looking = True  # for the limit; after that `_ceiling` is what got through at the last refusal
+        self._ceiling = math.inf
+        self._sent_since = self._refused_since = 0
+        self._doubling_s = DOUBLING_S
+        self._paused_until, self._paused_s = -math.inf, 0.0
+        self._cut_at, self._rise_from, self._grown_at = -math.inf, math.inf, math.inf
 
     def delay(self) -> float:
         """Seconds until a request may be sent."""
-        now = self._clock()
+        now = self._active()
         self._grow(now)
-        return max(self.requests.delay(now), self.tokens.delay(now))
+        pause = max(0.0, self._paused_until - self._clock())
+        return pause + max(self.requests.delay(now), self.tokens.delay(now))
 
     def sent(self, tokens: int) -> float:
         """A request goes out that may use so many tokens. Returns when, for `refused`."""
-        now = self._clock()
+        now = self._active()
         self.sent_count += 1
+        self._sent_since += 1
         self.requests.take(1, now)
         self.tokens.take(tokens, now)
         self._sent.append(now)
-        while self._sent[0] < now - WINDOW_S:
-            self._sent.popleft()
         return now
 
     def answered(self, reserved: int, used: int | None) -> None:
@@ -103,22 +112,64 @@ class Pace:
         if used is not None:
             self.tokens.give_back(reserved - used)
 
-    def refused(self, sent_at: float) -> None:
-        """It was refused for the rate (429)."""
-        now = self._clock()
+    def refused(self, sent_at: float, pause_s: float = 0.0) -> None:
+        """It was refused for the rate (429), and nobody will ask for so long."""
+        now = self._active()
         self.refused_count += 1
         self._refused.append(sent_at)
+        self._pause(pause_s)
         if sent_at <= self._cut_at:
             return  # sent before the last cut: it says nothing of the rate since
-        began = max(now - WINDOW_S, self._cut_at)
-        for times in (self._sent, self._refused):
-            while times and times[0] < began:
-                times.popleft()
-        elapsed = max(0.5, now - max(began, self._sent[0] if self._sent else began))
-        through = (len(self._sent) - len(self._refused)) / elapsed
-        self.requests.found = max(SLOWEST, CUT * min(self.requests.rate, through))
-        self._cut_at = now
-        self._grown_at = now + REST_S
+        self._refused_since += 1
+        sent, refused, elapsed = self._sample(sent_at)
+        crowded = sent >= SAMPLE and pause_s < TOLD_OFF_S and refused >= CROWDED * sent
+        if crowded and elapsed >= LEAST_S:
+            rate = min(self.requests.rate, sent / elapsed)
+            self._cut(min(rate, max(rate / 4, (1 + CUT / 2) * (sent - refused) / elapsed)))
+        elif pause_s >= TOLD_OFF_S and self.requests.rate < math.inf:
+            # It says so itself; and as it recovers while we pause, what got through shows nothing.
+            soon = self._looking or now - self._rise_from < BACK_S / 3
+            self._cut(self.requests.rate * (TOLD_OFF if soon else 1.0))
+        elif self._looking and (crowded or pause_s >= TOLD_OFF_S):
+            # So short a burst shows that it was too fast, and not what would not be.
+            rate = self.requests.rate if self.requests.rate < math.inf else max(1, sent) / LEAST_S
+            self.requests.found = max(SLOWEST, rate / 2)
+            self._doubling_s *= 2
+            self._rest()
+        elif (
+            not self._looking and now - self._rise_from > BACK_S / 3 and self._refused_since < NOISE * self._sent_since
+        ):
+            self._cut(self.requests.rate)
+
+    def _cut(self, ceiling: float) -> None:
+        """Go on from a little below what is taken for the limit."""
+        self._looking = False
+        self.requests.found = max(SLOWEST, (1 - CUT) * ceiling)
+        self._ceiling = max(ceiling, self.requests.found)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._cut_at = self._grown_at = self._rise_from = self._active()
+        self._sent_since = self._refused_since = 0
+
+    def _active(self) -> float:
+        """The clock, without the pauses that the server asked for: nothing can be learnt in them."""
+        return max(self._clock(), self._paused_until) - self._paused_s
+
+    def _pause(self, seconds: float) -> None:
+        now = self._clock()
+        until = max(self._paused_until, now + seconds)
+        self._paused_s += until - max(self._paused_until, now)
+        self._paused_until = until
+
+    def _sample(self, until: float) -> tuple[int, int, float]:
+        """Of the latest requests until then and since the last cut: how many, how many were refused, in what time."""
+        times = [sent for sent in self._sent if self._cut_at < sent <= until]
+        if not times:
+            return 0, 0, 0.0
+        began = max(times[0], min(until - SAMPLE_S, times[max(0, len(times) - SAMPLE)]))
+        refused = sum(began <= sent <= until for sent in self._refused)
+        return sum(sent >= began for sent in times), refused, until - began
 
     def told(self, headers: Mapping[str, str]) -> None:
         """Learn from the headers of any response."""
@@ -128,21 +179,24 @@ class Pace:
                 if not limit:
                     continue
                 remaining, reset = _number(headers.get(remaining_name)), seconds(headers.get(reset_name))
+                if spread.told == math.inf:
+                    spread.found = math.inf  # whatever was refused before: now we know
+                    self._cut_at = self._active()
+                    self._grown_at = math.inf
                 spread.told = HEADROOM * _stated(limit, remaining, reset)
-                if remaining == 0:
-                    spread.hold(self._clock() + min(1.0, 1.0 if reset is None else reset))
                 if spread is self.requests:
                     self.window = math.inf
                 break
 
     def _grow(self, now: float) -> None:
-        if now <= self._grown_at or self.requests.found == math.inf:
+        if now <= self._grown_at:
             return
-        quiet = now - self._cut_at
-        self.requests.found *= math.exp(GROWTH * (1 + quiet / 10) * min(1.0, now - self._grown_at))
+        if self._looking:
+            self.requests.found *= 2 ** ((now - self._grown_at) / self._doubling_s)
+        else:
+            risen = (now - self._rise_from) / BACK_S - 1
+            self.requests.found = self._ceiling * (1 + CUT * risen**3)
         self._grown_at = now
-        if self.requests.found > 100 * min(self.requests.configured, self.requests.told, 1e6):
-            self.requests.found = math.inf
 
 
 def _stated(limit: float, remaining: float | None, reset: float | None) -> float:

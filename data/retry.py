@@ -80,7 +80,7 @@ class Gate:
         self._threshold = threshold
         self._queue: deque[_Waiting] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._paused_until = self._probe_at = 0.0
+        self._probe_at = 0.0
         self._under_way, self._probing = 0, False
         self.reset()
 
@@ -113,8 +113,7 @@ class Gate:
     def refused(self, turn: Turn, pause_s: float) -> None:
         """The endpoint answers, but not so often: nobody asks it for so long."""
         self._failures = self._probes = 0
-        self.pace.refused(turn.sent_at)
-        self._paused_until = max(self._paused_until, time.monotonic() + min(pause_s, LONGEST_PAUSE_S))
+        self.pace.refused(turn.sent_at, min(pause_s, LONGEST_PAUSE_S))
         self._settle(turn)
 
     def failed(self, turn: Turn, error: CallError) -> None:
@@ -169,8 +168,7 @@ class Gate:
                 self._probing = True
                 self._pass("probe")
             else:
-                wait = max(self._paused_until - time.monotonic(), self.pace.delay())
-                if self._under_way >= self.pace.window or self._later(wait):
+                if self._under_way >= self.pace.window or self._later(self.pace.delay()):
                     return
                 self._pass("usual")
 

@@ -264,6 +264,20 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
         pool_for(fake=openai(server)).check()
 
 
+def test_the_appetite_is_what_the_hungriest_endpoint_can_work_off(pool_for):
+    with FakeOpenAI() as server:
+        live, batch = openai(server, concurrency=500), openai(server, mode="batch")
+        pool = pool_for(live=live, batch=batch)
+        assert pool.appetite(["live"]) == 2000
+        assert pool.appetite(["live", "batch"]) == 40_000
+
+
+def test_a_ledger_row_says_how_it_was_asked(pool_for, events):
+    with FakeOpenAI() as server:
+        pool_for(fake=openai(server)).ask([request(seed=3, schema={"type": "object"})])
+    assert events[0]["parameters"] == {"max_tokens": 20, "temperature": 0.0, "seed": 3, "bound": "schema"}
+
+
 def test_an_endpoint_that_there_is_not(pool_for):
     with pytest.raises(ConfigError, match=r"no endpoint 'other'.*fake"):
         pool_for(fake=EndpointConfig(kind="embedded", model="x")).ask([request(endpoint="other")])
@@ -304,7 +318,8 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(pool_for, tmp_path):
     """A real process is killed amid its questions; another goes on with its file."""
     cache = tmp_path / "replies.jsonl"
     with FakeOpenAI(delay_s=0.02) as server:
-        command = [sys.executable, asking_process.__file__, server.url, str(cache), "60"]
+        section = asking_process.config(server.url).model_dump_json()
+        command = [sys.executable, asking_process.__file__, section, str(cache), "60"]
         root = str(Path(__file__).parents[2])
         with subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": root}) as process:
             told = [int(process.stdout.readline()) for _ in range(15)]

@@ -1,10 +1,15 @@
 import asyncio
+import hashlib
 import json
+import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.emit import silent
 from configs.section import ConfigError
+from data import replies_index
 from data.budget import Amount
 from data.calls import ChatReply
 from data.ledger import Ledger
@@ -73,6 +78,63 @@ def test_a_listener_that_cannot_write_stops_the_caller(tmp_path):
 
     with pytest.raises(OSError, match="No space"):
         keep(tmp_path / "replies.jsonl", reply(1), emit=full)
+
+
+def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypatch):
+    path, write = tmp_path / "replies.jsonl", os.write
+
+    def short(descriptor, content):
+        if b"number 2" in content:
+            write(descriptor, content[:40])
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content)
+
+    async def record():
+        ledger = Ledger(path, silent)
+        await ledger.record(None, reply(1))
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", short)
+            with pytest.raises(OSError, match="No space"):
+                await ledger.record(None, reply(2, "number 2"))
+        await ledger.record(None, reply(3))
+        return ledger
+
+    ledger = asyncio.run(record())
+    for one in (ledger, Ledger(path, silent)):
+        assert one.reply(f"{1:064x}").text == one.reply(f"{3:064x}").text == "text"
+        assert one.reply(f"{2:064x}") is None
+        one.close()
+
+
+@pytest.mark.parametrize("text", ['ends in "', "ends in \\", '"}', '\\"}', "", "\n"])
+def test_the_quick_look_at_a_line_reads_what_a_parse_does(tmp_path, text):
+    path = tmp_path / "replies.jsonl"
+    keep(path, reply(1, text), reply(2)).close()
+    again = Ledger(path, silent)
+    assert again.reply(f"{1:064x}").text == text
+    assert again.total == Amount(0.5, 14)
+
+
+def test_files_of_an_earlier_form_are_read(tmp_path):
+    row = {"digest": f"{5:064x}", "text": "old", "finish": "stop", "tokens_in": 3, "tokens_out": 4, "latency_s": 0.5}
+    (tmp_path / "replies.jsonl").write_text(json.dumps({**row, "dollars": None}) + "\n")
+    ledger = Ledger(tmp_path / "replies.jsonl", silent)
+    assert ledger.reply(f"{5:064x}").text == "old"
+    assert ledger.total == Amount(0.0, 7)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**40)), max_size=120))
+def test_the_index_is_a_dict_however_often_it_merges(pairs):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replies_index, "LEAST_MERGED", 5)
+        index, plain = replies_index.RepliesIndex(), {}
+        for number, offset in pairs:
+            digest = hashlib.sha256(str(number).encode()).digest()
+            index[digest] = plain[digest] = offset
+            assert index.get(digest) == offset
+    assert len(index) == len(plain)
+    assert {digest: index.get(digest) for digest in plain} == plain
+    assert index.get(hashlib.sha256(b"another").digest()) is None
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

@@ -1,10 +1,16 @@
-"""A process that asks an endpoint and tells of each reply, to be killed: `python asking_process.py URL CACHE N`."""
+"""A process that asks an endpoint and tells of each reply, to be killed: `python asking_process.py CONFIG CACHE N`.
 
+CONFIG is the JSON of an `EndpointConfig`. With a fourth argument it kills itself, as kill -9 does, at that moment of
+its first batch job.
+"""
+
+import os
+import signal
 import sys
 from pathlib import Path
 
 from configs.emit import silent
-from configs.schema import EndpointConfig
+from configs.endpoint import EndpointConfig
 from data.endpoints import ChatRequest, EndpointPool
 
 
@@ -13,17 +19,57 @@ def requests(count: int) -> list[ChatRequest]:
     return [ChatRequest("fake", ({"role": "user", "content": str(index)},), 20) for index in range(count)]
 
 
-def config(url: str) -> EndpointConfig:
+def config(url: str, **fields: object) -> EndpointConfig:
     """The endpoint they go to."""
-    return EndpointConfig(kind="openai", model="fake", url=url, concurrency=4)
+    return EndpointConfig(kind="openai", model="fake", url=url, **{"concurrency": 4, **fields})
 
 
-if __name__ == "__main__":
-    url, cache, count = sys.argv[1:]
-    with EndpointPool({"fake": config(url)}, Path(cache), silent) as pool:
+def die_at(moment: str) -> None:
+    """Kill this process when a batch job comes to the moment."""
+    from data import batch_clients, batches
+    from data.ledger import Ledger
+
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying_after(method, count: int = 1):
+        calls = []
+
+        async def call(*arguments: object, **named: object) -> object:
+            result = await method(*arguments, **named)
+            calls.append(1)
+            return die() if len(calls) == count else result
+
+        return call
+
+    batches.LINGER_S = 0.05
+    for vendor in (batch_clients.OpenAIBatches, batch_clients.MistralBatches):
+        if moment == "before upload":
+            vendor.upload = die
+        if moment == "after upload":
+            vendor.upload = dying_after(vendor.upload)
+        if moment == "after create":
+            vendor.create = dying_after(vendor.create)
+        if moment == "while polling":
+            vendor.look = dying_after(vendor.look)
+    if moment == "amid replies":
+        batches.GROUP = 2
+        Ledger.record = dying_after(Ledger.record, 5)
+
+
+def main() -> None:
+    """Ask, tell."""
+    section, cache, count, *moment = sys.argv[1:]
+    if moment:
+        die_at(*moment)
+    with EndpointPool({"fake": EndpointConfig.model_validate_json(section)}, Path(cache), silent) as pool:
 
         def tell(index: int, _: object) -> None:
             sys.stdout.write(f"{index}\n")
             sys.stdout.flush()
 
         pool.ask(requests(int(count)), tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,17 +2,28 @@
 
 with FakeOpenAI(reply, faults=script("429", None, "cut")) as server:
     EndpointConfig(kind="openai", model="fake", url=server.url)
+
+    python -m tests.support.fake_openai '{"faults": {"429": 0.05}}'     the same in a process of its own, to its stdin's
+                                                                         end; `own_process` starts it
 """
 
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
+
+from tests.support.fake_batches import FakeBatches
 
 Reply = Callable[[dict[str, Any]], str]
 Faults = Callable[[int], str | None]
@@ -59,7 +70,10 @@ class FakeOpenAI:
     """The server; a context manager. `key`: the only bearer token let in. `delay_s` before each answer.
 
     `bodies`: every chat request that arrived; `statuses`: how they ended; `answered`, `tokens_in`, `tokens_out`,
-    `dollars`: of the whole answers that were sent. `most_at_once`: requests under way together.
+    `dollars`: of the whole answers that were sent, and `answers` how many each prompt got. `most_at_once`: requests
+    under way together. `limit`: requests a second let through, and how many at once; refusals beyond it are 429s, told
+    before in the headers of `states` ("openai", "mistral"). `said`: in the message of every fault. `batches`: the
+    batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price.
     """
 
     reply: Reply = useful
@@ -69,12 +83,19 @@ class FakeOpenAI:
     delay_s: float = 0.0
     retry_after: str | None = "0.05"
     per_million: tuple[float, float] = (0.0, 0.0)
+    limit: tuple[float, float] | None = None
+    states: str = ""
+    said: str = "a fault to order"
 
     def __post_init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
         self.statuses: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.batches = FakeBatches(self._batched, said=self.said)
+        self.batch_tokens = [0, 0]
+        self._level, self._level_at = (self.limit[1] if self.limit else 0.0), 0.0
         self.answered = self.tokens_in = self.tokens_out = 0
         self.most_at_once = self._at_once = 0
         self._loop = asyncio.new_event_loop()
@@ -84,6 +105,24 @@ class FakeOpenAI:
     def dollars(self) -> float:
         """What the answers cost."""
         return (self.tokens_in * self.per_million[0] + self.tokens_out * self.per_million[1]) / 1e6
+
+    @property
+    def batch_dollars(self) -> float:
+        """What the batch interfaces' answers cost."""
+        return sum(count * price for count, price in zip(self.batch_tokens, self.per_million, strict=True)) / 2e6
+
+    def counts(self) -> dict[str, Any]:
+        """What a process of its own tells of itself."""
+        return {
+            "arrived": sum(self.statuses.values()),
+            "answered": self.answered,
+            "prompts": len(self.answers),
+            "most_for_a_prompt": max(self.answers.values(), default=0),
+            "statuses": self.statuses,
+            "dollars": self.dollars,
+            "first_s": self.times[0] if self.times else None,
+            "last_s": self.times[-1] if self.times else None,
+        }
 
     def __enter__(self) -> "FakeOpenAI":
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -140,6 +179,16 @@ class FakeOpenAI:
             ]
             await _send(writer, 200, {"object": "list", "data": listed})
             return True
+        if method == "GET" and path == "/v1/counts":
+            await _send(writer, 200, self.counts())
+            return True
+        if (routed := self.batches.route(method, path, headers, content)) is not None:
+            step, answer = routed
+            if self.batches.is_lost(step):
+                return False
+            kind = "application/octet-stream" if isinstance(answer, bytes) else "application/json"
+            await _send_bytes(writer, 200, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), kind)
+            return True
         if method != "POST" or not path.startswith("/v1/chat/completions"):
             await _send(writer, 404, {"error": {"message": f"no {path} here"}})
             return True
@@ -159,6 +208,8 @@ class FakeOpenAI:
         if fault is None and body["model"] not in self.models:
             fault = "404"
         await asyncio.sleep(self.delay_s)
+        fits, told = self._within_limit()
+        fault = fault if fits else "429"
         self.statuses[fault or "200"] += 1
         if fault == "hang":
             await self._stop.wait()
@@ -166,7 +217,8 @@ class FakeOpenAI:
             return False
         if fault is not None and fault.isdigit():
             extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
-            await _send(writer, int(fault), {"error": {"message": f"a fault to order: {fault}"}}, extra)
+            said = {"error": {"message": f"{self.said}: {fault}"}}
+            await _send(writer, int(fault), said, extra | told)
             return True
         if fault == "invalid":
             await _send_text(writer, 200, '{"id": "x", "choices": [', {})
@@ -174,14 +226,33 @@ class FakeOpenAI:
         if fault == "not_chat":
             await _send(writer, 200, {"hello": "world"})
             return True
-        return await self._complete(writer, body, cut=fault == "cut")
+        return await self._complete(writer, body, told, cut=fault == "cut")
 
-    async def _complete(self, writer: asyncio.StreamWriter, body: dict[str, Any], cut: bool) -> bool:
+    def _within_limit(self) -> tuple[bool, dict[str, str]]:
+        """Whether one more request is let through now, and the headers that tell of the limit."""
+        if self.limit is None:
+            return True, {}
+        rate, burst = self.limit
+        now = self._loop.time()
+        self._level = min(burst, self._level + (now - self._level_at) * rate)
+        self._level_at = now
+        fits = self._level >= 1
+        self._level -= fits
+        left, reset = int(self._level), (burst - self._level) / rate
+        if self.states == "openai":
+            names = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+            return fits, dict(zip(names, (f"{60 * rate:.0f}", str(left), f"{1000 * reset:.0f}ms"), strict=True))
+        if self.states == "mistral":
+            names = ("x-ratelimit-limit-req-minute", "x-ratelimit-remaining-req-minute")
+            return fits, dict(zip(names, (f"{60 * rate:.0f}", str(left)), strict=True))
+        return fits, {}
+
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         words = self.reply(body).split(" ")
         finish = "length" if len(words) > body["max_tokens"] else "stop"
         words = words[: body["max_tokens"]]
         prompt = sum(len(message["content"].split()) for message in body["messages"])
-        answer = {
+        return {
             "id": "chatcmpl-fake",
             "object": "chat.completion",
             "created": 0,
@@ -191,6 +262,17 @@ class FakeOpenAI:
             ],
             "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
         }
+
+    def _batched(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._completion(body)
+        self.batch_tokens[0] += answer["usage"]["prompt_tokens"]
+        self.batch_tokens[1] += answer["usage"]["completion_tokens"]
+        return answer
+
+    async def _complete(
+        self, writer: asyncio.StreamWriter, body: dict[str, Any], told: dict[str, str], cut: bool
+    ) -> bool:
+        answer = self._completion(body)
         if cut:
             text = json.dumps(answer)
             head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
@@ -198,9 +280,10 @@ class FakeOpenAI:
             await writer.drain()
             return False
         self.answered += 1
-        self.tokens_in += prompt
-        self.tokens_out += len(words)
-        await _send(writer, 200, answer)
+        self.answers[body["messages"][-1]["content"]] += 1
+        self.tokens_in += answer["usage"]["prompt_tokens"]
+        self.tokens_out += answer["usage"]["completion_tokens"]
+        await _send(writer, 200, answer, told)
         return True
 
 
@@ -217,11 +300,55 @@ async def _send(
 
 
 async def _send_text(writer: asyncio.StreamWriter, status: int, text: str, headers: dict[str, str]) -> None:
-    content = text.encode()
-    lines = [f"HTTP/1.1 {status} Fake", "Content-Type: application/json", f"Content-Length: {len(content)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    await _send_bytes(writer, status, text.encode(), "application/json", headers)
+
+
+async def _send_bytes(
+    writer: asyncio.StreamWriter, status: int, content: bytes, kind: str, headers: dict[str, str] | None = None
+) -> None:
+    lines = [f"HTTP/1.1 {status} Fake", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     writer.write("\r\n".join([*lines, "", ""]).encode() + content)
     await writer.drain()
 
 
-__all__ = ["FAULTS", "FakeOpenAI", "always", "mixed", "script", "useful"]
+@dataclass
+class OwnProcess:
+    """A server in another process: its URL and its counts."""
+
+    url: str
+
+    def counts(self) -> dict[str, Any]:
+        """`FakeOpenAI.counts` as of now."""
+        with urlopen(f"{self.url}/counts") as answer:
+            return json.load(answer)
+
+
+@contextmanager
+def own_process(**settings: Any) -> Iterator[OwnProcess]:
+    """Serve in another process until the block ends: fields of `FakeOpenAI`, with `faults` as shares of requests."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.support.fake_openai", json.dumps(settings)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": str(root)}) as process:
+        try:
+            yield OwnProcess(process.stdout.readline().decode().strip())
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def main() -> None:
+    """Serve until the end of stdin."""
+    settings = json.loads(sys.argv[1])
+    shares = {f"f{name}": share for name, share in settings.pop("faults", {}).items()}
+    with FakeOpenAI(faults=mixed(**shares), **settings) as server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+__all__ = ["FAULTS", "FakeOpenAI", "OwnProcess", "always", "mixed", "own_process", "script", "useful"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The endpoint pool against a server in another process: capacity under faults, a kill -9, rate limits, a big ledger.
+
+    python bench/endpoints.py [capacity] [kill] [limits] [ledger] [--requests 10000] [--rounds 3] [--json FILE]
+
+capacity: 256 under way, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON; against the
+plain loop one writes first with the openai client (a semaphore of 256, the client's own retries), turn about in one
+run; then both without faults. Events go to a real event file. kill: the same requests by a process that is killed in
+the middle and started again. limits: a server that lets 50 requests a second through. ledger: a million replies.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import openai
+
+from configs.emit import Emit, silent
+from configs.endpoint import EndpointConfig
+from data.endpoints import ChatReply, ChatRequest, EndpointPool
+from data.ledger import Ledger
+from store.events import EventWriter
+from tests.support.fake_openai import OwnProcess, own_process
+
+FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
+AT_ONCE, TIMEOUT_S, ATTEMPTS, DELAY_S = 256, 3.0, 8, 0.05
+PRICES = (0.5, 1.5)
+WORDS = " ".join(f"word{i}" for i in range(200))
+
+
+def prompts(count: int) -> list[str]:
+    return [f"Say something of the number {i}. {WORDS}" for i in range(count)]
+
+
+def config(url: str, **fields: object) -> EndpointConfig:
+    told = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
+    told |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
+    return EndpointConfig(kind="openai", model="fake", url=url, **{**told, **fields})
+
+
+def requests(count: int) -> list[ChatRequest]:
+    return [ChatRequest("fake", ({"role": "user", "content": text},), 64) for text in prompts(count)]
+
+
+def ours(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
+    """All requests through a pool, into the folder's files."""
+    writer = EventWriter(folder / "events.jsonl", "bench")
+    with EndpointPool({"fake": config(server.url)}, folder / "replies.jsonl", emit or writer) as pool:
+        began, cpu = time.monotonic(), time.process_time()
+        outcomes = pool.ask(requests(count))
+        took, spent_cpu = time.monotonic() - began, time.process_time() - cpu
+        pace = pool.pace()["fake"] if pool.pace() else {}
+        spent = pool.spent
+    writer.close()
+    answered = sum(isinstance(one, ChatReply) for one in outcomes)
+    row = {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * spent_cpu / count, "dollars": spent}
+    return {**row, "refused_share": pace.get("refused_share")}
+
+
+def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, object]:
+    """The same requests by a loop over the openai client; nothing is kept, paced or paid for."""
+
+    async def run() -> int:
+        client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=TIMEOUT_S, max_retries=retries)
+        allowed = asyncio.Semaphore(AT_ONCE)
+
+        async def one(text: str) -> bool:
+            async with allowed:
+                try:
+                    reply = await client.chat.completions.create(
+                        model="fake", messages=[{"role": "user", "content": text}], max_tokens=64, temperature=0.0
+                    )
+                    return bool(reply.choices[0].message.content)
+                except (openai.OpenAIError, ValueError):
+                    return False
+
+        done = await asyncio.gather(*(one(text) for text in prompts(count)))
+        await client.close()
+        return sum(done)
+
+    began, cpu = time.monotonic(), time.process_time()
+    answered = asyncio.run(run())
+    took = time.monotonic() - began
+    return {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * (time.process_time() - cpu) / count}
+
+
+def capacity(count: int, rounds: int) -> list[dict[str, object]]:
+    rows = []
+    for faults in (FAULTS, {}):
+        found: dict[str, list[dict[str, object]]] = {"pool": [], "plain openai loop": []}
+        for _ in range(rounds):
+            for name in found:
+                with (
+                    own_process(faults=faults, delay_s=DELAY_S, per_million=PRICES) as server,
+                    tempfile.TemporaryDirectory() as folder,
+                ):
+                    told = ours(server, count, Path(folder)) if name == "pool" else plain(server, count)
+                    told["server"] = server.counts()
+                found[name].append(told)
+        ratio = statistics.median(
+            a["per_s"] / b["per_s"] for a, b in zip(found["pool"], found["plain openai loop"], strict=True)
+        )
+        for name, told in found.items():
+            counts = told[-1]["server"]
+            rows.append(
+                {
+                    "what": f"{name}, {'with' if faults else 'no'} faults",
+                    "per_s": statistics.median(one["per_s"] for one in told),
+                    "cpu_ms": statistics.median(one["cpu_ms"] for one in told),
+                    "answered": [one["answered"] for one in told],
+                    "answered_twice": counts["answered"] - counts["prompts"],
+                }
+            )
+            if name == "pool":
+                same = [abs(one["dollars"] - one["server"]["dollars"]) < 1e-9 for one in told]
+                rows[-1] |= {"ratio": ratio, "cost_is_the_servers": all(same)}
+    return rows
+
+
+def kill(count: int) -> list[dict[str, object]]:
+    """A process asks; half-way it is killed; another one asks the same."""
+    with own_process(faults=FAULTS, delay_s=DELAY_S, per_million=PRICES) as server, tempfile.TemporaryDirectory() as at:
+        command = [sys.executable, __file__, "ask", server.url, at, "--requests", str(count)]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as process:
+            while server.counts()["answered"] < count // 2:
+                time.sleep(0.1)
+            process.kill()
+        before = server.counts()
+        told = ours(server, count, Path(at))
+        after = server.counts()
+        rows = [json.loads(line) for line in (Path(at) / "replies.jsonl").read_bytes().splitlines()]
+    kept = len({row["digest"] for row in rows})
+    lost = after["answered"] - kept  # sent by the server, and not on disk when the process was killed
+    one = after["dollars"] / after["answered"]
+    return [
+        {
+            "what": f"kill -9 after {before['answered']} of {count}",
+            "answered": told["answered"],
+            "kept_once": kept == len(rows) == count,
+            "paid_and_lost": lost,
+            "ledger_dollars_and_lost": [round(told["dollars"], 6), round(after["dollars"], 6), round(lost * one, 6)],
+        }
+    ]
+
+
+def limits(seconds: int) -> list[dict[str, object]]:
+    rows = []
+    for states, retry_after in (("openai", "1"), ("mistral", "1"), ("", "1"), ("", None)):
+        settings = {"limit": [50, 50], "states": states, "retry_after": retry_after, "delay_s": DELAY_S}
+        with own_process(**settings) as server, tempfile.TemporaryDirectory() as folder:
+            ours(server, 50 * seconds, Path(folder), silent)
+            rows.append(_held(f"pool, limit stated: {states or 'no'}, Retry-After: {retry_after}", server.counts()))
+    with own_process(limit=[50, 50], states="openai", retry_after="1", delay_s=DELAY_S) as server:
+        plain(server, 50 * seconds, retries=20)
+        rows.append(_held("plain openai loop, 20 retries", server.counts()))
+    return rows
+
+
+def _held(what: str, counts: dict) -> dict[str, object]:
+    # The server has 50 in store at the start: they are no part of what it lets through a second.
+    held = (counts["answered"] - 50) / (counts["last_s"] - counts["first_s"]) / 50
+    return {"what": what, "held": held, "refused_share": counts["statuses"].get("429", 0) / counts["arrived"]}
+
+
+def ledger(count: int) -> list[dict[str, object]]:
+    """Open a file of so many replies of 1 kB, and read it the plain way after it (its memory comes on top)."""
+    with tempfile.TemporaryDirectory() as at:
+        path = Path(at) / "replies.jsonl"
+        import hashlib
+
+        with path.open("w") as file:
+            for i in range(count):
+                head = {"digest": hashlib.sha256(str(i).encode()).hexdigest(), "endpoint": "fake", "dollars": 0.001}
+                counts = {"tokens": 500, "tokens_in": 300, "tokens_out": 200, "finish": "stop", "latency_s": 1.5}
+                file.write(json.dumps({**head, **counts, "text": "said " * 200}) + "\n")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.process_time()
+        opened = Ledger(path, silent)
+        took = time.process_time() - began
+        assert len(opened) == count
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.monotonic()
+        for i in range(0, count, max(1, count // 10_000)):
+            assert opened.reply(hashlib.sha256(str(i).encode()).hexdigest()) is not None
+        looked = (time.monotonic() - began) / min(count, 10_000)
+        opened.close()
+        size = path.stat().st_size
+        began, offset, plainly = time.process_time(), 0, {}
+        with path.open("rb") as file:
+            for line in file:
+                plainly[bytes.fromhex(json.loads(line)["digest"])] = offset
+                offset += len(line)
+        plain_s = time.process_time() - began
+    plain_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - after) / 1024
+    row = {"what": f"ledger of {count:,} replies", "open_cpu_s": took, "more_mb": (after - before) / 1024}
+    row |= {"file_mb": size / 2**20, "look_up_us": 1e6 * looked}
+    return [row, {"what": "every line parsed, into a dict", "open_cpu_s": plain_s, "more_mb": plain_mb}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["capacity", "kill", "limits", "ledger"])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=60, help="of each rate limit")
+    parser.add_argument("--replies", type=int, default=1_000_000, help="in the ledger")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if asked.parts[0] == "ask":  # the process that is killed
+        ours(OwnProcess(asked.parts[1]), asked.requests, Path(asked.parts[2]))
+        return
+    runs = {
+        "ledger": lambda: ledger(asked.replies),
+        "capacity": lambda: capacity(asked.requests, asked.rounds),
+        "kill": lambda: kill(asked.requests),
+        "limits": lambda: limits(asked.seconds),
+    }
+    rows = []
+    for part, run in runs.items():
+        if part in asked.parts:
+            rows += run()
+            for row in rows[-8:] if part != "ledger" else rows:
+                print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
+    if asked.json:
+        asked.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
