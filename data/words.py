@@ -1,8 +1,8 @@
 r"""The words of many texts as arrays: where each stands and a 64-bit value for it, found for a block of texts at once.
 
 A word is a run of `\w` in the text's casefolded form, so that case, punctuation and spacing do not count. Its value is
-made of its length, its first eight and its last eight bytes: words of up to sixteen bytes with one value are the same
-word. The values depend on the words alone: not on the platform, the version or the texts beside them.
+made of its length, its first eight and its last eight bytes, which is all there is of most; longer ones are hashed one
+by one. The values depend on the words alone: not on the platform, the version or the texts beside them.
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from data.folding import Folding
 
@@ -63,6 +64,14 @@ def grams(values: np.ndarray, length: int) -> np.ndarray:
     return mixed(total)
 
 
+def grams_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """`grams` from some words on only, [starts]."""
+    total = np.zeros(len(starts), np.uint64)
+    for place in range(length):
+        total += values[starts + place] * _odd(place)
+    return mixed(total)
+
+
 def mixed(values: np.ndarray) -> np.ndarray:
     """Each value with its bits mixed (the finaliser of MurmurHash3)."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -88,5 +97,7 @@ def _words(block: list[bytes]) -> Words:
     values ^= values >> np.uint64(32)
     long = np.flatnonzero(lengths > 8)
     values[long] += eight[ends[long] - 8] * _LAST
+    for n in np.flatnonzero(lengths > 16).tolist():
+        values[n] = xxhash.xxh3_64_intdigest(content[starts[n] : ends[n]])
     first = np.concatenate([[0], np.searchsorted(starts, text_ends)])
     return Words(content, starts, ends, values, first)
