@@ -117,7 +117,9 @@ class DistillConfig(Section):
     """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
 
     prompts: PositiveInt
-    prompt_sets: tuple[PromptSetConfig, ...] = (PromptSetConfig(name="wikipedia", source="wikipedia"),)
+    prompt_sets: tuple[PromptSetConfig, ...] = (
+        PromptSetConfig(name="wikipedia", source="wikipedia", license="CC BY-SA 4.0"),
+    )
     neighbours: PositiveInt = 5
     relevance: Share = 1.0  # lambda of maximal marginal relevance; 1: the nearest, whatever they share
     candidates: PositiveInt = 32  # nearest ones among which that chooses

@@ -57,7 +57,7 @@ def bars_svg(bars: Bars) -> str:
         axes.invert_yaxis()
         axes.set_xlabel(bars.y_label)
     if len(bars.series) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _drawn(figure, bars.title)
 
 
