@@ -11,7 +11,7 @@ from configs.endpoint import with_fallbacks
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
-STAGES = ("ingest", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report")
+STAGES = ("ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report")
 
 
 def load(name: str | Path) -> RunConfig:
@@ -59,11 +59,12 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
         section["tokenizer"] = dump["tokenizer"]
     if stage == "distill":
         section["row_length"] = config.ingest.row_length
+        section["index"] = dump["index"]
     if stage == "pretrain":
         section["model"] = dump["model"]
     if stage == "evaluate":
         _choose_model(config, section, source)
-    used = {"distill": [t.endpoint for t in config.distill.teachers], "align": [config.align.judge.endpoint]}
+    used = {"distill": config.distill.endpoints, "align": [config.align.judge.endpoint]}
     if stage in used:
         section["endpoints"] = {name: dump["endpoints"][name] for name in with_fallbacks(used[stage], config.endpoints)}
     return section

@@ -8,12 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.distill import DistillConfig, IndexConfig, Share
 from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
 from configs.section import Section
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class TaskConfig(Section):
@@ -57,30 +56,6 @@ class IngestConfig(Section):
 
     row_length: PositiveInt = 1024
     sources: tuple[SourceConfig, ...]
-
-
-class TeacherConfig(Section):
-    """A teacher and the difficulty (0..1) up to which it is chosen (paper §3.3)."""
-
-    endpoint: str
-    up_to: Share = 1.0
-    template: str = ""  # of its prompt; empty: the compact one for the embedded model, the full one for others
-
-
-class DistillConfig(Section):
-    """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
-
-    prompts: PositiveInt
-    prompt_source: Literal["wikipedia", "hub", "jsonl"] = "wikipedia"
-    prompt_path: str = ""
-    prompt_revision: str = ""
-    neighbours: PositiveInt = 5
-    teachers: tuple[TeacherConfig, ...]
-    max_tokens: PositiveInt = 160
-    temperature: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0
-    max_rejected_share: Share = 1.0
-    overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also stand in its neighbours
 
 
 class PhaseConfig(Section):
@@ -291,6 +266,7 @@ class RunConfig(Section):
     launch: LaunchConfig = LaunchConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
+    index: IndexConfig = IndexConfig()
     distill: DistillConfig
     pretrain: PretrainConfig
     align: AlignConfig
@@ -309,7 +285,7 @@ class RunConfig(Section):
                 )
         known_fallbacks(self.endpoints)
         asked = [("align.judge.endpoint", self.align.judge.endpoint)]
-        asked += [(f"distill.teachers.{i}.endpoint", t.endpoint) for i, t in enumerate(self.distill.teachers)]
+        asked += [("distill: an endpoint of its teachers, probe or quality", name) for name in self.distill.endpoints]
         asked += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
         for field, name in asked:
             if name not in self.endpoints:

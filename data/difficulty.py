@@ -4,13 +4,16 @@
 
 `kind` is what the question asks for, `length` the logarithm of its words (1,000 and more count 1), `steps` the mean
 number of reasoning steps in the neighbours' worked reasoning (20 and more count 1).
+
+Where cheap teachers were asked first (`distill.probe`), what their answers are apart by, or the share of them that miss
+a known answer, is weighed in:  (1 - weight) difficulty + weight probe.
 """
 
 import math
 import re
 from collections.abc import Sequence
 
-from configs.schema import TeacherConfig
+from configs.distill import TeacherConfig
 from data.prompts import Prompt
 from data.retrieval import Neighbour
 
@@ -35,6 +38,11 @@ def difficulty(prompt: Prompt, neighbours: Sequence[Neighbour]) -> float:
     counts = [steps(neighbour.record.synthetic_reasoning) for neighbour in neighbours]
     reasoning = min(1.0, sum(counts) / len(counts) / MOST_STEPS) if counts else 0.0
     return round(KIND * kind + LENGTH * length + STEPS * reasoning, 4)
+
+
+def blended(score: float, probe: float | None, weight: float) -> float:
+    """The score with what a probe found; as it was where no probe answered."""
+    return score if probe is None else round((1 - weight) * score + weight * probe, 4)
 
 
 def steps(reasoning: str) -> int:

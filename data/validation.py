@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from configs.distill import DistillConfig
+from data.drafts import Draft
+from data.language import language
 from data.prompts import Prompt
 from data.retrieval import Neighbour
-from data.teacher import LONGEST_UNROLLED, Draft, Template
+from data.teacher import LONGEST_UNROLLED, Template
 
 RejectReason = Literal[
     "unparsable",
@@ -25,8 +28,14 @@ RejectReason = Literal[
     "leaked_template",
     "repeated",
     "ungrounded",
+    "wrong_language",
     "copied_exemplar",
+    "inconsistent",  # several replies, and no answer that enough of them gave
+    "contaminated",
+    "unmarked",  # a judge gave no mark
+    "poor",
     "duplicate",
+    "near_duplicate",
 ]
 SHORTEST = 2  # words of a reasoning
 NGRAM = 8  # words, for copying
@@ -42,6 +51,11 @@ _LEAK = re.compile(
     re.IGNORECASE,
 )
 _CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")  # a full stop that only the grammar put there
+_ASKS_FOR_ANOTHER = re.compile(
+    r"\b(?:transl|tradu|übersetz|languages?\b|in (?:arabic|chinese|dutch|english|french|german|greek|hindi|italian"
+    r"|japanese|korean|latin|polish|portuguese|russian|spanish|swedish|turkish)\b)",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"\w+")
 # Words that may begin a sentence though the passage has them not; any other capital is taken for a name.
 _STARTERS = frozenset(
@@ -59,7 +73,7 @@ def verdict(
     prompt: Prompt,
     neighbours: Sequence[Neighbour],
     template: Template,
-    overlap_limit: float,
+    config: DistillConfig,
 ) -> RejectReason | None:
     """Why this draft is not kept, or None. `finish`: "length" when the reply hit its limit of tokens."""
     if finish == "length":
@@ -72,7 +86,7 @@ def verdict(
     says_it = prompt.passage is None or not says_nothing(draft.answer, prompt.query)
     if len(_WORD.findall(draft.reasoning)) < SHORTEST or not says_it:
         return "too_short"
-    if len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer:
+    if too_long(draft, template, config.longest_answer):
         return "too_long"
     if cut_short(draft.reasoning, template.reasoning) or cut_short(draft.answer, template.answer):
         return "truncated"
@@ -84,9 +98,27 @@ def verdict(
         return "repeated"
     if prompt.passage is not None and not grounded(draft, prompt):
         return "ungrounded"
-    if overlap(text, neighbours) > overlap_limit:
+    if config.same_language and in_another_language(draft, prompt):
+        return "wrong_language"
+    if overlap(text, neighbours) > config.overlap_limit:
         return "copied_exemplar"
     return None
+
+
+def too_long(draft: Draft, template: Template, most: int | None) -> bool:
+    """Whether it is longer than `most` characters together; by default, a part than twice what the template asks."""
+    if most is not None:
+        return len(draft.reasoning) + len(draft.answer) > most
+    return len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer
+
+
+def in_another_language(draft: Draft, prompt: Prompt) -> bool:
+    """Whether the reasoning, or the answer where none is asked for, is surely in another language than the query."""
+    asked = language(prompt.query) or language(prompt.passage or "")
+    if asked is None:
+        return False
+    parts = [draft.reasoning] if _ASKS_FOR_ANOTHER.search(prompt.query) else [draft.reasoning, draft.answer]
+    return any((language(part) or asked) != asked for part in parts)
 
 
 def cut_short(text: str, bound: int) -> bool:

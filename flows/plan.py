@@ -98,7 +98,8 @@ def _graph(config: RunConfig) -> list[_Node]:
     if len(keepers) != 1:
         what = f"{', '.join(keepers)} do" if keepers else "none does"
         raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
-    nodes.append(_Node("distill", "distill", needs={"exemplars": Need(f"ingest:{keepers[0]}", "exemplars")}))
+    nodes.append(_Node("index", "index", needs={"exemplars": Need(f"ingest:{keepers[0]}", "exemplars")}))
+    nodes.append(_Node("distill", "distill", needs={"retrieval": Need("index", "retrieval")}))
     used = list(dict.fromkeys(name for phase in config.pretrain.phases for name in phase.mixture))
     tokens = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in sorted(used)}
     nodes.append(_Node("pretrain", "pretrain", needs=tokens))

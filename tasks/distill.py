@@ -1,20 +1,27 @@
 """Distill (paper §3.2, §3.3): prompts and the exemplars nearest to them become documents by teachers, then tokens."""
 
 import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
+from configs.distill import DistillConfig, IndexConfig
+from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
-from configs.schema import DistillConfig, EndpointConfig
 from configs.section import ConfigError
+from data import prompts
 from data.corpus import Corpus, CorpusPlan, write_tokens
+from data.decontaminate import Contamination, HeldOut
 from data.distillation import DOCUMENTS, distil
-from data.embeddings import Encoder
+from data.embeddings import encoder_for
 from data.endpoints import EndpointPool
-from data.files import read_jsonl
-from data.retrieval import ExemplarIndex, read_exemplars
-from data.tally import Tally, by_reason, facts
+from data.files import json_rows, read_jsonl
+from data.retrieval import ExemplarIndex
+from data.tally import Tally, facts
+from data.teacher import template_for
+from tasks.data_card import write_card
 from tasks.stage import Job, stage
 
 VALIDATION_SHARE = 0.01
@@ -22,28 +29,63 @@ ROWS_PER_SHARD = 4096
 SAMPLES = 3  # of the kept documents and of each kind of rejected one, in the manifest
 
 
-@stage("distill", version=1, outputs=("documents", "tokens"))
+@stage("distill", version=2, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
-    """Check the teachers, distil, tokenise. A resumed run asks only for replies that never came."""
+    """Check everything that is asked, distil, tokenise, draw the card. A resumed run does no finished file again."""
     config = job.part("distill", DistillConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
-    exemplars = read_exemplars(job.inputs["exemplars"], config.neighbours)
-    documents = job.output("documents")
-    with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars) as pool:
+    for one in config.prompt_sets:
+        prompts.check(one)
+    encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
+    index = _index(job, encoder, config.neighbours)
+    questions = _held_out(job)
+    screen = None if questions is None else Contamination(questions).screen
+    with EndpointPool(
+        endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars, config.budget_tokens
+    ) as pool:
+        for teacher in config.teachers:
+            template_for(teacher, pool.config(teacher.endpoint))
         pool.check()
-        encoder = Encoder(job.scratch / "vectors")
-        index = ExemplarIndex.build(exemplars, encoder)
-        tally = distil(config, pool, index, encoder, documents, job.seed, job.emit)
-        counts = facts(tally, config, pool)
+        encoder.embedder.check()
+        found = distil(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
+        counts = facts(found.tally, config, pool)
+    index.close()
+    encoder.close()
     corpus = _tokenise(job)
-    _measure(job, tally, counts, corpus)
-    samples = {name: rows[:SAMPLES] for name, rows in by_reason(tally).items()}
-    job.describe("documents", **counts, exemplars=len(exemplars), samples=samples)
+    _measure(job, found.tally, counts, corpus)
+    samples = {name: rows[:SAMPLES] for name, rows in found.tally.samples.items()}
+    told = {**counts, "exemplars": len(index), "prompt_sets": found.gathered.facts()}
+    told["held_out"] = None if questions is None else len(questions)
+    job.describe("documents", **told, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
+    # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.
+    os.environ.setdefault("MPLCONFIGDIR", str(job.staging.parents[1] / "cache" / "matplotlib"))
+    card = write_card(job.output("data_card"), {**told, "retrieval": index.facts}, found.tally, config)
+    job.describe("data_card", **card, documents=counts["documents"])
+
+
+def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
+    """The exemplars. Raises `ConfigError` if they are fewer than one prompt is shown."""
+    folder = job.inputs["retrieval"]
+    index = ExemplarIndex(folder, encoder)
+    if len(index) < neighbours:
+        raise ConfigError(
+            f"exemplars of {folder}: {len(index)} usable records, but every prompt is shown {neighbours}; "
+            "raise `exemplars` of a source of form 'synth', or lower distill.neighbours"
+        )
+    return index
+
+
+def _held_out(job: Job) -> list[HeldOut] | None:
+    """The benchmarks' questions, which neither a prompt nor a document may overlap; None where the run has none."""
+    if "questions" not in job.inputs:
+        return None
+    rows = json_rows(job.inputs["questions"] / "questions.jsonl")
+    return [HeldOut(row["benchmark"], row["example"], row["text"]) for row in rows]
 
 
 def _tokenise(job: Job) -> Corpus:
-    path = job.output("documents") / DOCUMENTS
+    paths = sorted(job.output("documents").glob(DOCUMENTS))
     plan = CorpusPlan(
         tokenizer=job.part("tokenizer", TokenizerConfig),
         form="synth",
@@ -51,10 +93,18 @@ def _tokenise(job: Job) -> Corpus:
         rows_per_shard=ROWS_PER_SHARD,
         validation_share=VALIDATION_SHARE,
     )
-    # Named by the documents: an earlier attempt may have tokenised others (fewer of its requests were answered).
-    work = job.scratch / f"tokens-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    # Named by the documents, so that what is there already was made of these.
+    work = job.scratch / f"tokens-{_digest(paths)}"
     work.mkdir(exist_ok=True)
-    return write_tokens(lambda skip: read_jsonl([path], "synth", skip), plan, work, job.output("tokens"), job.emit)
+    return write_tokens(lambda skip: read_jsonl(paths, "synth", skip), plan, work, job.output("tokens"), job.emit)
+
+
+def _digest(paths: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]
 
 
 def _row_length(job: Job) -> int:

@@ -39,7 +39,7 @@ def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", log_
             axes.legend(frameon=False, fontsize=8)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return _inline(text.getvalue(), title)
+    return inline(text.getvalue(), title)
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
@@ -91,7 +91,7 @@ def _reach(label: str, column: Mapping[str, int], arrows: Sequence[tuple[str, st
     return min((column[target] - column[label] for source, target in arrows if source == label), default=len(column))
 
 
-def _inline(svg: str, title: str) -> str:
+def inline(svg: str, title: str) -> str:
     """Without the XML prolog, and with identifiers of its own, for several figures share the page."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

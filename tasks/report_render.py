@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evals.tables import Table, to_html, to_markdown
+from tasks.card_figures import Bars, Curve, bars_svg, curve_svg
 from tasks.report_figures import line_chart, pipeline_picture
 from tasks.report_sections import Block, Chart, Drawing, Paragraph, Picture, Samples, Section
 
@@ -53,6 +54,10 @@ def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Any]]]:
 def _drawn(block: Block) -> Any:
     if isinstance(block, Chart):
         return Markup(line_chart(block.title, block.series, block.y_label, block.log_y))
+    if isinstance(block, Bars):
+        return Markup(bars_svg(block))
+    if isinstance(block, Curve):
+        return Markup(curve_svg(block))
     if isinstance(block, Picture):
         return Markup(pipeline_picture(block.boxes, block.arrows))
     if isinstance(block, Drawing):
@@ -73,6 +78,15 @@ def _markdown(block: Block) -> Iterator[str]:
                 values = [value for _, value in points]
                 ends = f"{values[0]:.4g} at step {points[0][0]:g}, {values[-1]:.4g} at step {points[-1][0]:g}"
                 yield f"- {name}: {ends}; lowest {min(values):.4g}, highest {max(values):.4g}"
+    elif isinstance(block, Bars):
+        yield f"**{block.title}**"
+        yield ""
+        for label in block.order:
+            counts = ", ".join(f"{name} {found.get(label, 0):g}" for name, found in block.series.items())
+            yield f"- {label}: {counts}"
+    elif isinstance(block, Curve) and block.points:
+        took = block.points[-1][0] - block.points[0][0]
+        yield f"**{block.title}**: {block.points[-1][1]:.4g} {block.y_label} after {took:.0f} s"
     elif isinstance(block, Samples):
         yield f"### {block.title}"
         for row in block.rows:

@@ -12,6 +12,7 @@ from evals import paper
 from evals.breakdown import breakdown
 from evals.pictures import picture
 from evals.tables import MISSING, Table, table_1, table_2
+from tasks.card_figures import Bars, Curve
 from tasks.wording import duration, size
 
 Row = dict[str, Any]
@@ -54,7 +55,7 @@ class Samples:
     rows: Sequence[Row]
 
 
-Block = Paragraph | Picture | Drawing | Table | Chart | Samples
+Block = Paragraph | Picture | Drawing | Table | Chart | Bars | Curve | Samples
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from configs.schema import EndpointConfig, TeacherConfig
+from configs.distill import DistillConfig, TeacherConfig
+from configs.endpoint import EndpointConfig
 from configs.section import ConfigError
-from data.difficulty import choose, difficulty, steps
+from data.difficulty import blended, choose, difficulty, steps
+from data.drafts import Draft
 from data.prompts import Prompt
 from data.records import SynthRecord
 from data.retrieval import Neighbour
-from data.teacher import COMPACT, FULL, TEMPLATES, Draft, parse, teacher_request, template_for
+from data.teacher import COMPACT, FULL, TEMPLATES, teacher_request, template_for
 from data.validation import loops, overlap, verdict
 
 PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
@@ -30,8 +28,9 @@ def asked(template, prompt=PROMPT):
     return teacher_request(TEMPLATES[template], prompt, NEAR, "teacher", 160, 0.0, 7)
 
 
-def judged(draft, finish="stop", prompt=PROMPT, template=COMPACT, near=NEAR):
-    return verdict(draft, finish, prompt, near, TEMPLATES[template], 0.5)
+def judged(draft, finish="stop", prompt=PROMPT, template=COMPACT, near=NEAR, **fields):
+    config = DistillConfig(prompts=1, teachers=(TeacherConfig(endpoint="t"),), **fields)
+    return verdict(draft, finish, prompt, near, TEMPLATES[template], config)
 
 
 @pytest.mark.parametrize("template", [COMPACT, FULL])
@@ -67,45 +66,6 @@ def test_a_template_is_chosen_by_name_or_by_the_kind_of_endpoint():
     assert template_for(TeacherConfig(endpoint="t", template=COMPACT), remote).name == COMPACT
     with pytest.raises(ConfigError, match=r"no template 'x'.*nautile-teacher-1"):
         template_for(TeacherConfig(endpoint="t", template="x"), remote)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"reasoning": "r", "answer": "a"}',
-        ' {"answer":"a","reasoning":"r","more":1}\n',
-        'Here it is:\n```json\n{"reasoning": "r", "answer": "a"}\n```\nGood luck!',
-        'Sure. {"reasoning": "r", "answer": "a"} Anything else?',
-        "<think>r</think>\na",
-        "<|think_start|>r<|think_end|>\na",
-    ],
-)
-def test_a_reply_is_read_in_each_of_its_forms(text):
-    assert parse(text) == Draft("r", "a")
-
-
-def test_line_breaks_and_numbers_inside_a_reply():
-    assert parse('{"reasoning": "one\ntwo", "answer": 12}') == Draft("one\ntwo", "12")
-    assert parse('{"answer": "a"}') == Draft("", "a")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "just text", '{"reasoning": "r"}', '{"reasoning": "r", "answer": ["a"]}', "[1, 2]", '{"reasoning": "r'
-             , '{"answer": true, "reasoning": "r"}', "{" * 5000]
-)  # fmt: skip
-def test_what_is_no_reply_is_none(text):
-    assert parse(text) is None
-
-
-@given(st.text())
-def test_no_text_breaks_the_parser(text):
-    assert parse(text) is None or isinstance(parse(text), Draft)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
-def test_what_was_written_is_read(reasoning, answer):
-    text = json.dumps({"reasoning": reasoning, "answer": answer})
-    assert parse(text) == Draft(reasoning.strip(), answer.strip())
 
 
 def test_a_good_document_is_kept():
@@ -184,3 +144,42 @@ def test_a_teacher_is_chosen_by_its_threshold():
     assert choose([big, small], 0.4) is small
     assert choose([big, small], 0.41) is big
     assert choose([big, small], 0.95) is big
+
+
+def test_what_a_probe_found_is_weighed_in():
+    assert blended(0.2, None, 0.5) == 0.2
+    assert blended(0.2, 1.0, 0.5) == pytest.approx(0.6)
+    assert blended(0.2, 0.0, 1.0) == 0
+
+
+GERMAN = "Ein Hut ist eine Kopfbedeckung, die man zum Schutz oder zur Zierde trägt, und das seit langer Zeit."
+ENGLISH = "A hat is a head covering that people wear for protection or as an ornament, and have worn for ages."
+
+
+@pytest.mark.parametrize(
+    ("query", "reasoning", "answer", "kept"),
+    [
+        ("Please tell me in a few words what a hat is and what it is for.", ENGLISH, ENGLISH[:-1] + " now.", True),
+        ("Please tell me in a few words what a hat is and what it is for.", GERMAN, ENGLISH, False),
+        ("Please tell me in a few words what a hat is and what it is for.", ENGLISH, GERMAN, False),
+        ("Please translate this for me into German: a hat is a head covering.", ENGLISH, GERMAN, True),
+        (
+            "Erkläre mir bitte mit wenigen Worten, was ein Hut ist und wozu er dient.",
+            GERMAN,
+            GERMAN[:-1] + " so.",
+            True,
+        ),
+        ("Hut?", ENGLISH, GERMAN, True),
+    ],
+)
+def test_a_document_keeps_to_the_language_of_its_query(query, reasoning, answer, kept):
+    prompt = Prompt("l", query, "instruction")
+    found = judged(Draft(reasoning, answer), prompt=prompt, template=FULL)
+    assert found == (None if kept else "wrong_language")
+    assert judged(Draft(reasoning, answer), prompt=prompt, template=FULL, same_language=False) is None
+
+
+def test_the_longest_document_is_the_operators_to_set():
+    draft = Draft("One thing after another. Then this.", "Many words " + "x" * 200)
+    assert judged(draft, prompt=OPEN, template=FULL) is None
+    assert judged(draft, prompt=OPEN, template=FULL, longest_answer=200) == "too_long"

@@ -60,7 +60,7 @@ def test_every_command_explains_itself(command):
     ("arguments", "said"),
     [
         (["run", "nowhere"], "no configuration 'nowhere'"),
-        (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are ingest, distill"),
+        (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are ingest, index, distill"),
         (["run", str(TOY), "--only", "reason", "--from", "align"], "--only stands alone"),
         (["run", "--bogus"], "No such option"),
         (["show", "checkpoint/fff"], "no artifact 'checkpoint/fff'"),

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LABELS = [
     "ingest:wikipedia",
     "ingest:synth",
+    "index",
     "distill",
     "pretrain",
     "evaluate:pretrain",
@@ -56,6 +57,8 @@ def test_each_reads_what_is_made_before_it(toy):
         "synth": Need("ingest:synth", "tokens"),
         "distilled": Need("distill", "tokens"),
     }
+    assert executions["index"].needs == {"exemplars": Need("ingest:synth", "exemplars")}
+    assert executions["distill"].needs == {"retrieval": Need("index", "retrieval")}
     assert executions["reason"].needs == {"checkpoint": Need("align", "checkpoint")}
     assert executions["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
 
@@ -74,6 +77,11 @@ def test_exemplars_come_only_from_the_source_that_keeps_them(toy):
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):
     update = toy.reason.model_copy(update={"balance": "cap"})
     assert changed(toy, reason=update.model_dump()) == LABELS[LABELS.index("reason") :]
+
+
+def test_the_index_stands_while_only_the_distillation_changes(toy):
+    assert changed(toy, distill=toy.distill.model_dump() | {"prompts": 3})[0] == "distill"
+    assert changed(toy, index={"links": 16})[:2] == ["index", "distill"]
 
 
 def test_a_change_of_the_report_moves_only_the_report(toy):
@@ -118,7 +126,7 @@ def test_a_change_of_one_source_leaves_the_other(toy):
     ingest = {"row_length": 64, "sources": [first.model_copy(update={"records": 5}).model_dump(), second.model_dump()]}
     moved = changed(toy, ingest=ingest)
     assert moved[0] == "ingest:wikipedia"
-    assert not {"ingest:synth", "distill"} & set(moved)
+    assert not {"ingest:synth", "index", "distill"} & set(moved)
     assert moved[1:] == LABELS[LABELS.index("pretrain") :]
 
 

@@ -21,7 +21,7 @@ def executions(toy):
         ({"only": "evaluate:align"}, ["evaluate:align"]),
         ({"only": "ingest"}, ["ingest:wikipedia", "ingest:synth"]),
         ({"first": "self_distill"}, ["self_distill", "evaluate:self_distill", "report"]),
-        ({"last": "distill"}, ["ingest:wikipedia", "ingest:synth", "distill"]),
+        ({"last": "distill"}, ["ingest:wikipedia", "ingest:synth", "index", "distill"]),
         ({"first": "align", "last": "evaluate:align"}, ["align", "evaluate:align"]),
         ({"first": "distill", "last": "pretrain"}, ["distill", "pretrain"]),
     ],
@@ -38,7 +38,7 @@ def test_nothing_said_picks_all(executions):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"only": "dream"}, "--only: no stage 'dream'; there are ingest, distill, pretrain"),
+        ({"only": "dream"}, "--only: no stage 'dream'; there are ingest, index, distill, pretrain"),
         ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),
         ({"only": "reason", "first": "align"}, "--only stands alone"),
         ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),

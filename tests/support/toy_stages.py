@@ -81,6 +81,14 @@ def ingest(job: Job) -> None:
         _write(job.output("exemplars"), "exemplars.jsonl", [{"query": "why?"}])
 
 
+@stage("index", version=1, outputs=("retrieval",))
+def index(job: Job) -> None:
+    _fault(job)
+    rows = (job.inputs["exemplars"] / "exemplars.jsonl").read_text().splitlines()
+    (job.output("retrieval") / "retrieval.json").write_text(json.dumps({"count": len(rows)}))
+    job.describe("retrieval", count=len(rows), index_kind="exact")
+
+
 @stage("distill", version=1, outputs=("documents", "tokens"))
 def distill(job: Job) -> None:
     _fault(job)

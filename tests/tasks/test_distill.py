@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import shutil
 
 import pytest
 
+from configs.distill import IndexConfig
 from configs.model import TokenizerConfig
 from configs.schema import TaskConfig
 from configs.section import ConfigError, Retryable
@@ -14,8 +16,9 @@ from data.loader import Loader
 from data.reasoning import problems
 from data.sources import synth_record
 from tasks.distill import distill
+from tasks.index import index
 from tasks.job import Job
-from tests.support.fake_openai import FakeOpenAI, always
+from tests.support.fake_openai import FakeOpenAI, always, useful
 
 KEY = "sk-planted-fedcba9876543210"
 
@@ -29,29 +32,33 @@ def _quick(monkeypatch):
 @pytest.fixture
 def job(tmp_path):
     """Jobs in one staging folder, as attempts at one execution are; `events`: what they emitted."""
-    exemplars = tmp_path / "exemplars"
     drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(exemplars / "exemplars.jsonl", map(synth_record, drawn))
+    write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
+    section = {"index": IndexConfig().model_dump(mode="json")}
+    inputs = {"exemplars": tmp_path / "exemplars"}
+    index.work(Job("index", "key", "e", section, inputs, tmp_path / "indexing", lambda kind, **fields: None))
+    retrieval = tmp_path / "indexing" / "output" / "retrieval"
 
-    def make(server, events=None, endpoint=None, **config):
+    def make(server, events=None, endpoint=None, questions=None, **config):
         section = {
             "seed": 1,
             "row_length": 128,
             "tokenizer": {"ranks": 400},
+            "index": IndexConfig().model_dump(mode="json"),
             "distill": {"prompts": 24, "teachers": [{"endpoint": "t"}], **config},
             "endpoints": {
                 "t": {"kind": "openai", "model": "fake", "url": server.url, "stand_in": True, **(endpoint or {})}
             },
         }
         emit = (events if events is not None else []).append
-        folder = tmp_path / "staging"
-        return Job("distill", "key", "e", section, {"exemplars": exemplars}, folder, lambda k, **f: emit((k, f)))
+        read = {"retrieval": retrieval, **({"questions": questions} if questions else {})}
+        return Job("distill", "key", "e", section, read, tmp_path / "a" / "staging", lambda k, **f: emit((k, f)))
 
     return make
 
 
 def facts(tmp_path, kind):
-    return json.loads((tmp_path / "staging" / "facts" / f"{kind}.json").read_text())
+    return json.loads((tmp_path / "a" / "staging" / "facts" / f"{kind}.json").read_text())
 
 
 def test_documents_and_their_tokens(job, tmp_path):
@@ -69,7 +76,7 @@ def test_documents_and_their_tokens(job, tmp_path):
     measured = {fields["name"]: fields["value"] for kind, fields in events if kind == "metric"}
     assert measured["documents"] == told["documents"]
     assert measured["tokens"] == tokens["tokens"]
-    rows = Loader({"distilled": tmp_path / "staging" / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
+    rows = Loader({"distilled": tmp_path / "a" / "staging" / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
     assert rows.row_length == 128
 
 
@@ -83,13 +90,40 @@ def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tm
     assert facts(tmp_path, "documents")["prompts"] == 24
 
 
-def test_an_attempt_that_answers_more_is_tokenised_anew(job, tmp_path):
-    with FakeOpenAI(faults=lambda arrival: "400" if arrival < 12 else None) as server:
-        distill.work(job(server, endpoint={"concurrency": 1}))
-        few = facts(tmp_path, "tokens")["documents"]
-        server.faults = always(None)
-        distill.work(job(server, endpoint={"concurrency": 1}))
-    assert facts(tmp_path, "tokens")["documents"] > few
+def test_the_data_card_tells_what_there_is(job, tmp_path):
+    replies = iter(["no json", json.dumps({"reasoning": "We are asked for it.", "answer": "<script>x</script> ok"})])
+    with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body), per_million=(1.0, 2.0)) as server:
+        prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0, "concurrency": 1}
+        distill.work(job(server, endpoint=prices))
+    folder = tmp_path / "a" / "staging" / "output" / "data_card"
+    assert {path.name for path in folder.iterdir()} == {"data_card.html", "data_card.md", "data_card.json"}
+    plain = json.loads((folder / "data_card.json").read_text())
+    assert plain["documents"] + sum(plain["rejected"].values()) == plain["prompts"] == 24
+    assert plain["counts"]["difficulties"]
+    assert plain["samples"]["unparsable"][0]["reply"] == "no json"
+    assert sum(spent for _, spent in plain["curve"]) == pytest.approx(server.dollars)
+    page, text = (folder / "data_card.html").read_text(), (folder / "data_card.md").read_text()
+    assert page.count("<svg") == 7, "kinds, mix, difficulty, reasons, two lengths and cost"
+    assert "<script>x" not in page
+    for said in ("fake, in place of a teacher", "difficulty and thresholds", "no benchmark was held out", "unparsable"):
+        assert said in page
+        assert said in text
+    assert facts(tmp_path, "data_card")["documents"] == plain["documents"]
+
+
+def test_what_a_benchmark_asks_is_neither_prompt_nor_document(job, tmp_path):
+    with FakeOpenAI() as server:
+        distill.work(job(server, prompts=3))
+        first = json.loads((tmp_path / "a" / "staging" / "scratch" / "prompts-00000.jsonl").read_text().splitlines()[0])
+        shutil.rmtree(tmp_path / "a")
+        question = {"benchmark": "trivia_qa", "example": "7", "text": first["query"]}
+        (tmp_path / "q").mkdir()
+        (tmp_path / "q" / "questions.jsonl").write_text(json.dumps(question) + "\n")
+        distill.work(job(server, prompts=3, questions=tmp_path / "q"))
+    told = facts(tmp_path, "documents")
+    assert told["held_out"] == 1
+    if len(first["query"].split()) >= 5:  # a shorter one says nothing
+        assert told["prompt_sets"]["wikipedia"]["left_out"] == {"in_a_benchmark": 1}
 
 
 def test_bad_input_is_told_before_anything_is_sent(job, monkeypatch):
@@ -101,6 +135,11 @@ def test_bad_input_is_told_before_anything_is_sent(job, monkeypatch):
             distill.work(job(server, endpoint={"model": "other"}))
         with pytest.raises(ConfigError, match="8 usable records, but every prompt is shown 9"):
             distill.work(job(server, neighbours=9))
+        hub = {"name": "chats", "source": "hub"}
+        with pytest.raises(ConfigError, match="prompt set 'chats': `path` is not set"):
+            distill.work(job(server, prompt_sets=[hub]))
+        with pytest.raises(ConfigError, match="prompt set 'chats': `revision` 'main'"):
+            distill.work(job(server, prompt_sets=[{**hub, "path": "a/b", "revision": "main"}]))
         with pytest.raises(ConfigError, match="no template 'x'"):
             distill.work(job(server, teachers=[{"endpoint": "t", "template": "x"}]))
         assert not server.bodies

@@ -1,0 +1,20 @@
+"""Index (paper §3.2): the exemplars' vectors and an index over them, made once and reused by every distillation."""
+
+from configs.distill import IndexConfig
+from data.embeddings import encoder_for
+from data.retrieval import EXEMPLARS, build_index
+from tasks.stage import Job, stage
+
+
+@stage("index", version=1, outputs=("retrieval",))
+def index(job: Job) -> None:
+    """Embed and index the exemplars. A resumed run takes the vectors that were already made."""
+    config = job.part("index", IndexConfig)
+    encoder = encoder_for(config.embedding, job.scratch / "vectors", job.emit)
+    encoder.embedder.check()
+    facts = build_index(job.inputs["exemplars"] / EXEMPLARS, encoder, config, job.output("retrieval"), job.emit)
+    encoder.close()
+    for name in ("count", "recall", "index_bytes"):
+        job.emit("metric", name=name, step=0, value=facts[name])
+    told = {name: value for name, value in facts.items() if name not in ("format", "kind", "sha256")}
+    job.describe("retrieval", index_kind=facts["kind"], **told)
