@@ -15,6 +15,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from prefect.settings import PREFECT_API_URL
+
 from configs.schema import LaunchConfig
 from configs.section import ConfigError
 from tasks.crew import Crew
@@ -42,7 +44,7 @@ def ray_crew(launch: LaunchConfig) -> Iterator[Crew]:
     if mine:
         _connect(ray, launch.ray_address)
     try:
-        _reachable_api(ray)
+        check_api(ray, PREFECT_API_URL.value() or "")
 
         def capacity() -> int:
             return launch.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -96,11 +98,8 @@ def _unreachable(address: str, why: str) -> str:
     )
 
 
-def _reachable_api(ray: Any) -> None:
+def check_api(ray: Any, url: str) -> None:
     """Task runs on other hosts report to Prefect: at a loopback address they would find nobody."""
-    from prefect.settings import PREFECT_API_URL
-
-    url = PREFECT_API_URL.value() or ""
     host = urlsplit(url).hostname or ""
     others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {ray.util.get_node_ip_address()}
     if others and (not host or host == "localhost" or (_is_ip(host) and ip_address(host).is_loopback)):
