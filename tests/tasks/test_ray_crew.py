@@ -18,6 +18,7 @@ def enter(**launch):
 
 def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'nautile\[ray\]'"):
         enter()
 
@@ -35,6 +36,13 @@ def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
 def test_an_address_where_nobody_listens(address, told):
     with pytest.raises(ConfigError, match=told):
         enter(ray_address=address.format(port=free_port()))
+
+
+def test_a_token_that_is_missing_is_named():
+    deep = ConnectionError("no cluster at 10.0.0.1:6379")
+    deep.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
+    assert "RAY_AUTH_TOKEN_PATH" in ray_crew._why(deep)
+    assert ray_crew._why(ConnectionError("nobody\nat all")) == "nobody"
 
 
 @pytest.mark.parametrize(
