@@ -1,15 +1,14 @@
 """What the terminal knows of a run: one line a stage, with progress, rate and time left. No drawing here."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tasks.progress import Pace
 from tasks.wording import amount, duration
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
-RATE_WINDOW_S = 30.0
 
 
 @dataclass
@@ -26,19 +25,14 @@ class Line:
     artifacts: tuple[str, ...] = ()
     started: float | None = None
     seconds: float | None = None
-    history: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
+    pace: Pace = field(default_factory=Pace)
 
     def rate(self) -> float | None:
-        """Units a second over the last half minute; None until two reports have come."""
-        if len(self.history) < 2:
-            return None
-        (then, before), (now, after) = self.history[0], self.history[-1]
-        return (after - before) / (now - then) if now > then and after > before else None
+        return self.pace.rate()
 
     def left(self) -> float | None:
         """Seconds to go at the present rate."""
-        rate = self.rate()
-        return (self.total - self.done) / rate if rate and self.total and self.done is not None else None
+        return self.pace.left(self.done, self.total)
 
     def share(self) -> float | None:
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
@@ -56,20 +50,15 @@ class Board:
         line = self.lines[label]
         line.state, line.attempt = "running", attempt
         line.started = self._clock() if line.started is None else line.started
-        line.history.clear()
+        line.pace.begin()
 
     def advance(self, label: str, done: float | None, total: float | None, unit: str, note: str) -> None:
         line = self.lines[label]
         if line.state != "running":
             self.begin(label)
-        if unit != line.unit or (done is not None and line.done is not None and done < line.done):
-            line.history.clear()  # another part of the stage began: its rate is its own
         line.done, line.total, line.unit, line.note = done, total, unit, note
         if done is not None:
-            now = self._clock()
-            line.history.append((now, done))
-            while len(line.history) > 2 and now - line.history[0][0] > RATE_WINDOW_S:
-                line.history.popleft()
+            line.pace.add(self._clock(), done, unit)
 
     def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
         """`reason`: why it failed. Without one the last note stays, for it says what was reached."""

@@ -217,6 +217,7 @@ class _Attempt:
                 "parent": os.getpid(),
                 "launch": self.context.launch.model_dump(mode="json"),
                 "commit": code_commit(),
+                "host": host(),
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             },
         )

@@ -22,8 +22,9 @@ from configs.section import Retryable
 from store.artifacts import Artifact, Store
 from tasks.attempt import run_stage
 from tasks.prefect_units import task_crew
-from tasks.progress import StageUpdate, notify, subscribe
+from tasks.progress import Pace, StageUpdate, notify, subscribe
 from tasks.stage import RunContext, Stage, StageCrash
+from tasks.wording import amount, duration
 
 logger = logging.getLogger(__name__)
 
@@ -108,14 +109,17 @@ class _Board:
         self._artifact: UUID | None = None
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
+        self._pace = Pace()
 
     def hear(self, update: StageUpdate) -> None:
         if (update.label, update.run_id) != (self._label, self._run_id):
             return
         self._last = update
+        if update.state == "running" and update.done is not None:
+            self._pace.add(time.monotonic(), update.done, update.unit)
         if update.state == "running" and update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
             self._shown_at = time.monotonic()
-            self._show(100.0 * update.share, _words(update))
+            self._show(100.0 * update.share, _words(update, self._pace))
 
     def finish(self, context: RunContext, outputs: dict[str, str]) -> None:
         """Fill the bar and leave a table of what was made."""
@@ -154,11 +158,15 @@ def _described(artifact: Artifact) -> str:
     return f"{artifact.id}: {len(artifact.manifest['files'])} files, {artifact.bytes:,} bytes"
 
 
-def _words(update: StageUpdate) -> str:
+def _words(update: StageUpdate, pace: Pace | None = None) -> str:
     parts: list[str] = [update.state]
     if update.done is not None:
         whole = f" of {update.total:g}" if update.total else ""
         parts.append(f"{update.done:g}{whole} {update.unit}".rstrip())
+    if pace and (rate := pace.rate()):
+        parts.append(f"{amount(rate)} {update.unit}/s")
+    if pace and (left := pace.left(update.done, update.total)):
+        parts.append(f"{duration(left)} left")
     if update.note:
         parts.append(update.note)
     if update.seconds is not None:

@@ -8,6 +8,7 @@ between them is ours, because nothing interrupts Prefect's own (a cancelled run 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from prefect.transactions import BaseTransaction
 
 from configs.schema import LaunchConfig
 from configs.section import Retryable
@@ -85,7 +87,12 @@ class TaskCrew:
         return self.capacity()
 
     def submit(self, order: Order) -> Flight:
-        return TaskFlight(self.runner.submit(unit_run, order.plain()), self.lost)
+        return TaskFlight(copy_context().run(self._submit, order), self.lost)
+
+    def _submit(self, order: Order) -> PrefectFuture[Any]:
+        # Apart from the stage's transaction: one unit that fails would roll back all that have ended before it.
+        BaseTransaction.__var__.set(None)
+        return self.runner.submit(unit_run, order.plain())
 
 
 @contextmanager

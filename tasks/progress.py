@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,6 +37,48 @@ class StageUpdate:
     def share(self) -> float | None:
         """0..1, None while unknown."""
         return None if self.done is None or not self.total else min(1.0, max(0.0, self.done / self.total))
+
+
+RATE_WINDOW_S = 30.0
+
+
+class Pace:
+    """How fast a count rises, over the last half minute; over longer if it has risen only once in that time.
+
+    Files of five minutes each must not show a rate that comes and goes.
+    """
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[float, float]] = deque(maxlen=256)
+        self._unit = ""
+
+    def begin(self) -> None:
+        """Forget all: something else is counted from now on."""
+        self._reports.clear()
+
+    def add(self, now: float, done: float, unit: str) -> None:
+        """Another unit, or a count that fell, is another part of the stage: its rate is its own."""
+        reports = self._reports
+        if unit != self._unit or (reports and done < reports[-1][1]):
+            self.begin()
+        self._unit = unit
+        if len(reports) > 1 and reports[-1][1] == reports[-2][1] == done:
+            reports.pop()
+        reports.append((now, done))
+        while len(reports) > 2 and now - reports[0][0] > RATE_WINDOW_S and reports[1][1] < done:
+            reports.popleft()
+
+    def rate(self) -> float | None:
+        """A second; None until two reports have come."""
+        if len(self._reports) < 2:
+            return None
+        (then, before), (now, after) = self._reports[0], self._reports[-1]
+        return (after - before) / (now - then) if now > then and after > before else None
+
+    def left(self, done: float | None, total: float | None) -> float | None:
+        """Seconds to go at the present rate."""
+        rate = self.rate()
+        return (total - done) / rate if rate and total and done is not None else None
 
 
 Listener = Callable[[StageUpdate], Any]

@@ -15,6 +15,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from prefect.settings import PREFECT_API_URL
+
 from configs.schema import LaunchConfig
 from configs.section import ConfigError
 from tasks.crew import Crew
@@ -32,6 +34,8 @@ ABSENT = (
 def ray_crew(launch: LaunchConfig) -> Iterator[Crew]:
     """Connected to the cluster for the length of the block. Raises `ConfigError` if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    wanted = launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    _check_listens(wanted)
     try:
         import ray
         from prefect_ray import RayTaskRunner
@@ -40,9 +44,9 @@ def ray_crew(launch: LaunchConfig) -> Iterator[Crew]:
         raise ConfigError(ABSENT) from error
     mine = not ray.is_initialized()
     if mine:
-        _connect(ray, launch.ray_address)
+        _connect(ray, wanted)
     try:
-        _reachable_api(ray)
+        check_api(ray, PREFECT_API_URL.value() or "")
 
         def capacity() -> int:
             return launch.workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -55,18 +59,26 @@ def ray_crew(launch: LaunchConfig) -> Iterator[Crew]:
             ray.shutdown()  # the cluster ends what this run still has there
 
 
-def _connect(ray: Any, address: str) -> None:
-    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
-    _check_listens(wanted)
+def _connect(ray: Any, wanted: str) -> None:
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if main else None
     try:
         ray.init(wanted, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ConfigError(_unreachable(wanted, str(error).splitlines()[0])) from error
+        raise ConfigError(_unreachable(wanted, _why(error))) from error
     finally:
         if main:
             signal.signal(signal.SIGTERM, handler)
+
+
+def _why(error: BaseException) -> str:
+    """Ray says of a token that it misses only deep in the chain of what it raises."""
+    found: BaseException | None = error
+    while found is not None:
+        if "Authentication" in f"{type(found).__name__} {found}":
+            return "it asks for a token: put the head's at ~/.ray/auth_token or where RAY_AUTH_TOKEN_PATH says"
+        found = found.__cause__ or found.__context__
+    return str(error).splitlines()[0]
 
 
 def _check_listens(address: str) -> None:
@@ -96,11 +108,8 @@ def _unreachable(address: str, why: str) -> str:
     )
 
 
-def _reachable_api(ray: Any) -> None:
+def check_api(ray: Any, url: str) -> None:
     """Task runs on other hosts report to Prefect: at a loopback address they would find nobody."""
-    from prefect.settings import PREFECT_API_URL
-
-    url = PREFECT_API_URL.value() or ""
     host = urlsplit(url).hostname or ""
     others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {ray.util.get_node_ip_address()}
     if others and (not host or host == "localhost" or (_is_ip(host) and ip_address(host).is_loopback)):

@@ -14,6 +14,7 @@ from typing import Any
 
 from configs.section import ConfigError
 from store.durable import read_json, write_json
+from store.manifest import code_commit, host
 from tasks.calling import Traces, command, environment, judge
 from tasks.child import pause, run_child
 from tasks.rounds import Place
@@ -64,6 +65,7 @@ def do(order: Order, before: int = 0) -> Outcome:
     traces.folder.mkdir(parents=True, exist_ok=True)
     traces.forget()
     request = json.loads(Path(order.request).read_text(encoding="utf-8"))
+    _check_code(request)
     arguments = (order.request, order.step, order.unit, str(order.slot), str(os.getpid()))
     ended = run_child(
         command("tasks.launch", *arguments),
@@ -101,6 +103,15 @@ def _check_order(order: Order) -> None:
         )
     if found != {"attempt": order.attempt}:
         raise StageCancelled(f"{order.step} {order.unit}: its attempt is over")
+
+
+def _check_code(request: dict[str, Any]) -> None:
+    """Bytes must not depend on the host. On the run's own host the code may be edited while it runs."""
+    if request["host"] != host() and request["commit"] != code_commit():
+        raise ConfigError(
+            f"host {host()} has commit {code_commit() or 'unknown'} of this code, and the run's host {request['host']} "
+            f"has {request['commit'] or 'unknown'}: install the same on every host of the cluster"
+        )
 
 
 def _wait(order: Order, seconds: float) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flows.board import RATE_WINDOW_S, Board, describe
+from flows.board import Board, describe
+from tasks.progress import RATE_WINDOW_S
 
 
 class Clock:
@@ -51,6 +52,16 @@ def test_the_rate_is_that_of_the_last_half_minute(board, clock):
     for _ in range(10):
         advance(board, clock, RATE_WINDOW_S / 10, 30 + 3 * (_ + 1))
     assert board.lines["pretrain"].rate() == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_rises_seldom_keeps_its_rate(board, clock):
+    """A file each five minutes, told of three times a second."""
+    for second in range(1200):
+        advance(board, clock, 1, second // 300)
+        advance(board, clock, 0.3, second // 300)
+    line = board.lines["pretrain"]
+    assert line.rate() == pytest.approx(1 / 390, rel=0.7)
+    assert line.left() == pytest.approx(97 * 390, rel=0.7)
 
 
 def test_another_unit_or_a_step_back_begins_the_rate_anew(board, clock):

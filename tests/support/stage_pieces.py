@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.section import ConfigError, Retryable, Section
-from data.shards import write_atomically
+from store.durable import write_text
 from tasks.job import Job
 from tasks.rounds import Round, set_aside, units
 from tasks.stage import stage
@@ -119,7 +119,7 @@ def _count(path: Path) -> int:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_text(path, text)
 
 
 def _wait_at(gate: Path, unit: str) -> None:

@@ -1,5 +1,6 @@
 """Units of a stage without Prefect: marks, set aside, gone on with by any number of workers, ended with the parent."""
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -276,6 +277,15 @@ def test_an_order_of_an_attempt_that_is_over_is_not_followed(tmp_path):
     elsewhere = Order("/no/such/store/staging/key/request.json", 1, "cut", "a", 1)
     with pytest.raises(ConfigError, match="must lie on a file system that all of them share"):
         do(elsewhere)
+
+
+def test_a_host_with_other_code_is_refused(tmp_path):
+    folder = tmp_path / "staging" / "key"
+    folder.mkdir(parents=True)
+    (folder / "request.json").write_text(json.dumps({"host": "head", "commit": "a" * 40}))
+    open_orders(folder, 1)
+    with pytest.raises(ConfigError, match=r"the run's host head has a{40}: install the same on every host"):
+        do(Order(str(folder / "request.json"), 1, "cut", "a", 1))
 
 
 def test_ray_is_reached_through_a_flow_only(store):

@@ -16,7 +16,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
 from prefect.exceptions import PrefectException
-from prefect.testing.utilities import prefect_test_harness
 
 from configs.section import ConfigError, Retryable
 from store.artifacts import Store
@@ -26,16 +25,7 @@ from tasks.stage import RunContext, StageCrash
 from tests.support.stage_parent import wait_for
 from tests.support.stage_sums import section, sums
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-        patch.setenv("DO_NOT_TRACK", "1")
-        with prefect_test_harness(server_startup_timeout=180):
-            yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 
 @pytest.fixture(autouse=True)
