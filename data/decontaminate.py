@@ -136,8 +136,12 @@ class _Sieve:
 
     def __init__(self, width: int, tables: list[_Table], values: np.ndarray) -> None:
         self._width, self._tables = width, tables
-        places = np.concatenate([table.places + table.skips for table in tables])
-        self._anchors = np.unique(_windows(values, width)[places])
+        windows = _windows(values, width)
+        anchors = [windows[table.places + table.skips] for table in tables]
+        self._anchors = np.unique(np.concatenate(anchors))
+        self._uses = np.zeros(len(self._anchors), np.uint64)  # of each anchor, a bit for every table it may be of
+        for number, own in enumerate(anchors):
+            self._uses[np.searchsorted(self._anchors, own)] |= _use(number)
         address = _address(self._anchors)
         self._bits = np.zeros(1 << (_BITS - 3), np.uint8)
         np.bitwise_or.at(self._bits, address >> 3, _bit(address))
@@ -148,14 +152,15 @@ class _Sieve:
         address = _address(windows)
         lit = np.flatnonzero(self._bits[address >> 3] & _bit(address))
         at = np.minimum(np.searchsorted(self._anchors, windows[lit]), len(self._anchors) - 1)
-        lit = lit[self._anchors[at] == windows[lit]]
-        if not len(lit):
-            return
-        for table in self._tables:
-            starts = np.unique(lit[:, None] - np.arange(table.slack + 1))
-            starts = starts[(starts >= 0) & (starts + table.length <= len(block.values))]
-            numbers = table.find(grams_at(block.values, starts, table.length))
-            yield table, starts[numbers >= 0], numbers[numbers >= 0]
+        there = self._anchors[at] == windows[lit]
+        lit, uses = lit[there], self._uses[at[there]]
+        used = int(np.bitwise_or.reduce(uses))
+        for number, table in enumerate(self._tables):
+            if used & int(_use(number)):
+                starts = np.unique(lit[(uses & _use(number)) != 0, None] - np.arange(table.slack + 1))
+                starts = starts[(starts >= 0) & (starts + table.length <= len(block.values))]
+                numbers = table.find(grams_at(block.values, starts, table.length))
+                yield table, starts[numbers >= 0], numbers[numbers >= 0]
 
 
 def _tables(
@@ -224,6 +229,10 @@ def _windows(values: np.ndarray, width: int) -> np.ndarray:
 
 def _address(windows: np.ndarray) -> np.ndarray:
     return (mixed(windows) >> np.uint64(64 - _BITS)).view(np.int64)
+
+
+def _use(table: int) -> np.uint64:
+    return np.uint64(1 << table % 64)
 
 
 def _bit(address: np.ndarray) -> np.ndarray:
