@@ -43,7 +43,7 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
     """What `stage` depends on, as plain JSON data: its own section and the shared parts it reads, nothing else.
 
     This is what its key hashes: a change in `reason` must not touch the key of `pretrain`. `source` picks the one
-    source of an ingest.
+    source of an ingest, or the endpoint whose model an evaluation asks.
     """
     dump = config.model_dump(mode="json")
     if stage not in STAGES:
@@ -60,10 +60,22 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
         section["row_length"] = config.ingest.row_length
     if stage == "pretrain":
         section["model"] = dump["model"]
+    if stage == "evaluate":
+        _choose_model(config, section, source)
     used = {"distill": [t.endpoint for t in config.distill.teachers], "align": [config.align.judge.endpoint]}
     if stage in used:
         section["endpoints"] = {name: dump["endpoints"][name] for name in sorted(set(used[stage]))}
     return section
+
+
+def _choose_model(config: RunConfig, section: dict[str, Any], endpoint: str | None) -> None:
+    """Of `evaluate.models` an evaluation depends on the one it asks (None: on none, it asks a checkpoint)."""
+    models = {model["endpoint"]: model for model in section["evaluate"].pop("models")}
+    if endpoint is not None:
+        if endpoint not in models:
+            raise ConfigError(f"evaluate: no model {endpoint!r}; there are {sorted(models)}")
+        section["model_under_test"] = models[endpoint]
+        section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
 from configs.section import Section
 
@@ -231,27 +232,18 @@ class SelfDistillConfig(Section):
     optimizer: OptimizerConfig
 
 
-class BenchmarkChoice(Section):
-    """One benchmark to evaluate: its name in `evals/benchmarks.py` and how many items (None: all).
-
-    Its records come from the Hub at the pinned commit `revision`, or from the file `path` in the Hub's own schema.
-    """
-
-    name: str
-    items: PositiveInt | None = None
-    revision: str = ""
-    path: str = ""
-
-
 class EvaluateConfig(Section):
-    """Paper §5: zero-shot, strict."""
+    """Paper §5: zero-shot, strict. `ways`: `generate` is the paper's; `likelihood` also weighs each option's text."""
 
     benchmarks: tuple[BenchmarkChoice, ...]
+    ways: Annotated[tuple[Way, ...], Field(min_length=1)] = ("generate",)
+    models: tuple[ModelUnderTest, ...] = ()  # besides our checkpoints: an evaluation of its own each
     held_out: ProblemsConfig | None = None  # held-out problems of the reinforcement stages' own kind
     max_tokens: PositiveInt = 512
     prompt_length: PositiveInt = 512
     batch: PositiveInt = 32
     temperature: NonNegativeFloat = 0.0
+    budget_dollars: NonNegativeFloat = 0.0  # of each of `models`; 0: none
     tables: bool = True
 
 
@@ -323,6 +315,7 @@ class RunConfig(Section):
                 )
         asked = [("align.judge.endpoint", self.align.judge.endpoint)]
         asked += [(f"distill.teachers.{i}.endpoint", t.endpoint) for i, t in enumerate(self.distill.teachers)]
+        asked += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
         for field, name in asked:
             if name not in self.endpoints:
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")

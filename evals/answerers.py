@@ -14,6 +14,7 @@ from configs.section import ConfigError, Retryable
 from data.chat import Reply, encode_prompt, parse_completion, parse_text
 from data.endpoints import ChatFailure, ChatReply, ChatRequest, EndpointPool
 from data.tokenizer import tokenizer_for
+from evals.checkpoints import load_checkpoint
 
 logger = logging.getLogger(__name__)
 SMALLEST_BUCKET = 256  # below it a second compilation costs more than the padding
@@ -60,12 +61,10 @@ class CheckpointAnswerer:
     """
 
     def __init__(self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None) -> None:
-        from model.checkpoint import load_weights
         from model.generate import Generator, Sampling
 
-        self._params, self._model, self._tokenizer_config = load_weights(folder)
-        _same_vocabulary(folder, self._tokenizer_config, tokenizer, self._model.vocabulary)
-        self._tokenizer = tokenizer_for(self._tokenizer_config)
+        self._params, self._model, found, self.name = load_checkpoint(folder, tokenizer)
+        self._tokenizer = tokenizer_for(found)
         self._sampling = Sampling(
             max_tokens=config.max_tokens,
             temperature=config.temperature,
@@ -77,7 +76,6 @@ class CheckpointAnswerer:
             for length in buckets(config.prompt_length)
         }
         self.batch = config.batch
-        self.name = f"checkpoint {_digest(folder / 'weights.safetensors')[:12]}"
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
         ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
@@ -160,21 +158,3 @@ def _from_chat(reply: ChatReply) -> Answer:
         tokens_out=reply.tokens_out,
         latency_s=reply.latency_s,
     )
-
-
-def _same_vocabulary(folder: Path, found: TokenizerConfig, wanted: TokenizerConfig | None, rows: int) -> None:
-    if wanted is not None and found != wanted:
-        raise ConfigError(
-            f"{folder}: the checkpoint was made with a tokenizer of {found.ranks} ranks, the configuration's has "
-            f"{wanted.ranks}; evaluate it with its own"
-        )
-    if found.vocabulary > rows:
-        raise ConfigError(
-            f"{folder}: config.json pairs a tokenizer of {found.vocabulary} ids with a model of {rows} rows; "
-            f"the checkpoint belongs to another tokenizer"
-        )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """The paper's eleven benchmarks as data (§5, Table 2): where each lies, which split is reported, how it is asked.
 
-The split is the one that is usually reported, and no training stage reads any of them. A pinned commit comes from the
-configuration (`evaluate.benchmarks[].revision`); nothing is loaded from the Hub without one.
+The split is the one that is usually reported, and no training stage reads any of them. Each is read at a pinned commit,
+`PINNED`, unless the configuration names another (`evaluate.benchmarks[].revision`).
 """
 
 import random
@@ -32,10 +32,32 @@ class Benchmark:
     ask: str = "{question}"  # the prompt where there are no options
     gated: bool = False
 
+    @property
+    def pinned(self) -> str:
+        """The commit of `hub` that is read where the configuration names none."""
+        return PINNED[self.hub]
+
 
 NUMBER_PROMPT = "{question} Give the result as your final answer. Do not include units."
 ALIAS_PROMPT = "{question}\n\nAnswer with the name or phrase alone."
 MATH_PROMPT = "{question}\n\nGive the final answer once, in \\boxed{{}}."
+
+# Commits that published harnesses and papers pin, each found in several of them; the Hub itself was out of reach when
+# they were written down, so a wrong one would show as a refusal, never as other data. PIQA's repository holds a loading
+# script, which the client no longer runs: its commit is the Hub's own conversion to Parquet.
+PINNED: dict[str, str] = {
+    "allenai/openbookqa": "388097ea7776314e93a529163e0fea805b8a6454",
+    "allenai/ai2_arc": "210d026faf9955653af8916fad021475a3f00453",
+    "tau/commonsense_qa": "94630fe30dad47192a8546eb75f094926d47e155",
+    "openai/gsm8k": "e53f048856ff4f594e959d75785d2c2d37b678ee",
+    "ybisk/piqa": "142c51238b3ca2bc61e9a075913871b8b600e8e1",
+    "google/IFEval": "966cd89545d6b6acfd7638bc708b98261ca58e84",
+    "mandarjoshi/trivia_qa": "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f",
+    "HuggingFaceH4/MATH-500": "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    "TIGER-Lab/MMLU-Pro": "b189ec765aa7ed75c8acfea42df31fdae71f97be",
+    "cais/mmlu": "c30699e8356da336a370243923dbaf21066bb9fe",
+    "Idavidrein/gpqa": "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
+}
 
 BENCHMARKS: dict[str, Benchmark] = {
     one.name: one
@@ -170,4 +192,5 @@ def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> It
         instructions=question.instructions,
         arguments=question.arguments,
         category=question.category,
+        question=question.text,
     )

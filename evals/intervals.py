@@ -74,3 +74,31 @@ def _mcnemar(only_a: int, only_b: int) -> float:
     pairs = only_a + only_b
     tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
+
+
+def paired_bootstrap(
+    groups: Sequence[tuple[Sequence[bool], Sequence[bool]]],
+    weights: Sequence[float],
+    seed: int = 0,
+    draws: int = 10_000,
+) -> tuple[float, float, float, float]:
+    """Lead of the second model in a weighted mean of benchmarks, its 95 % interval, and a two-sided p.
+
+    `groups` hold both models' verdicts on each benchmark's questions; a draw takes questions, so the two verdicts on
+    one stay together. Only how many questions each side alone got right matters, and those counts are multinomial. p:
+    the share of draws, doubled, in which the lead is none or turned round (at least 1 / `draws`).
+    """
+    if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
+        raise ValueError("a paired test needs the same questions on both sides of every benchmark")
+    draw = np.random.default_rng(seed)
+    lead, leads = 0.0, np.zeros(draws)
+    for (a, b), weight in zip(groups, weights, strict=True):
+        n = len(a)
+        gains = sum(y and not x for x, y in zip(a, b, strict=True))
+        losses = sum(x and not y for x, y in zip(a, b, strict=True))
+        counts = draw.multinomial(n, [gains / n, losses / n, max(0.0, 1 - (gains + losses) / n)], size=draws)
+        lead += weight * (gains - losses) / n
+        leads += weight * (counts[:, 0] - counts[:, 1]) / n
+    low, high = np.quantile(leads, [0.025, 0.975])
+    turned = min(np.mean(leads <= 0), np.mean(leads >= 0))
+    return lead, float(low), float(high), float(min(1.0, max(2 * turned, 1 / draws)))

@@ -19,7 +19,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 def check(choice: BenchmarkChoice) -> None:
     """Refuse what could never be loaded, without loading anything: fit to be asked before hours of training.
 
-    Raises `ConfigError` for an unknown name, or a benchmark with neither a pinned commit nor a file.
+    Raises `ConfigError` for an unknown name, or a revision that is no commit.
     """
     if choice.name in STAND_INS:
         if choice.revision or choice.path:
@@ -31,10 +31,11 @@ def check(choice: BenchmarkChoice) -> None:
         raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
     if choice.path and choice.name in COMPOSITES:
         raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
-    if not choice.path and not COMMIT.fullmatch(choice.revision):
+    if choice.revision and not COMMIT.fullmatch(choice.revision):
         raise ConfigError(
-            f"evaluate.benchmarks: {choice.name!r} needs `revision`, a full commit hash of {BENCHMARKS[names[0]].hub} "
-            f"(from its page's history), so that the score can be had again; or `path`, a file of its records"
+            f"evaluate.benchmarks: {choice.name!r} needs as `revision` a full commit hash of "
+            f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be had again; "
+            f"without one it is {BENCHMARKS[names[0]].pinned}"
         )
 
 
@@ -50,7 +51,8 @@ def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
     loaded = {}
     for name in COMPOSITES.get(choice.name, (choice.name,)):
         benchmark = BENCHMARKS[name]
-        records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, choice.revision)
+        revision = choice.revision or benchmark.pinned
+        records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, revision)
         loaded[name] = choose(items_of(benchmark, records, seed), choice.items, seed)
     return loaded
 

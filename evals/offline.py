@@ -69,7 +69,8 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
         others = rng.sample([title for title in by_topic[article.topic] if title != article.title], 3)
         options = [article.title, *others]
         rng.shuffle(options)
-        prompt = multiple_choice(f"Which of these is described as: {article.description}?", tuple(options))
+        question = f"Which of these is described as: {article.description}?"
+        prompt = multiple_choice(question, tuple(options))
         expected = LETTERS[options.index(article.title)]
         item = Item(
             "wiki_choice",
@@ -80,6 +81,7 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
             expected,
             options=tuple(options),
             category=article.topic,
+            question=question,
         )
         items.append(item)
         if len(items) == (count or DEFAULT_COUNT):

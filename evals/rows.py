@@ -1,7 +1,7 @@
 """The rows file of an evaluation: one JSON line per sample, appended the moment it is graded, never rewritten.
 
-Rows hold nothing that changes from one execution to the next (no times), so an evaluation that was killed and
-continued leaves the same bytes as one that was not.
+Rows hold nothing that changes from one execution to the next, so an evaluation that was killed and continued leaves the
+same bytes as one that was not; times have a file of their own, of the same kind.
 """
 
 import hashlib
@@ -23,15 +23,10 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[Row] = []
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows = read_rows(path) if path.exists() else []
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
-        for number, line in enumerate(content[:whole].splitlines(), 1):
-            try:
-                self.rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all again") from None
         if whole < len(content):
             with path.open("r+b") as file:
                 file.truncate(whole)
@@ -39,12 +34,26 @@ class RowFile:
     def append(self, rows: Iterable[Row]) -> None:
         """Write `rows` in one go and see them to the disk."""
         rows = list(rows)
+        if not rows:
+            return
         lines = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
         with self.path.open("ab") as file:
             file.write(lines.encode("utf-8", errors="replace"))
             file.flush()
             os.fsync(file.fileno())
         self.rows += rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole lines of the file, which stays as it is; a last line that is still being written is none yet."""
+    content = path.read_bytes()
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all again") from None
+    return rows
 
 
 def digest(prompt: str) -> str:

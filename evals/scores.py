@@ -64,10 +64,18 @@ def composite(name: str, parts: Mapping[str, Sequence[Row]], seed: int = 0) -> S
     }
 
 
-def summarise(rows: Sequence[Row], model: str, protocol: Mapping[str, Any], seed: int = 0) -> Scores:
+def summarise(
+    rows: Sequence[Row],
+    model: str,
+    protocol: Mapping[str, Any],
+    seed: int = 0,
+    column: str = "nautile_370m",
+    weighed: Sequence[Row] = (),
+) -> Scores:
     """`scores.json`: every benchmark of `rows`, the composites whose parts are all there, and the paper's average.
 
-    The average is that of all eleven rows of Table 2 (ARC as one of them), None while one is missing.
+    The average is that of all eleven rows of Table 2 (ARC as one of them), None while one is missing. `column`: the
+    paper's column that this model fills, "" for none. `weighed`: rows of the likelihood of options.
     """
     by_name: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -80,12 +88,32 @@ def summarise(rows: Sequence[Row], model: str, protocol: Mapping[str, Any], seed
     scores = {
         "schema": SCHEMA,
         "model": model,
+        "column": column,
         "protocol": dict(protocol),
         "benchmarks": {name: score(name, found) for name, found in by_name.items()},
         "composites": composites,
     }
     scores["average"] = _average(scores, by_name, seed)
+    if weighed:
+        scores["likelihood"] = likelihood(weighed, seed)
     return scores
+
+
+def likelihood(rows: Sequence[Row], seed: int = 0) -> dict[str, Scores]:
+    """Scores of rows of the likelihood of options, by benchmark and composite; `accuracy` is that per byte."""
+    by_name: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_name[row["benchmark"]].append(row)
+    found = {name: {**score(name, rows), "accuracy_by_sum": _by_sum(rows)} for name, rows in by_name.items()}
+    for name, parts in COMPOSITES.items():
+        if all(part in by_name for part in parts):
+            one = composite(name, {part: by_name[part] for part in parts}, seed)
+            found |= (
+                {name: {**one, "accuracy_by_sum": _mean([_by_sum(by_name[part]) for part in parts])}} if one else {}
+            )
+    for one in found.values():
+        one["differs"] = ["likelihood of each option per byte; the paper generates", *one["differs"]]
+    return found
 
 
 def title_of(name: str) -> str:
@@ -115,6 +143,10 @@ def differences(name: str, asked: int | None) -> list[str]:
     if benchmark and asked is not None and asked != benchmark.size:
         points.append(f"{asked:,} of the split's {benchmark.size:,} questions")
     return points
+
+
+def _by_sum(rows: Sequence[Row]) -> float | None:
+    return _mean([bool(row["strict_by_sum"]) for row in rows if row["left_out"] is None])
 
 
 def _share(asked: Sequence[Row]) -> dict[str, Any]:

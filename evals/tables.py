@@ -31,33 +31,62 @@ class Table:
 def table_2(models: Mapping[str, Scores]) -> Table:
     """One row a benchmark (paper Table 2, then the stand-ins that were run), one column a model of `models`.
 
-    `models` maps a column's title to its `scores.json`; the difference is the first one's to the paper's Nautile-370M.
+    `models` maps a column's title to its `scores.json`. Behind a model that fills a column of the paper's table stands
+    its difference to that column.
     """
-    first = next(iter(models.values()), None)
-    columns = ("Benchmark", *models, "Difference", *paper.MODELS.values(), "What differs")
-    rows, data = [], []
+    compared = {title: scores.get("column", "nautile_370m") for title, scores in models.items()}
+    headings = [part for title, column in compared.items() for part in ((title, "Difference") if column else (title,))]
+    columns = ("Benchmark", *headings, *paper.MODELS.values(), "What differs")
+    unmeasured = [MISSING] * len(headings)
+    rows: list[tuple[str, ...]] = [("Training tokens", *unmeasured, *paper.TRAINING_TOKENS.values(), "")]
+    data: list[dict[str, Any]] = []
     for name in (*paper.TABLE_2, "average"):
         figures = paper.TABLE_2_AVERAGE if name == "average" else paper.TABLE_2[name]
         found = {title: _found(scores, name) for title, scores in models.items()}
-        ours = _found(first, name) if first else None
-        lead = _points(ours["accuracy"]) - figures["nautile_370m"] if ours and ours["accuracy"] is not None else None
-        differs = list(ours["differs"]) if ours else []
-        shown = [with_interval(one) for one in found.values()]
-        theirs = [f"{figure:.1f}" for figure in figures.values()]
-        rows.append((title_of(name), *shown, signed(lead), *theirs, "; ".join(differs)))
-        data.append({"benchmark": name, "ours": found, "paper": dict(figures), "difference": lead, "differs": differs})
+        leads = {
+            title: _points(one["accuracy"]) - figures[compared[title]]
+            for title, one in found.items()
+            if compared[title] and one and one["accuracy"] is not None
+        }
+        differs = list(dict.fromkeys(point for one in found.values() if one for point in one["differs"]))
+        shown = []
+        for title, one in found.items():
+            shown += [with_interval(one), signed(leads.get(title))] if compared[title] else [with_interval(one)]
+        rows.append((title_of(name), *shown, *[f"{one:.1f}" for one in figures.values()], "; ".join(differs)))
+        data.append(_datum(name, found, dict(figures), leads, differs))
     for name in stand_ins_in(models):
         found = {title: _found(scores, name) for title, scores in models.items()}
         note = next(one["stand_in"] for one in found.values() if one)
-        shown = [with_interval(one) for one in found.values()]
-        rows.append((f"{title_of(name)} (stand-in)", *shown, MISSING, *[MISSING] * len(paper.MODELS), note))
-        data.append({"benchmark": name, "ours": found, "paper": None, "difference": None, "differs": [note]})
+        shown = [
+            cell
+            for title, one in found.items()
+            for cell in ((with_interval(one), MISSING) if compared[title] else (with_interval(one),))
+        ]
+        rows.append((f"{title_of(name)} (stand-in)", *shown, *[MISSING] * len(paper.MODELS), note))
+        data.append(_datum(name, found, None, {}, [note]))
     notes = (
         "Strict accuracy in percent, zero-shot, with the 95 % interval (Wilson; bootstrap for ARC, the average); the "
-        "paper's own figures in its columns. Difference: points above the paper's Nautile 370M.",
+        "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
         "The average is that of all eleven rows and is not formed while one is missing.",
     )
     return Table("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
+
+
+def _datum(
+    name: str,
+    found: Mapping[str, Any],
+    figures: dict[str, float] | None,
+    leads: Mapping[str, float],
+    differs: list[str],
+) -> dict[str, Any]:
+    return {
+        "benchmark": name,
+        "title": title_of(name),
+        "ours": dict(found),
+        "paper": figures,
+        "differences": dict(leads),
+        "differs": differs,
+    }
 
 
 def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Table:
@@ -69,7 +98,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Table
     name = benchmark or _reported(stages)
     same = name == "gsm8k"
     base = _found(stages.get("pretrain"), name)
-    columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient")
+    columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
         ours = _found(stages.get(stage), name)
@@ -89,16 +118,19 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Table
                 signed(difference, 2),
                 f"{ours['n']:,}" if measured else MISSING,
                 f"{_points(ours['accuracy_lenient']):.2f}" if measured else MISSING,
+                "; ".join(ours["differs"]) if measured and same else MISSING,
             )
         )
         data.append(
             {
                 "stage": stage,
+                "title": paper.TABLE_1_ROWS[stage],
                 "ours": ours,
                 "gain": gain,
                 "paper": figure,
                 "paper_gain": paper_gain,
                 "difference": difference,
+                "differs": list(ours["differs"]) if measured else [],
             }
         )
     notes = ["Strict accuracy in percent with the 95 % Wilson interval; each row builds on the one above."]

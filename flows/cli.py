@@ -241,6 +241,21 @@ def report(
     console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
 
 
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="an evaluation: an id, or a folder")],
+    second: Annotated[str, typer.Argument(metavar="B", help="another one, of the same questions")],
+    verdict: Annotated[str, typer.Option(help="strict or lenient")] = "strict",
+    way: Annotated[str, typer.Option(help="how they were asked: generate or likelihood")] = "generate",
+    changed: Annotated[int, typer.Option(min=0, help="how many of the samples that changed to show")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Two evaluations on the same questions: paired tests, and the samples whose verdict changed."""
+    from flows.compare import compared, view
+
+    _show(compared(_store(), first, second, verdict, way), as_json, lambda found: view(found, changed))
+
+
 @store_app.command()
 def verify(
     artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,

@@ -108,4 +108,11 @@ def _graph(config: RunConfig) -> list[_Node]:
             nodes.append(_Node(trained, trained, needs={"checkpoint": Need(before, "checkpoint")}))
         nodes.append(_Node("evaluate", f"evaluate:{trained}", needs={"checkpoint": Need(trained, "checkpoint")}))
         before = trained
+    for model in config.evaluate.models:
+        label = f"evaluate:{model.endpoint}"
+        if any(node.label == label for node in nodes):
+            raise ConfigError(
+                f"evaluate.models: {label!r} would be there twice; rename the endpoint {model.endpoint!r}"
+            )
+        nodes.append(_Node("evaluate", label, source=model.endpoint))
     return nodes

@@ -1,45 +1,59 @@
-"""Evaluation as a stage: a checkpoint in, an `evaluation` out (paper §5): scores, rows, samples to read."""
+"""Evaluation as a stage: a checkpoint or an endpoint in, an `evaluation` out (paper §5): scores, rows, tables."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import quantiles
 
+from configs.evaluation import ModelUnderTest
 from configs.model import TokenizerConfig
-from configs.schema import EvaluateConfig
+from configs.schema import EndpointConfig, EvaluateConfig
 from configs.section import ConfigError
-from evals.answerers import CheckpointAnswerer
+from data.endpoints import EndpointPool
+from evals.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
+from evals.benchmarks import BENCHMARKS, COMPOSITES
+from evals.breakdown import breakdown
 from evals.items import Item
+from evals.likelihood import CheckpointScorer, weighable
 from evals.loading import items_for
 from evals.offline import HELD_OUT, held_out
+from evals.pictures import picture
 from evals.readings import readings
+from evals.rows import Row, read_rows
 from evals.runner import evaluate as ask
+from evals.runner import weigh
 from evals.scores import Scores, summarise
 from evals.tables import table_2, to_html, to_json, to_markdown
-from store.durable import write_json
+from store.durable import write_json, write_text
 from tasks.job import Job
 from tasks.stage import stage
+from tasks.tables import write_table
+
+ROWS, WEIGHED = "rows.jsonl", "likelihood.jsonl"
 
 
-@stage("evaluate", version=1, outputs=("evaluation",), accelerator=True)
+@stage("evaluate", version=2, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
-    """Ask the checkpoint every question of the section that has no row yet, then score and publish."""
-    if "checkpoint" not in job.inputs:
-        raise ConfigError("stage evaluate: it was given no checkpoint; it needs an input named `checkpoint`")
+    """Ask the model every question of the section that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
     items = questions(config, job.seed)
-    tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
-    answerer = CheckpointAnswerer(job.inputs["checkpoint"], config, tokenizer)
     out = job.output("evaluation")
-    rows = ask(answerer, items, out / "rows.jsonl", job.seed, job.emit)
-    scores = summarise(rows, answerer.name, protocol(config, job.seed), job.seed)
+    if "model_under_test" in job.section:
+        name, column, rows, weighed = _ask_endpoint(job, config, items, out)
+    elif "checkpoint" in job.inputs:
+        name, column, rows, weighed = _ask_checkpoint(job, config, items, out)
+    else:
+        raise ConfigError("stage evaluate: it was given no checkpoint; it needs an input named `checkpoint`")
+    scores = summarise(rows, name, protocol(config, job.seed, bool(weighed)), job.seed, column, weighed)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", readings(rows))
+    tables = breakdown(scores)
+    write_json(out / "breakdown.json", [to_json(table) for table in tables])
+    write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
+    write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
     if config.tables:
-        table = table_2({answerer.name: scores})
-        write_json(out / "table2.json", to_json(table))
-        _write(out / "table2.md", to_markdown(table))
-        _write(out / "table2.html", to_html(table))
-    _report(job, scores)
+        table = table_2({name: scores})
+        write_table(out, "table2", table, picture(table))
+    _report(job, scores, out)
 
 
 def questions(config: EvaluateConfig, seed: int) -> list[Item]:
@@ -57,36 +71,78 @@ def questions(config: EvaluateConfig, seed: int) -> list[Item]:
     return [item for found in items.values() for item in found]
 
 
-def protocol(config: EvaluateConfig, seed: int) -> dict[str, object]:
+def protocol(config: EvaluateConfig, seed: int, weighed: bool) -> dict[str, object]:
     """How the questions were asked, beside every score."""
     return {
         "shots": 0,
         "template": "chat, thinking allowed",
         "verdict": "strict: one candidate answer, thinking finished (paper §5)",
+        "likelihood": "each option after the bare question, per byte; no letters, no template" if weighed else None,
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "prompt_length": config.prompt_length,
         "seed": seed,
-        "sources": {one.name: one.revision or one.path for one in config.benchmarks if one.revision or one.path},
+        "sources": {
+            part: choice.path or choice.revision or BENCHMARKS[part].pinned
+            for choice in config.benchmarks
+            for part in COMPOSITES.get(choice.name, (choice.name,))
+            if part in BENCHMARKS
+        },
     }
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def _ask_checkpoint(
+    job: Job, config: EvaluateConfig, items: Sequence[Item], out: Path
+) -> tuple[str, str, list[Row], list[Row]]:
+    tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
+    folder = job.inputs["checkpoint"]
+    answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
+    rows = ask(answerer, items, out / ROWS, job.seed, job.emit) if "generate" in config.ways else []
+    choices = weighable(items) if "likelihood" in config.ways else []
+    if not rows and not choices:
+        raise ConfigError("evaluate.ways: `likelihood` alone is asked for, and no benchmark here has options to weigh")
+    weighed = weigh(CheckpointScorer(folder, config, tokenizer), choices, out / WEIGHED, job.emit) if choices else []
+    return answerer.name, "nautile_370m", rows, weighed
 
 
-def _report(job: Job, scores: Scores) -> None:
+def _ask_endpoint(
+    job: Job, config: EvaluateConfig, items: Sequence[Item], out: Path
+) -> tuple[str, str, list[Row], list[Row]]:
+    """Endpoints are asked by generation alone: few of them tell how likely a given text is."""
+    model = job.part("model_under_test", ModelUnderTest)
+    if "generate" not in config.ways:
+        raise ConfigError(f"evaluate.ways: endpoint {model.endpoint!r} can be asked by `generate` alone")
+    endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
+    with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars) as pool:
+        pool.check()
+        answerer = EndpointAnswerer(pool, model.endpoint, config)
+        rows = ask(answerer, items, out / ROWS, job.seed, job.emit)
+    return answerer.name, model.column, rows, []
+
+
+def _report(job: Job, scores: Scores, out: Path) -> None:
     for name, one in {**scores["benchmarks"], **scores["composites"], "average": scores["average"]}.items():
         for metric in ("accuracy", "accuracy_lenient"):
             if one and one.get(metric) is not None:
                 job.emit("metric", name=f"evaluate/{name}/{metric}", step=0, value=one[metric])
+    for name, one in scores.get("likelihood", {}).items():
+        if one["accuracy"] is not None:
+            job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=one["accuracy"])
     job.describe(
         "evaluation",
         model=scores["model"],
         accuracy={name: one["accuracy"] for name, one in scores["benchmarks"].items()},
         samples=sum(one["items"] for one in scores["benchmarks"].values()),
         left_out=sum(sum(one["left_out"].values()) for one in scores["benchmarks"].values()),
+        latency_s=_latencies(out / f"latency.{ROWS}"),
         stand_ins=[f"{one['title']}: {one['stand_in']}" for one in scores["benchmarks"].values() if one["stand_in"]],
     )
+
+
+def _latencies(path: Path) -> dict[str, float]:
+    """Median and 95th percentile of the seconds that samples took (of their batch, for a checkpoint)."""
+    told = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
+    if len(told) < 2:
+        return {}
+    cuts = quantiles(told, n=20, method="inclusive")
+    return {"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)}

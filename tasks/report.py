@@ -1,4 +1,5 @@
-"""The report as a stage: every artifact of the run in, one `report` out: report.html, report.md and report.json.
+"""The report as a stage: every artifact of the run in, one `report` out: report.html, report.md, report.json, and the
+paper's two tables in files of their own.
 
 Its key follows from the artifacts it reads, as any stage's does. Curves, calls and times come from the store's event
 files, through the catalog, for the executions that made those artifacts.
@@ -9,16 +10,18 @@ from collections import Counter
 
 from configs.schema import ReportConfig
 from configs.section import ConfigError
+from evals.pictures import picture
 from store.artifacts import Store
 from store.durable import write_json, write_text
 from tasks.job import Job
 from tasks.report_data import gather, read_inputs
 from tasks.report_render import html_page, markdown
-from tasks.report_sections import compose
+from tasks.report_sections import compose, paper_tables
 from tasks.stage import stage
+from tasks.tables import write_table
 
 
-@stage("report", version=1, outputs=("report",))
+@stage("report", version=2, outputs=("report",))
 def report(job: Job) -> None:
     """Gather, compose, draw."""
     if not job.inputs:
@@ -36,6 +39,8 @@ def report(job: Job) -> None:
     )
     folder = job.output("report")
     write_json(folder / "report.json", {"title": config.title, **found})
+    for name, table in zip(("table1", "table2"), paper_tables(found["scores"]), strict=True):
+        write_table(folder, name, table, picture(table))
     write_text(folder / "report.md", markdown(config.title, subtitle, sections))
     write_text(folder / "report.html", html_page(config.title, subtitle, sections))
     job.describe("report", sections=[section.title for section in sections], inputs=dict(sorted(made.items())))

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from evals.tables import Table, to_html, to_markdown
 from tasks.report_figures import line_chart, pipeline_picture
-from tasks.report_sections import Block, Chart, Paragraph, Picture, Samples, Section
+from tasks.report_sections import Block, Chart, Drawing, Paragraph, Picture, Samples, Section
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
@@ -55,6 +55,8 @@ def _drawn(block: Block) -> Any:
         return Markup(line_chart(block.title, block.series, block.y_label, block.log_y))
     if isinstance(block, Picture):
         return Markup(pipeline_picture(block.boxes, block.arrows))
+    if isinstance(block, Drawing):
+        return Markup(block.svg)
     return Markup(to_html(block)) if isinstance(block, Table) else block
 
 

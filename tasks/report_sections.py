@@ -5,9 +5,12 @@ Here is the wording, and the choice of what to show. A block is left out when wh
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from evals import paper
+from evals.breakdown import breakdown
+from evals.pictures import picture
 from evals.tables import MISSING, Table, table_1, table_2
 from tasks.wording import duration, size
 
@@ -29,6 +32,13 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A finished `<svg>`, made of numbers and escaped names alone."""
+
+    svg: str
+
+
+@dataclass(frozen=True)
 class Chart:
     title: str
     series: Mapping[str, Points]
@@ -44,7 +54,7 @@ class Samples:
     rows: Sequence[Row]
 
 
-Block = Paragraph | Picture | Table | Chart | Samples
+Block = Paragraph | Picture | Drawing | Table | Chart | Samples
 
 
 @dataclass(frozen=True)
@@ -123,8 +133,9 @@ def _run(found: Row) -> Iterator[Block]:
 def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
     if not scores:
         return
-    first = table_1(scores)
+    first, second = paper_tables(scores)
     yield first
+    yield Drawing(picture(first))
     if "GSM8K" not in first.columns[1]:
         yield Paragraph(
             "The paper's column is GSM8K by its model of 371 million parameters. Ours is this run's model on held-out "
@@ -134,8 +145,22 @@ def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
     titles = {name: _title(scores, name) for name in names}
     rows = tuple((titles[name], *(_cell(one["benchmarks"].get(name)) for one in scores.values())) for name in names)
     yield Table("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,), ())
-    last = list(scores)[-1]
-    yield table_2({f"Ours ({last})": scores[last]})
+    yield second
+    yield Drawing(picture(second))
+    for name in _last_and_others(scores):
+        for table in breakdown(scores[name]):
+            yield replace(table, title=f"{name}: {table.title}")
+
+
+def paper_tables(scores: Mapping[str, Row]) -> tuple[Table, Table]:
+    """Table 1 over the stages; Table 2 of the last stage's model and of the models behind endpoints."""
+    columns = {f"Ours ({name})" if name in paper.TABLE_1 else name: scores[name] for name in _last_and_others(scores)}
+    return table_1(scores), table_2(columns)
+
+
+def _last_and_others(scores: Mapping[str, Row]) -> list[str]:
+    stages = [name for name in scores if name in paper.TABLE_1]
+    return [*stages[-1:], *(name for name in scores if name not in paper.TABLE_1)]
 
 
 _HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."

@@ -129,6 +129,8 @@ def evaluate(job: Job) -> None:
     n = 20
     score = {"title": "Held-out problems", "stand_in": "reasoning-gym", "stands_for": None, "n": n, "correct": right}
     score |= {"accuracy": right / n, "interval": [0.2, 0.5], "accuracy_lenient": right / n, "items": n, "differs": []}
+    score |= {"interval_lenient": [0.2, 0.5], "no_answer": 1, "many_answers": 2, "unfinished": 0, "truncated": 0}
+    score |= {"left_out": {}, "categories": {}, "instructions": None}
     scores = {"model": "toy", "benchmarks": {"held_out": score}, "composites": {}, "average": None}
     (job.output("evaluation") / "scores.json").write_text(json.dumps(scores))
     asked = {"benchmark": "held_out", "prompt": "1 + 1?", "output": HOSTILE, "expected": "2", "problem": None}

@@ -1,0 +1,157 @@
+"""Evaluation measured: the runner's throughput, the graders', and a real benchmark by the bundled model.
+
+    python bench/evaluation.py throughput CHECKPOINT [--items 64] [--batch 32] [--max-tokens 64] [--repeats 3]
+    python bench/evaluation.py graders [--answers 2000]
+    python bench/evaluation.py benchmark NAME FILE OUT [--items 100] [--max-tokens 256] [--replicas 2]
+
+`throughput` asks the same held-out problems of one checkpoint three ways, interleaved in one run: by the runner in
+batches, by the runner one prompt at a time (the same program with one row), and one prompt at a time by recomputing
+nothing but with the batch's program. Programs are compiled before the clock starts; medians over the repeats.
+`benchmark` needs a file in the Hub's schema and keeps its rows in OUT, so that it goes on where it was stopped.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from configs.schema import BenchmarkChoice, EndpointConfig, EvaluateConfig, ProblemsConfig, TaskConfig
+from data.chat import Reply
+from data.endpoints import EndpointPool
+from evals import grading
+from evals.answerers import CheckpointAnswerer, EndpointAnswerer
+from evals.breakdown import breakdown
+from evals.equivalence import Equivalence, grade_math
+from evals.instructions import grade_instructions
+from evals.likelihood import CheckpointScorer, weighable
+from evals.loading import items_for
+from evals.offline import held_out, wiki_choice
+from evals.runner import evaluate, weigh
+from evals.scores import summarise
+from evals.tables import to_markdown
+
+
+def throughput(options: argparse.Namespace) -> None:
+    """Tokens and samples a second, batched against one at a time; then options weighed a second."""
+    tasks = tuple(TaskConfig(name=name) for name in ("chain_sum", "leg_counting"))
+    items = held_out(ProblemsConfig(tasks=tasks, count=options.items), seed=1)
+    shape = {"benchmarks": (), "max_tokens": options.max_tokens, "prompt_length": options.prompt_length}
+    ways = {
+        f"batch {options.batch}": CheckpointAnswerer(options.checkpoint, EvaluateConfig(batch=options.batch, **shape)),
+        "one prompt at a time": CheckpointAnswerer(options.checkpoint, EvaluateConfig(batch=1, **shape)),
+    }
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for repeat in range(options.repeats + 1):  # the first compiles
+        for name, answerer in ways.items():
+            with tempfile.TemporaryDirectory() as folder:
+                started = time.perf_counter()
+                rows = evaluate(answerer, items, Path(folder) / "rows.jsonl", seed=1)
+                took = time.perf_counter() - started
+            asked = [row for row in rows if row["left_out"] is None]
+            if repeat:
+                rates[name].append((sum(row["tokens_out"] for row in asked) / took, len(asked) / took))
+    print(
+        f"{len(asked)} of {len(items)} problems asked, up to {options.max_tokens} tokens each, {os.cpu_count()} cores"
+    )
+    middle = {name: [statistics.median(one) for one in zip(*found, strict=True)] for name, found in rates.items()}
+    for name, (tokens, samples) in middle.items():
+        print(f"{name:22s} {tokens:9.1f} tokens/s  {samples:7.2f} samples/s")
+    batched, single = middle.values()
+    print(f"batched over single: {batched[0] / single[0]:.1f} times the tokens/s")
+    scorer = CheckpointScorer(options.checkpoint, EvaluateConfig(batch=options.batch, **shape))
+    choices = weighable(wiki_choice(1, options.items))
+    for _ in range(2):  # the first compiles
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            weigh(scorer, choices, Path(folder) / "rows.jsonl")
+            took = time.perf_counter() - started
+    print(f"likelihood             {len(choices) / took:9.1f} questions/s, four options each")
+
+
+ANSWERS = ["The answer is 12.", "12 or 13", "\\boxed{\\frac{1}{2}}", "C", "Paris", "no comma here", "x = $1,234.50", ""]
+
+
+def graders(options: argparse.Namespace) -> None:
+    """Answers graded a second, by kind of answer; medians of three."""
+    replies = [
+        Reply("", f"{ANSWERS[n % len(ANSWERS)]}{'' if n % 3 else f' {n}'}", True, True) for n in range(options.answers)
+    ]
+    equivalence = Equivalence()
+    equivalence.equal("1/2", "\\frac{2}{4}")  # its process starts
+    followed = (
+        ["punctuation:no_comma", "length_constraints:number_sentences"],
+        [{}, {"num_sentences": 2, "relation": "at least"}],
+    )
+    kinds = {
+        "number": (replies, lambda reply: grading.grade_number(reply, "12")),
+        "choice": (replies, lambda reply: grading.grade_choice(reply, "C", "ABCD", ("knife", "fork", "spoon", "cup"))),
+        "alias": (replies, lambda reply: grading.grade_exact(reply, ["Paris", "City of Light"])),
+        "math (its process)": (replies[:200], lambda reply: grade_math(reply, "\\frac{1}{2}", equivalence)),
+        "instructions": (replies[:500], lambda reply: grade_instructions(reply, "Write.", *followed)),
+    }
+    for name, (asked, grade) in kinds.items():
+        rates = []
+        for _ in range(3):
+            started = time.perf_counter()
+            for reply in asked:
+                grade(reply)
+            rates.append(len(asked) / (time.perf_counter() - started))
+        print(f"{name:20s} {statistics.median(rates):10,.0f} answers/s")
+    equivalence.close()
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    """A benchmark's records by the bundled SmolLM2-135M: scores as JSON and as tables."""
+    choice = BenchmarkChoice(name=options.name, path=str(options.file), items=options.items)
+    items = [item for found in items_for(choice, options.seed).values() for item in found]
+    config = EvaluateConfig(benchmarks=(choice,), max_tokens=options.max_tokens, batch=8)
+    endpoint = EndpointConfig(
+        kind="embedded", model="SmolLM2-135M-Instruct", concurrency=options.replicas, stand_in=True
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def emit(kind: str, **fields: object) -> None:
+        if kind == "progress":
+            print(f"{time.strftime('%H:%M:%S')} {fields['done']}/{fields['total']}", flush=True)
+
+    with EndpointPool({"smollm2": endpoint}, options.out / "replies.jsonl", lambda *_, **__: None) as pool:
+        answerer = EndpointAnswerer(pool, "smollm2", config)
+        rows = evaluate(answerer, items, options.out / "rows.jsonl", options.seed, emit)
+    scores = summarise(rows, answerer.name, config.model_dump(mode="json"), options.seed, column="")
+    (options.out / "scores.json").write_text(json.dumps(scores, indent=1))
+    for table in breakdown(scores):
+        print(to_markdown(table))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("throughput")
+    one.add_argument("checkpoint", type=Path)
+    one.add_argument("--items", type=int, default=64)
+    one.add_argument("--batch", type=int, default=32)
+    one.add_argument("--max-tokens", type=int, default=64)
+    one.add_argument("--prompt-length", type=int, default=128)
+    one.add_argument("--repeats", type=int, default=3)
+    one.set_defaults(run=throughput)
+    one = commands.add_parser("graders")
+    one.add_argument("--answers", type=int, default=2000)
+    one.set_defaults(run=graders)
+    one = commands.add_parser("benchmark")
+    one.add_argument("name")
+    one.add_argument("file", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--items", type=int, default=100)
+    one.add_argument("--max-tokens", type=int, default=256)
+    one.add_argument("--replicas", type=int, default=2)
+    one.add_argument("--seed", type=int, default=1)
+    one.set_defaults(run=benchmark)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
