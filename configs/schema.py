@@ -38,6 +38,9 @@ class SourceConfig(Section):
     validation_share: Share = 0.01
     exemplars: NonNegativeInt = 0  # records kept aside for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096
+    languages: tuple[str, ...] = ()  # records in others, or that name none, are left out; empty: all are kept
+    minimum_score: float | None = None  # FineWeb-Edu's `score`; records below it, or without one, are left out
+    bad_files_share: Share = 0.0  # of the files, that may stay unreadable: they are set aside and named
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":
@@ -253,17 +256,30 @@ class ReportConfig(Section):
 
 
 class LaunchConfig(Section):
-    """How the processes of an accelerator stage are started. In no key: it says where work is done, not what.
+    """How the processes of a stage are started. In no key: it says where work is done, not what.
 
-    With `processes` 1 there is one, here. More are started here, or each on a host of its own by `command`: a template
-    in which {host} counts from 0, {commit} is this checkout's, {member} the command to run there, in a checkout.
+    The units of a stage (a file each) are done by `workers` processes: here, or with `engine` "ray" on the cluster at
+    `ray_address` (empty: RAY_ADDRESS, or the one of this machine), which all share the store.
+
+    An accelerator stage is one process, or `processes` that do it as one: started here, or each on a host of its own
+    by `command`: a template in which {host} counts from 0, {commit} is this checkout's, {member} the command to run
+    there, in a checkout.
     """
 
+    engine: Literal["processes", "ray"] = "processes"
+    workers: PositiveInt | None = None  # units at a time; None: the cores of this machine, or the CPUs of the cluster
+    ray_address: str = ""
     processes: PositiveInt = 1
     stages: tuple[str, ...] = ("pretrain",)
     command: str = ""
     coordinator: str = ""  # address:port of the first process; empty: found by itself, here or on a TPU slice
     silent_s: PositiveFloat = 120.0  # a host that says nothing for so long is taken for dead
+
+    @model_validator(mode="after")
+    def _address_used(self) -> "LaunchConfig":
+        if self.ray_address and self.engine != "ray":
+            raise ValueError(f"launch.ray_address goes with engine 'ray'; launch.engine is {self.engine!r}")
+        return self
 
     @model_validator(mode="after")
     def _fields_known(self) -> "LaunchConfig":

@@ -7,7 +7,7 @@ what the model writes begins with its reasoning.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +41,13 @@ class Reply:
 
 def turn_of(record: SynthRecord) -> Turn:
     """The turn of a SYNTH record; in the exercise "rag" the constraints (the passages) follow the query."""
-    query = record.query
-    if record.exercise == "rag" and record.constraints:
-        query = f"{query}\n\n{record.constraints}"
+    query = asked(record.query, record.exercise, record.constraints)
     return Turn(query=query, reasoning=record.synthetic_reasoning, answer=record.synthetic_answer)
+
+
+def asked(query: str, exercise: str | None, constraints: str | None) -> str:
+    """What the user of a SYNTH record says."""
+    return f"{query}\n\n{constraints}" if exercise == "rag" and constraints else query
 
 
 def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
@@ -71,19 +74,28 @@ def encode_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[list[int], int]:
     return prompt + reply, len(prompt)
 
 
-def encode_turns(tokenizer: Tokenizer, turns: Sequence[Turn], threads: int = 2) -> list[tuple[np.ndarray, int]]:
-    """`encode_turn` of many, as uint32 arrays, on `threads` threads."""
-    texts = [text for turn in turns for text in (f"user\n{turn.query}\n", turn.reasoning, f"\n{turn.answer}\n")]
+def encode_turns(
+    tokenizer: Tokenizer, turns: Iterable[tuple[str, str, str]], threads: int = 1
+) -> tuple[list[np.ndarray], list[int], list[int]]:
+    """`encode_turn` of many (query, reasoning, answer), on `threads` threads, as pieces that follow one another.
+
+    Returns the pieces, the ids of each turn, and how many of them are its prompt.
+    """
+    texts = [text for query, thought, answer in turns for text in (f"user\n{query}\n", thought, f"\n{answer}\n")]
     encoded = tokenizer.encode_arrays(texts, threads)
     start = np.array([tokenizer.im_start], np.uint32)
     between = np.array(
         [tokenizer.im_end, tokenizer.im_start, *tokenizer.encode("assistant\n"), tokenizer.think_start], np.uint32
     )
     thought, end = np.array([tokenizer.think_end], np.uint32), np.array([tokenizer.im_end], np.uint32)
-    return [
-        (np.concatenate([start, query, between, reasoning, thought, answer, end]), 1 + len(query) + len(between))
-        for query, reasoning, answer in zip(encoded[::3], encoded[1::3], encoded[2::3], strict=True)
-    ]
+    pieces: list[np.ndarray] = []
+    lengths: list[int] = []
+    prompts: list[int] = []
+    for query, reasoning, answer in zip(encoded[::3], encoded[1::3], encoded[2::3], strict=True):
+        pieces += (start, query, between, reasoning, thought, answer, end)
+        prompts.append(1 + len(query) + len(between))
+        lengths.append(prompts[-1] + len(reasoning) + len(answer) + 2)
+    return pieces, lengths, prompts
 
 
 def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> Reply:

@@ -1,71 +1,99 @@
 """A sample of SYNTH records for retrieval, stratified by exercise (paper §3.2).
 
-Each exercise keeps its records of smallest hash, so the sample depends on the set of records only: not on their order,
-nor on how the work was cut into parts.
+Each exercise keeps its records of smallest hash, so the sample depends neither on the order of the records nor on who
+worked when. A unit keeps only so many candidates an exercise (`share_of`): where an exercise lies in one file alone, it
+may be represented by fewer than its even part.
 """
 
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from data.records import SynthRecord, from_dict, to_dict
+import numpy as np
+
+from data.records import Record, SynthRecord, from_dict, to_dict
 from data.shards import write_atomically
 
-_Entry = tuple[int, SynthRecord]  # hash, record
+LEAST = 64  # candidates a unit keeps of an exercise, at least
+SLACK = 4  # times its even part
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A record in the running: its content hash, its place among the documents of its unit."""
+
+    digest: int
+    document: int
+    record: SynthRecord
+
+
+def share_of(size: int, units: int) -> int:
+    """How many candidates of an exercise one of `units` units keeps for a sample of `size`."""
+    return size if units <= 1 else min(size, max(LEAST, -(-SLACK * size // units)))
 
 
 class Sample:
-    """Offers in, at most `size` records out, the exercises as equally represented as the records allow."""
+    """Offers in, at most `most` records of each exercise kept: those of the smallest hash."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._heaps: dict[str, list[tuple[int, int, SynthRecord]]] = defaultdict(list)
-        self._offers = 0
 
-    def offer(self, digest: int, record: SynthRecord) -> None:
-        """Consider one record; `digest` is its content hash."""
-        if not self._size:
+    def offer(self, digest: int, document: int, exercise: str | None, record: Callable[[], Record]) -> None:
+        """Consider the `document`-th document, of content hash `digest`; `record` is called only if it is kept."""
+        heap = self._heaps[exercise or ""]
+        if len(heap) >= self._most and (not self._most or (-digest, -document) < heap[0][:2]):
             return
-        heap = self._heaps[record.exercise or ""]
-        self._offers += 1
-        entry = (-digest, self._offers, record)  # the counter keeps equal hashes from comparing records
-        if len(heap) < self._size:
+        made = record()
+        assert isinstance(made, SynthRecord)
+        entry = (-digest, -document, made)
+        if len(heap) < self._most:
             heapq.heappush(heap, entry)
-        elif entry > heap[0]:
+        else:
             heapq.heapreplace(heap, entry)
 
-    def candidates(self) -> list[_Entry]:
+    def candidates(self) -> list[Candidate]:
         """Everything still in the running, by exercise and hash."""
         return [
-            (-negative, record)
+            Candidate(-negative, -document, record)
             for name in sorted(self._heaps)
-            for negative, _, record in sorted(self._heaps[name], key=lambda entry: -entry[0])
+            for negative, document, record in sorted(self._heaps[name], key=lambda entry: entry[:2], reverse=True)
         ]
 
-    def chosen(self) -> list[SynthRecord]:
-        """The sample: the first of each exercise, then the second of each, until it is full."""
-        by_exercise: dict[str, list[SynthRecord]] = defaultdict(list)
-        for _, record in self.candidates():
-            by_exercise[record.exercise or ""].append(record)
-        ranked = [(rank, name, r) for name, records in by_exercise.items() for rank, r in enumerate(records)]
-        ranked.sort(key=lambda entry: entry[:2])
-        return [record for _, _, record in ranked[: self._size]]
+
+def write_candidates(path: Path, candidates: Iterable[Candidate]) -> None:
+    """Keep the candidates of a unit: one JSON object a line."""
+    _write_lines(path, ({"hash": c.digest, "document": c.document, **to_dict(c.record)} for c in candidates))
 
 
-def write_candidates(path: Path, entries: Iterable[_Entry]) -> None:
-    """Keep the candidates of a part: one JSON object a line, hash and record."""
-    _write_lines(path, ({"hash": digest, **to_dict(record)} for digest, record in entries))
+def choose(units: Iterable[tuple[Path, np.ndarray]], size: int) -> list[SynthRecord]:
+    """The sample: the first of each exercise by hash, then the second of each, until it has `size` records.
 
-
-def read_candidates(path: Path, sample: Sample) -> None:
-    """Offer what `write_candidates` kept."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        record = from_dict(row, "synth")
-        if isinstance(record, SynthRecord):
-            sample.offer(row["hash"], record)
+    units: the candidates' file of each, and which of its documents were kept, [documents] bool. Holds in memory the
+    hashes of all candidates, and the records of the chosen ones.
+    """
+    by_exercise: dict[str, list[tuple[int, Path, int]]] = defaultdict(list)
+    for path, kept in units:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                row = json.loads(line)
+                if kept[row["document"]]:
+                    by_exercise[row["exercise"] or ""].append((row["hash"], path, number))
+    ranked = [(rank, name, *e) for name, entries in by_exercise.items() for rank, e in enumerate(sorted(entries))]
+    ranked.sort(key=lambda entry: entry[:2])
+    chosen: dict[Path, dict[int, int]] = defaultdict(dict)  # file -> line -> place in the sample
+    for place, (_, _, _, path, number) in enumerate(ranked[:size]):
+        chosen[path][number] = place
+    records: dict[int, SynthRecord] = {}
+    for path, wanted in chosen.items():
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                if number in wanted and isinstance(record := from_dict(json.loads(line), "synth"), SynthRecord):
+                    records[wanted[number]] = record
+    return [records[place] for place in sorted(records)]
 
 
 def write_exemplars(path: Path, records: Iterable[SynthRecord]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+BLOCK = 128  # rows looked through at once for room
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -88,7 +90,8 @@ class FitPacker:
     _documents: list[np.ndarray] = field(default_factory=list)
     _prompts: list[int] = field(default_factory=list)
     _row_of: list[int] = field(default_factory=list)
-    _free: np.ndarray = field(default_factory=lambda: np.zeros(256, np.int64))
+    _free: np.ndarray = field(default_factory=lambda: np.zeros((1, BLOCK), np.int64))  # room in each row, in blocks
+    _most: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))  # the most room in a block of rows
     _cropped_documents: int = 0
     _cropped_tokens: int = 0
     rows: int = 0
@@ -102,18 +105,22 @@ class FitPacker:
             self._cropped_tokens += len(ids) - self.row_length
             ids = ids[: self.row_length]
         row = self._first_fit(len(ids))
-        self._free[row] -= len(ids)
+        block, place = divmod(row, BLOCK)
+        self._free[block, place] -= len(ids)
+        self._most[block] = self._free[block].max()
         self._documents.append(ids)
         self._prompts.append(min(prompt, len(ids)))
         self._row_of.append(row)
 
     def _first_fit(self, length: int) -> int:
-        fits = self._free[: self.rows] >= length
-        if self.rows and fits[first := int(fits.argmax())]:
-            return first
-        if self.rows == len(self._free):
+        fits = self._most >= length
+        if fits[block := int(fits.argmax())]:
+            return block * BLOCK + int((self._free[block] >= length).argmax())
+        block, place = divmod(self.rows, BLOCK)
+        if block == len(self._most):
             self._free = np.concatenate([self._free, np.zeros_like(self._free)])
-        self._free[self.rows] = self.row_length
+            self._most = np.concatenate([self._most, np.zeros_like(self._most)])
+        self._free[block, place] = self.row_length
         self.rows += 1
         return self.rows - 1
 

@@ -1,14 +1,19 @@
 """The two record forms, in the schemas of the Hub: FineWeb-Edu's web document and SYNTH's exercise.
 
-A field that a stand-in cannot fill honestly is None, never an invented value.
+A field that a stand-in cannot fill honestly is None, never an invented value. Rows travel in batches of columns, for at
+corpus scale an object a row costs more than its content; `Batch.record` makes the few that are wanted whole.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+Form = Literal["web", "synth"]
 RejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
 MAX_CHARACTERS = 4_000_000  # a record beyond this is no document; tiktoken would also hold it whole several times
+BATCH = 512  # rows worked at once
+BATCH_CHARACTERS = 8_000_000  # or fewer, when they are long: bounds memory
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,80 @@ class Rejected:
     reason: RejectReason
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a source, in order. `columns` and `record` are of the usable ones; `rejected` counts the others.
+
+    columns: web has `text`; synth `query`, `synthetic_reasoning`, `synthetic_answer`, `exercise`, `constraints`; and
+    whatever a filter asks for. `record(i)` is the i-th usable row as a record, with the columns that were read.
+    """
+
+    form: Form
+    rows: int
+    columns: Mapping[str, list[Any]]
+    rejected: Counter[str]
+    record: Callable[[int], Record]
+
+    def __len__(self) -> int:
+        return len(self.columns[NEEDED[self.form][0]])
+
+    def texts(self) -> list[str]:
+        """All of each usable row that is text to learn from, as one string; the parts of an exercise joined by NUL."""
+        columns = self.columns
+        if self.form == "web":
+            return columns["text"]
+        return list(map("\x00".join, zip(*(columns[name] for name in EXERCISE), strict=True)))
+
+    def kept(self, places: list[int], because: str) -> "Batch":
+        """Only the usable rows at `places`; the others count as rejected for the reason `because`."""
+        columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
+        rejected = self.rejected + Counter({because: len(self) - len(places)})
+        return Batch(self.form, self.rows, columns, rejected, lambda i: self.record(places[i]))
+
+
+NEEDED: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
+EXERCISE = ("query", "synthetic_reasoning", "synthetic_answer")
+WORKED: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": (*EXERCISE, "exercise", "constraints")}
+
+
+def columns_of(form: Form) -> list[str]:
+    """The columns of the form's schema."""
+    return [f.name for f in fields(WebRecord if form == "web" else SynthRecord)]
+
+
+def batch_of(rows: list[Record | Rejected], form: Form) -> Batch:
+    """Rows that were read one by one, as a batch."""
+    usable = [row for row in rows if not isinstance(row, Rejected)]
+    columns = {name: [getattr(row, name) for row in usable] for name in columns_of(form)}
+    rejected = Counter(row.reason for row in rows if isinstance(row, Rejected))
+    return Batch(form, len(rows), columns, rejected, lambda i: usable[i])
+
+
+def batched(rows: Iterable[Record | Rejected], form: Form) -> Iterator[Batch]:
+    """Rows in batches of at most `BATCH` rows, or fewer when they are long."""
+    held: list[Record | Rejected] = []
+    characters = 0
+    for row in rows:
+        held.append(row)
+        if not isinstance(row, Rejected):
+            characters += sum(len(getattr(row, name)) for name in NEEDED[form])
+        if len(held) == BATCH or characters > BATCH_CHARACTERS:
+            yield batch_of(held, form)
+            held, characters = [], 0
+    if held:
+        yield batch_of(held, form)
+
+
 def to_dict(record: Record) -> dict[str, Any]:
     """The record as a row of its Hub schema."""
     return asdict(record)
 
 
-def from_dict(row: object, form: Literal["web", "synth"]) -> Record | Rejected:
+def from_dict(row: object, form: Form) -> Record | Rejected:
     """A record from a row as read; unknown columns are dropped. Text must be there, be text, and be of a sane size."""
     if not isinstance(row, Mapping):
         return Rejected("not_an_object")
-    cls, needed = (WebRecord, ("text",)) if form == "web" else (SynthRecord, ("query", "synthetic_answer"))
-    values = {f.name: row[f.name] for f in fields(cls) if row.get(f.name) is not None}
+    values = {name: row[name] for name in _COLUMNS[form] if row.get(name) is not None}
     if form == "synth":
         values.setdefault("synthetic_reasoning", "")
     for name in _TEXT[form] & values.keys():
@@ -75,11 +143,17 @@ def from_dict(row: object, form: Literal["web", "synth"]) -> Record | Rejected:
             return Rejected("too_long")
         if not value.isascii() and not _encodable(value):
             return Rejected("invalid_utf8")
-    if any(not values.get(name, "").strip() for name in needed):
+    if any(is_blank(values.get(name)) for name in NEEDED[form]):
         return Rejected("no_text")
-    return cls(**values)
+    return (WebRecord if form == "web" else SynthRecord)(**values)
 
 
+def is_blank(text: str | None) -> bool:
+    """Whether there is nothing to read in `text`; looks no further than its first letter."""
+    return not text or text.isspace()
+
+
+_COLUMNS: dict[Form, list[str]] = {"web": columns_of("web"), "synth": columns_of("synth")}
 _TEXT: dict[str, set[str]] = {
     "web": {"text"},
     "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},

@@ -1,8 +1,9 @@
 """The `tokens` artifact: shard files that are memory-mapped, and the index that names, counts and digests them.
 
-    index.json                     what was tokenised and how; per shard its rows, counts, sizes and sha256
-    shards/<split>-00000.bin       ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
-                                   per row how many, per piece its length, per chat record where the assistant begins
+    index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
+    shards/<split>-<unit>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
+                                         per row how many, per piece its length, per chat record where the assistant
+                                         begins. The unit is the place of a file in its source
 
 Two bytes a row and two to four a piece: at most 2.1 bytes a token for a small vocabulary from about 50 tokens a piece.
 """
@@ -69,7 +70,7 @@ class Shard:
     def __init__(self, path: Path, entry: ShardEntry, index: Index) -> None:
         self.entry = entry
         self._path = path
-        self._token_type = _token_type(index.tokenizer.vocabulary)
+        self._token_type = token_type(index.tokenizer.vocabulary)
         self._count_type = _count_type(index.row_length)
         self._form = index.form
 
@@ -115,14 +116,13 @@ class Shard:
         return np.fromfile(self._path, self._count_type, count, offset=offset)
 
 
-def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabulary: int) -> ShardEntry:
+def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabulary: int, unit: int = 0) -> ShardEntry:
     """Write one shard under `folder`/shards atomically and return its entry. The same rows give the same bytes."""
     counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
     count_type = _count_type(packed.row_length)
-    content = b"".join(
-        [packed.tokens.astype(_token_type(vocabulary)).tobytes(), *(c.astype(count_type).tobytes() for c in counts)]
-    )
-    name = f"shards/{split}-{number:05d}.bin"
+    tokens = packed.tokens.astype(token_type(vocabulary), copy=False)
+    content = b"".join([tokens.data, *(c.astype(count_type).data for c in counts)])
+    name = f"shards/{split}-{unit:05d}-{number:05d}.bin"
     write_atomically(folder / name, content)
     return ShardEntry(
         file=name,
@@ -210,7 +210,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _token_type(vocabulary: int) -> np.dtype:
+def token_type(vocabulary: int) -> np.dtype:
+    """How ids of a vocabulary are stored."""
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 

@@ -21,8 +21,10 @@ from store.catalog import Catalog, CatalogBusy
 from store.durable import write_json, writing
 from store.events import read_live
 from store.manifest import code_commit, host, now
-from tasks import launch
-from tasks.child import Exit, pause, run_child
+from tasks.calling import command, crash, environment, judge
+from tasks.child import pause, run_child
+from tasks.crew import Crews, threads
+from tasks.effort import Effort
 from tasks.journal import journal
 from tasks.progress import StageUpdate, State, notify
 from tasks.stage import RunContext, Stage, StageCancelled, StageCrash
@@ -34,23 +36,15 @@ INGEST_EVERY_S = 5.0
 INGEST_PATIENCE_S = 0.5
 
 
-def run_stage(stage: Stage, section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
-    """See `Stage.run`."""
+def run_stage(
+    stage: Stage, section: dict[str, Any], inputs: dict[str, str], context: RunContext, crews: Crews = threads
+) -> dict[str, str]:
+    """See `Stage.run`. `crews` gives who does the units of a stage that has rounds."""
     store = Store(context.store_root)
     store.prepare()
     given = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
     key = stage.key(section, {name: artifact.full_id for name, artifact in given.items()})
-    return _Attempt(store, stage, section, given, context, key).run()
-
-
-# XLA on CPU takes and gives back its temporaries at each step. Kept by the allocator, on huge pages, they are not
-# mapped anew each time: 22 ms to 3 ms for an `exp` of 33 MB, and a local training step takes two thirds of the time.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
+    return _Attempt(store, stage, section, given, context, key, crews).run()
 
 
 @dataclass
@@ -61,8 +55,10 @@ class _Attempt:
     inputs: dict[str, Artifact]
     context: RunContext
     key: str
+    crews: Crews
     row: dict[str, Any] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
+    ingested: float = field(default_factory=time.monotonic)
     update: StageUpdate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,30 +153,41 @@ class _Attempt:
         return outputs
 
     def _work(self, space: Workspace) -> None:
-        """Run the child to its end; raise what its exit code means."""
+        """Run the rounds and the child to their end; raise what its exit code means."""
         self._notify("running")
-        last_ingest = time.monotonic()
+        request = self._request(space)
+        if self.stage.rounds:
+            effort = Effort(self.stage.rounds, space, Path(request), self.context.launch, self.crews, self._hear)
+            try:
+                effort.run()
+            finally:
+                self.row |= {"peak_bytes": effort.peak_bytes}
+            space.traces.forget()
 
         def tick() -> None:
-            nonlocal last_ingest
-            live = read_live(space.live)
-            shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
-            self._notify("running", metrics=live.get("metrics", {}), **shown)
-            if time.monotonic() - last_ingest > INGEST_EVERY_S:
-                self._ingest(INGEST_PATIENCE_S)
-                last_ingest = time.monotonic()
+            self._hear(read_live(space.traces.live))
 
         ended = run_child(
-            # -P: a folder named `data` or `model` where the command was typed must not be taken for one of ours.
-            [sys.executable, "-P", "-m", "tasks.group" if self._together() else "tasks.launch", self._request(space)],
-            log=space.log,
-            environment=self._environment(space),
+            command("tasks.group" if self._together() else "tasks.launch", request),
+            log=space.traces.log,
+            environment=environment(str(self.store.root), accelerator=self.stage.accelerator),
             tick=tick,
             finished=lambda: space.done() is not None,
         )
-        self.row |= {"peak_bytes": ended.peak_bytes, "exit_code": ended.code}
+        self.row |= {"peak_bytes": max(ended.peak_bytes, self.row.get("peak_bytes", 0)), "exit_code": ended.code}
         tick()
-        self._judge(ended, space)
+        who = f"stage {self.update.label}"
+        judge(ended, space.traces, who)
+        if space.done() is None:
+            raise crash(ended, space.traces, who)
+
+    def _hear(self, live: dict[str, Any]) -> None:
+        """Show the progress and metrics in `live`, and now and then bring the catalog up to date."""
+        shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
+        self._notify("running", metrics=live.get("metrics", {}), **shown)
+        if time.monotonic() - self.ingested > INGEST_EVERY_S:
+            self._ingest(INGEST_PATIENCE_S)
+            self.ingested = time.monotonic()
 
     def _together(self) -> bool:
         """Whether several processes do this stage. Raises `ConfigError` where they are asked to and cannot."""
@@ -197,6 +204,7 @@ class _Attempt:
         write_json(
             path,
             {
+                "stage": self.stage.name,
                 "module": self.stage.work.__module__,
                 "attribute": self.stage.work.__name__,
                 "key": self.key,
@@ -214,33 +222,6 @@ class _Attempt:
         )
         return str(path)
 
-    def _environment(self, space: Workspace) -> dict[str, str]:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        here = str(Path(launch.__file__).resolve().parents[1])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
-        environment["NAUTILE_STORE"] = str(self.store.root)
-        if not self.stage.accelerator:
-            environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that ask for it
-        for name, value in ALLOCATOR.items():
-            environment.setdefault(name, value)
-        return environment
-
-    def _judge(self, ended: Exit, space: Workspace) -> None:
-        if ended.code == launch.OK and space.done() is not None:
-            return
-        said = space.error()
-        if ended.code == launch.BAD_INPUT and said:
-            raise ConfigError(said)
-        if ended.code == launch.RETRY and said:
-            raise Retryable(said)
-        how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with exit code {ended.code}"
-        if ended.code == -9:
-            how += " (SIGKILL: out of memory?)"
-        raise StageCrash(
-            f"stage {self.update.label}: its process {how}{': ' + said if said else ''}. "
-            f"The log is {space.log}; its last lines:\n{space.tail()}"
-        )
-
     def _publish(self, space: Workspace) -> dict[str, str]:
         """One rename a kind. What an earlier attempt of this execution has published already is left as it is."""
         self._notify("publishing")
@@ -257,8 +238,8 @@ class _Attempt:
                 artifact = self._publish_one(kind, kinds, space)
             published[kind] = artifact.id
         with writing(self.store.root):
-            if space.log.exists():
-                shutil.copyfile(space.log, self.store.root / "logs" / f"{self.stage.name}-{space.execution}.txt")
+            if space.traces.log.exists():
+                shutil.copyfile(space.traces.log, self.store.root / "logs" / f"{self.stage.name}-{space.execution}.txt")
             self.store.discard(space.path)
         return published
 

@@ -1,21 +1,36 @@
-"""Ingest (paper §3.1): one source becomes a `tokens` artifact, and for SYNTH a sample of `exemplars` for retrieval."""
+"""Ingest (paper §3.1): one source becomes a `tokens` artifact, and for SYNTH a sample of `exemplars` for retrieval.
 
-import itertools
+Two rounds of units, a file each, that any number of workers may share. Between them lies the one step that needs all
+of the files: which documents are copies of one another.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveInt
 
 from configs.model import TokenizerConfig
 from configs.schema import SourceConfig
-from configs.section import Section
-from data.corpus import Corpus, CorpusPlan, write_tokens
-from data.exemplars import write_exemplars
-from data.sources import STAND_INS, read, rows_in, scan
-from tasks.stage import Job, stage
+from configs.section import ConfigError, Section
+from data.corpus import Corpus, CorpusPlan, pack_unit, publish
+from data.duplicates import settle
+from data.exemplars import share_of, write_exemplars
+from data.manifest import SourceFile, read_manifest, write_manifest
+from data.shards import write_atomically
+from data.sources import STAND_INS, list_files, read_file
+from data.tokenising import Screens, write_unit
+from data.unpacked import read_counts, remove_partial
+from tasks.rounds import set_aside, units
+from tasks.stage import Job, Round, stage
 
-SAMPLES = 3
-SAMPLE_CHARACTERS = 400
+TOKENISE, PACK = "tokenise", "pack"
+UNITS, FETCHING = "units", "fetching"
+SHOWN = 20  # files that were set aside, in the manifest of the artifact; `files.json` has them all
 
 
 class IngestPart(Section):
@@ -25,50 +40,137 @@ class IngestPart(Section):
     source: SourceConfig
 
 
-@stage("ingest", version=1, outputs=("tokens", "exemplars"), optional=("exemplars",))
+def list_source(job: Job) -> list[str]:
+    """The manifest: every file of the source, listed once and kept."""
+    source = _source(job)
+    path = _manifest(job)
+    if not path.is_file():
+        write_manifest(path, list_files(source, job.seed, job.scratch / "listing"))
+    files = read_manifest(path)
+    if not files:
+        raise ConfigError(f"source {source.name!r}: {source.path or source.reader} has no files to read")
+    return [file.unit for file in files]
+
+
+def tokenise(job: Job, unit: str) -> None:
+    """One file of the source: read, screened, tokenised."""
+    files = read_manifest(_manifest(job))
+    file, source = files[int(unit)], _source(job)
+    plan, folder = _plan(job), _folder(job, unit)
+    rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{unit}.{uuid.uuid4().hex[:12]}")
+    write_unit(rows, plan, _screens(job), folder, share_of(plan.exemplars, len(files)))
+
+
+def settle_copies(job: Job) -> list[str]:
+    """Which documents of all files are copies; then every file's can be packed."""
+    done = units(job, TOKENISE)
+    remove_partial(job.scratch / UNITS)
+    shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
+    settle([_folder(job, unit) for unit in done], (), job.scratch / "settling", job.emit)
+    return done
+
+
+def pack(job: Job, unit: str) -> None:
+    """One file's documents, without the copies, to shards."""
+    pack_unit(_folder(job, unit), int(unit), _plan(job), _mark(job, unit), _tokens(job))
+
+
+@stage(
+    "ingest",
+    version=2,
+    outputs=("tokens", "exemplars"),
+    optional=("exemplars",),
+    rounds=(
+        Round(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
+        Round(PACK, settle_copies, pack),
+    ),
+)
 def ingest(job: Job) -> None:
-    """Read, screen, tokenise and pack the source of the section; goes on from the last finished shard."""
-    part = job.part("ingest", IngestPart)
-    source = part.source
-    plan = CorpusPlan(
-        tokenizer=job.part("tokenizer", TokenizerConfig),
-        form=source.form,
-        row_length=part.row_length,
-        rows_per_shard=source.rows_per_shard,
-        validation_share=source.validation_share,
-        exemplars=source.exemplars if source.form == "synth" else 0,
-        records=rows_in(source, job.seed),
-    )
-    corpus = write_tokens(lambda skip: scan(source, job.seed, skip), plan, job.scratch, job.output("tokens"), job.emit)
-    _measure(job, corpus)
+    """Index, count and describe what the rounds left."""
+    plan, source = _plan(job), _source(job)
+    done, aside = units(job, TOKENISE), set_aside(job, TOKENISE)
+    files = read_manifest(_manifest(job))
+    corpus = publish([_folder(job, unit) for unit in done], [_mark(job, unit) for unit in done], plan, _tokens(job))
+    _write_files(job, files, aside)
+    _measure(job, corpus, len(aside))
     origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}
-    job.describe("tokens", **origin, **corpus.facts(), samples=_samples(source, job.seed))
+    named = {files[int(unit)].path: why for unit, why in sorted(aside.items())[:SHOWN]}
+    job.describe(
+        "tokens",
+        **origin,
+        revision=source.revision or None,
+        files=len(files),
+        files_set_aside=len(aside),
+        set_aside=named,
+        **corpus.facts(),
+        samples=corpus.samples,
+    )
     if plan.exemplars:
         write_exemplars(job.output("exemplars") / "exemplars.jsonl", corpus.exemplars)
         exercises = sorted({record.exercise or "" for record in corpus.exemplars})
         job.describe("exemplars", **origin, records=len(corpus.exemplars), exercises=exercises)
 
 
-def _measure(job: Job, corpus: Corpus) -> None:
+def _write_files(job: Job, files: Sequence[SourceFile], aside: dict[str, str]) -> None:
+    """`files.jsonl` in the artifact: each file as listed, and what came of it."""
+    lines = []
+    for file in files:
+        row: dict[str, Any] = asdict(file)
+        if (why := aside.get(file.unit)) is not None:
+            row["set_aside"] = why
+        else:
+            counts = read_counts(_folder(job, file.unit))
+            row |= {"rows_read": counts.rows, "documents": counts.documents, "tokens": counts.tokens}
+        lines.append(json.dumps(row, sort_keys=True) + "\n")
+    write_atomically(_tokens(job) / "files.jsonl", "".join(lines).encode())
+
+
+def _measure(job: Job, corpus: Corpus, set_aside: int) -> None:
     facts = corpus.facts()
     counts = ("records", "documents", "tokens", "cropped", "padded", "bytes_per_token", "disk_bytes_per_token")
-    measured = {name: facts[name] for name in counts} | {"tokens_per_second": corpus.tokens_per_second}
-    for reason, count in corpus.rejected.items():
-        measured[f"rejected_{reason}"] = count
+    measured = {name: facts[name] for name in counts}
+    measured |= {"tokens_per_second": corpus.tokens_per_second, "files_set_aside": set_aside}
+    measured |= {f"rejected_{reason}": count for reason, count in corpus.rejected.items()}
     for name, value in measured.items():
-        if value is not None:
-            job.emit("metric", name=name, step=0, value=value)
+        job.emit("metric", name=name, step=0, value=value)
 
 
-def _samples(source: SourceConfig, seed: int) -> list[dict[str, Any]]:
-    """The first few records, long texts cut, for people to look at."""
-    return [
-        {key: _cut(value) for key, value in asdict(record).items() if value is not None}
-        for record in itertools.islice(read(source, seed), SAMPLES)
-    ]
+def _part(job: Job) -> IngestPart:
+    return job.part("ingest", IngestPart)
 
 
-def _cut(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) <= SAMPLE_CHARACTERS:
-        return value
-    return value[:SAMPLE_CHARACTERS] + " […]"
+def _source(job: Job) -> SourceConfig:
+    return _part(job).source
+
+
+def _plan(job: Job) -> CorpusPlan:
+    part = _part(job)
+    source = part.source
+    return CorpusPlan(
+        tokenizer=job.part("tokenizer", TokenizerConfig),
+        form=source.form,
+        row_length=part.row_length,
+        rows_per_shard=source.rows_per_shard,
+        validation_share=source.validation_share,
+        exemplars=source.exemplars if source.form == "synth" else 0,
+    )
+
+
+def _screens(job: Job) -> Screens:
+    return Screens()
+
+
+def _manifest(job: Job) -> Path:
+    return job.scratch / "files.jsonl"
+
+
+def _folder(job: Job, unit: str) -> Path:
+    return job.scratch / UNITS / unit
+
+
+def _mark(job: Job, unit: str) -> Path:
+    return job.scratch / "packed" / f"{unit}.json"
+
+
+def _tokens(job: Job) -> Path:
+    return job.output("tokens")

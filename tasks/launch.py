@@ -1,7 +1,8 @@
-"""The child side of a stage: `python -m tasks.launch REQUEST.json`.
+"""The child side of a stage: `python -m tasks.launch REQUEST.json [ROUND UNIT SLOT PARENT]`.
 
+With a round it does one unit of it, or lists them if the unit's name is empty; else it calls the stage's function.
 Exit codes: 0 done, 2 the operator's input is bad (`ConfigError`), 75 worth a retry (`Retryable`); anything else is a
-crash. `error.json` in the staging folder holds the message. Standard output and error go to the stage's log.
+crash. `error.json` beside the log holds the message; standard output and error go to the log.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from configs.section import ConfigError, Retryable
 from store.durable import is_full_or_read_only, not_writable, write_json
 from store.events import EventWriter
 from tasks.job import Job
+from tasks.rounds import Place, do_unit, from_unit, make_list
 from tasks.stage import Stage
 
 OK, BAD_INPUT, CRASHED, RETRY = 0, 2, 1, 75
@@ -32,32 +34,37 @@ _PR_SET_PDEATHSIG = 1
 logger = logging.getLogger("tasks.launch")
 
 
+class NotWritable(ConfigError):
+    """The store is full or read-only: bad for the whole stage, whichever unit met it."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Do one stage's work as the request says; return the exit code."""
-    path = Path((sys.argv[1:] if arguments is None else arguments)[0])
-    request = json.loads(path.read_text(encoding="utf-8"))
+    """Do one stage's work, or a part of it, as the request says; return the exit code."""
+    name, *part = sys.argv[1:] if arguments is None else arguments
+    request = json.loads(Path(name).read_text(encoding="utf-8"))
     process = membership()
     if process is None:
-        die_with(request["parent"])
+        die_with(int(part[3]) if part else request["parent"])
     else:
         follow(request["launch"]["silent_s"] / 10)
     signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     staging = Path(request["staging"])
+    traces = Place.of(staging, part[0]).work(part[1]) if part and part[1] else staging
     try:
-        _work(request, staging, process)
+        _work(request, staging, process, part)
     except ConfigError as error:
-        return _failed(staging, BAD_INPUT, error)
+        return _failed(traces, BAD_INPUT, error)
     except Retryable as error:
-        return _failed(staging, RETRY, error)
+        return _failed(traces, RETRY, error)
     except OSError as error:
         traceback.print_exc()
         if is_full_or_read_only(error) and _inside(error.filename, staging):
-            return _failed(staging, BAD_INPUT, ConfigError(not_writable(Path(request["store"]), error)))
-        return _failed(staging, CRASHED, error)
+            return _failed(traces, BAD_INPUT, NotWritable(not_writable(Path(request["store"]), error)))
+        return _failed(traces, CRASHED, error)
     except Exception as error:
         traceback.print_exc()
-        return _failed(staging, CRASHED, error)
+        return _failed(traces, CRASHED, error)
     return OK
 
 
@@ -123,10 +130,13 @@ def _join(process: int) -> None:
         jax.distributed.initialize()
 
 
-def _work(request: dict[str, Any], staging: Path, process: int | None) -> None:
+def _work(request: dict[str, Any], staging: Path, process: int | None, part: list[str]) -> None:
     # The child must find what the parent found, a test's modules included.
     sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
     stage = load_stage(request["module"], request["attribute"])
+    if part:
+        _work_part(request, staging, stage, part)
+        return
     if process is not None:
         _join(process)
     if stage.accelerator:
@@ -140,6 +150,22 @@ def _work(request: dict[str, Any], staging: Path, process: int | None) -> None:
     try:
         stage.work(_job(request, staging, stage, emit, 0))
         write_json(staging / "done.json", {"outputs": _written(stage, staging)})
+    finally:
+        emit.close()
+
+
+def _work_part(request: dict[str, Any], staging: Path, stage: Stage, part: list[str]) -> None:
+    name, unit, slot, _ = part
+    step = next(step for step in stage.rounds if step.name == name)
+    events = Path(request["events"])
+    live = (Place.of(staging, name).work(unit) if unit else staging) / "live.json"
+    path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
+    emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
+    try:
+        if unit:
+            do_unit(step, _job(request, staging, stage, from_unit(emit, name, unit), 0), unit)
+        else:
+            make_list(step, _job(request, staging, stage, emit, 0))
     finally:
         emit.close()
 

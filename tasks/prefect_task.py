@@ -20,6 +20,8 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from configs.section import Retryable
 from store.artifacts import Artifact, Store
+from tasks.attempt import run_stage
+from tasks.prefect_units import task_crew
 from tasks.progress import StageUpdate, notify, subscribe
 from tasks.stage import RunContext, Stage, StageCrash
 
@@ -52,7 +54,7 @@ def task_of(stage: Stage) -> Task[..., dict[str, str]]:
         board = _Board(context.label or stage.name, context.run_id)
         unsubscribe = subscribe(board.hear)
         try:
-            outputs = stage.run(section, inputs, context)
+            outputs = run_stage(stage, section, inputs, context, task_crew)
         finally:
             unsubscribe()
         board.finish(context, outputs)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.schema import LaunchConfig
 from store.manifest import stage_key
 from tasks.job import Job
+from tasks.rounds import Round
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -53,6 +54,7 @@ class Stage:
     optional: tuple[str, ...] = ()  # those of `outputs` that a section may leave unwritten
     accelerator: bool = False
     together: bool = False  # several processes can do it as one
+    rounds: tuple[Round, ...] = ()  # what is done unit by unit before `work`
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key; `inputs` maps names to `kind/<full key>` (`Artifact.full_id`)."""
@@ -87,18 +89,28 @@ def stage(
     optional: tuple[str, ...] = (),
     accelerator: bool = False,
     together: bool = False,
+    rounds: tuple[Round, ...] = (),
 ) -> Callable[[Work], Stage]:
-    """Make `work(job)` a `Stage`. Raise `version` when what the code writes for a given section changes."""
+    """Make `work(job)` a `Stage`. Raise `version` when what the code writes for a given section changes.
+
+    `rounds` come first, each unit of them in a process of its own; `work` then reads what they left (`tasks.rounds`).
+    """
     for kind in (name, *outputs):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
             raise ValueError(f"stage {name!r}: {kind!r} is not a lower-case name")
     if not outputs or not set(optional) <= set(outputs):
         raise ValueError(f"stage {name!r}: it needs outputs, and `optional` names some of them")
 
+    names = [step.name for step in rounds]
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", step) for step in names):
+        raise ValueError(f"stage {name!r}: its rounds have lower-case names, each its own; they are {names}")
+    if rounds and together:
+        raise ValueError(f"stage {name!r}: rounds are for units that need no others; `together` is for the opposite")
+
     def decorate(work: Work) -> Stage:
-        return Stage(name, version, outputs, work, optional, accelerator, together)
+        return Stage(name, version, outputs, work, optional, accelerator, together, rounds)
 
     return decorate
 
 
-__all__ = ["Job", "RunContext", "Stage", "StageCancelled", "StageCrash", "stage"]
+__all__ = ["Job", "Round", "RunContext", "Stage", "StageCancelled", "StageCrash", "stage"]

@@ -3,7 +3,7 @@
 An execution is one making of the artifacts of a key; it may take several attempts. Its id survives them in
 `execution.json`, and with it the ids of metrics and samples, so that a resume doubles nothing.
 
-    execution.json  request.json  live.json  error.json  done.json  log.txt     scratch/  output/<kind>/  facts/
+    execution.json  request.json  live.json  error.json  done.json  log.txt  rounds/  scratch/  output/<kind>/  facts/
 """
 
 import uuid
@@ -13,6 +13,7 @@ from typing import Any
 
 from store.artifacts import Artifact, Store
 from store.durable import read_json, write_json
+from tasks.calling import Traces
 
 
 @dataclass
@@ -27,12 +28,8 @@ class Workspace:
     last_run: dict[str, Any] | None = field(default=None)  # the row of the attempt before, if it never ended
 
     @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def live(self) -> Path:
-        return self.path / "live.json"
+    def traces(self) -> Traces:
+        return Traces(self.path)
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
@@ -43,22 +40,8 @@ class Workspace:
         """Take back that the work is finished."""
         (self.path / "done.json").unlink(missing_ok=True)
 
-    def error(self) -> str | None:
-        """What the child said of its failure, if it could say anything."""
-        error = read_json(self.path / "error.json")
-        return error["message"] if isinstance(error, dict) else None
-
     def facts(self, kind: str) -> dict[str, Any]:
         return read_json(self.path / "facts" / f"{kind}.json") or {}
-
-    def tail(self, lines: int = 15) -> str:
-        """The last lines of the log, for a message."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - 8192))
-                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
 
     def record(self, run: dict[str, Any] | None) -> None:
         """Write down who works here: `run` is the row of an attempt that is under way, None once it has ended."""
@@ -89,6 +72,5 @@ def open_workspace(store: Store, key: str, inputs: dict[str, Artifact], *, force
         if any(folder.iterdir()):
             store.discard(folder)
         space = Workspace(store.staging(key), uuid.uuid4().hex, 1, force, digests)
-    for name in ("error.json", "live.json"):
-        (space.path / name).unlink(missing_ok=True)
+    space.traces.forget()
     return space

@@ -31,8 +31,10 @@ def test_a_turn_comes_back_as_it_went_in(query, reasoning, answer, ranks):
 @given(turns=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=6))
 def test_many_turns_are_encoded_as_one_by_one(turns):
     tok = tokenizer_for(TokenizerConfig(ranks=300))
-    turns = [Turn(*texts) for texts in turns]
-    assert [(ids.tolist(), start) for ids, start in encode_turns(tok, turns)] == [encode_turn(tok, t) for t in turns]
+    pieces, lengths, prompts = encode_turns(tok, turns)
+    one_by_one = [encode_turn(tok, Turn(*texts)) for texts in turns]
+    assert [int(one) for piece in pieces for one in piece] == [one for ids, _ in one_by_one for one in ids]
+    assert list(zip(lengths, prompts, strict=True)) == [(len(ids), start) for ids, start in one_by_one]
 
 
 @given(ids=st.lists(st.integers(0, 304), max_size=40))

@@ -1,20 +1,25 @@
-"""Records to shards: counts that add up, the split by hash, and a kill at any shard that leaves no trace."""
+"""Records to shards: counts that add up, the split by hash, and the same bytes whoever works when."""
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import tracemalloc
 
+import numpy as np
 import pytest
 
+from configs.emit import silent
 from configs.section import ConfigError
-from data.corpus import CorpusPlan, write_tokens
+from data import corpus as corpus_module
+from data import records as records_module
+from data.corpus import CorpusPlan, pack_unit, publish, write_tokens
+from data.decontaminate import Contamination, HeldOut
 from data.deduplicate import content_hash, in_validation
-from data.records import Rejected, WebRecord
+from data.duplicates import settle
+from data.records import Rejected, WebRecord, batched
 from data.shards import Shard, read_index
+from data.tokenising import Screens, write_unit
+from data.tokenizer import tokenizer_for
+from data.unpacked import remove_partial
 
 
 def digests(folder):
@@ -75,7 +80,8 @@ def test_progress_is_told_and_ends_full(make_tokens, web_records):
     told = []
     make_tokens(web_records, emit=lambda kind, **fields: told.append((kind, fields)), records=120)
     assert {kind for kind, _ in told} == {"progress"}
-    assert told[-1][1]["done"] == told[-1][1]["total"] == 120
+    records = [fields for _, fields in told if fields["unit"] == "records"]
+    assert records[-1]["done"] == records[-1]["total"] == 120
 
 
 def test_records_stop_at_the_plans_number(make_tokens, web_records):
@@ -98,76 +104,142 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("form", ["web", "synth"])
-@pytest.mark.parametrize("stop_after", [1, 17, 60, 88])
-def test_any_interruption_resumes_to_the_same_bytes(
-    make_tokens, web_records, synth_records, small, tmp_path, form, stop_after
+def test_an_interruption_leaves_nothing_behind_and_the_next_run_gives_the_same_bytes(
+    make_tokens, web_records, synth_records, small, tmp_path, form
 ):
     records = [*(web_records if form == "web" else synth_records)]
-    records.insert(70, records[2])  # a duplicate whose first copy may be in an earlier process
+    records.insert(70, records[2])
     expected, whole = make_tokens(records, exemplars=6)
     plan = CorpusPlan(small, form, 64, 8, 0.1, exemplars=6)
+    args = (plan, tmp_path / "work", tmp_path / "out", silent)
 
-    def scan(skip, until=None):
-        for number in range(skip, len(records)):
-            if number == until:
-                raise Stop
-            yield records[number]
+    def broken(skip):
+        yield from records[:60]
+        raise Stop
 
-    args = (plan, tmp_path / "work", tmp_path / "out", lambda kind, **fields: None)
     with pytest.raises(Stop):
-        write_tokens(lambda skip: scan(skip, stop_after), *args)
-    resumed = write_tokens(scan, *args)
+        write_tokens(broken, *args)
+    assert not list((tmp_path / "work").iterdir())
+    resumed = write_tokens(lambda skip: iter(records), *args)
     assert digests(tmp_path / "out") == digests(expected)
-    assert resumed.facts() == whole.facts()
-    assert resumed.exemplars == whole.exemplars
+    assert (resumed.facts(), resumed.exemplars) == (whole.facts(), whole.exemplars)
     again = write_tokens(lambda skip: pytest.fail("nothing is left to read"), *args)
-    assert again.facts() == whole.facts()
-    assert again.tokens_per_second is None
+    assert (again.facts(), again.exemplars) == (whole.facts(), whole.exemplars)
+    assert not list((tmp_path / "work").rglob("tokens.*"))  # the ids' disk was given back
 
 
-CHILD = """
-import json, sys, time
-from pathlib import Path
-from configs.model import TokenizerConfig
-from data.corpus import CorpusPlan, write_tokens
-from data import corpus
-from data.records import WebRecord
-corpus.BATCH = 5
-root, slow = Path(sys.argv[1]), float(sys.argv[2])
-def scan(skip):
-    for n in range(skip, 400):
-        time.sleep(slow)
-        yield WebRecord(f"document {n} " + "tide and foam " * (n * 37 % 19))
-plan = CorpusPlan(TokenizerConfig(ranks=300), "web", 32, 6, 0.1)
-write_tokens(scan, plan, root / "work", root / "out", lambda kind, **f: None)
-"""
+@pytest.mark.parametrize("form", ["web", "synth"])
+def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
+    web_records, synth_records, small, tmp_path, form
+):
+    records = [*(web_records if form == "web" else synth_records)]
+    parts = [records[:40], [*records[40:70], records[3]], records[70:]]
+    plan = CorpusPlan(small, form, 64, 4, 0.1, exemplars=6)
+
+    def made(name, order, twice=False):
+        folders = [tmp_path / name / f"{n:05d}" for n in range(3)]
+        for n in order:
+            batches = list(batched(parts[n], form))
+            if twice:  # a second process comes in amid the first one's work, and both finish
+                batches = amid(batches, lambda n=n: write_unit(batched(parts[n], form), plan, Screens(), folders[n], 6))
+            write_unit(batches, plan, Screens(), folders[n], 6)
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["00000", "00001", "00002"]
+        settle(folders, (), tmp_path / name / "settling", silent)
+        out, marks = tmp_path / name / "out", [tmp_path / name / f"{n}.json" for n in range(3)]
+        for n in reversed(order):
+            packed = pack_unit(folders[n], n, plan, marks[n], out)
+            assert pack_unit(folders[n], n, plan, marks[n], out) == packed
+        corpus = publish(folders, marks, plan, out)
+        return digests(out), corpus.facts(), corpus.exemplars
+
+    def amid(batches, interloper):
+        yield batches[0]
+        interloper()
+        yield from batches[1:]
+
+    expected = made("one", [0, 1, 2])
+    assert expected[1]["rejected"] == {"duplicate": 1}
+    assert len({name.rpartition("-")[0] for name in expected[0] if "train" in name}) == 3  # every unit has its shards
+    assert made("two", [2, 0, 1]) == made("three", [1, 2, 0], twice=True) == expected
 
 
-@pytest.mark.slow
-def test_kill_9_and_rerun_gives_the_same_bytes(tmp_path):
-    def command(name, slow):
-        return [sys.executable, "-c", CHILD, str(tmp_path / name), str(slow)]
-
-    subprocess.run(command("whole", 0), check=True, timeout=60)
-    marks = tmp_path / "killed" / "work"
-    for wanted in (1, 4):  # two kills, each after some more finished parts
-        child = subprocess.Popen(command("killed", 0.004))
-        while len(list(marks.glob("part-*.json"))) < wanted:
-            assert child.poll() is None
-            time.sleep(0.005)
-        os.kill(child.pid, signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
-    finished = {path: path.stat().st_mtime_ns for path in marks.glob("part-*.json")}
-    subprocess.run(command("killed", 0), check=True, timeout=60)
-    assert digests(tmp_path / "killed" / "out") == digests(tmp_path / "whole" / "out")
-    assert all(path.stat().st_mtime_ns == then for path, then in finished.items())  # none was done again
+def test_a_killed_units_leftovers_are_removed(small, tmp_path, web_records):
+    (tmp_path / "00003.partial-abc").mkdir()
+    (tmp_path / "00003.partial-abc" / "tokens.u2").write_bytes(b"half")
+    write_unit(batched(web_records, "web"), CorpusPlan(small, "web", 64, 8, 0.1), Screens(), tmp_path / "00003")
+    remove_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["00003"]
 
 
-def test_a_part_that_lost_its_shard_is_done_again(make_tokens, web_records, small, tmp_path):
+def test_shards_that_no_unit_knows_are_not_published(make_tokens, web_records, small, tmp_path):
     expected, _ = make_tokens(web_records)
+    (tmp_path / "out" / "shards").mkdir(parents=True)
+    (tmp_path / "out" / "shards" / "train-00009-00000.bin").write_bytes(b"of a process taken for lost")
     plan = CorpusPlan(small, "web", 64, 8, 0.1)
-    args = (lambda skip: iter(web_records[skip:]), plan, tmp_path / "work", tmp_path / "out", lambda k, **f: None)
-    write_tokens(*args)
-    (tmp_path / "work" / "shards" / "train-00001.bin").unlink()
-    write_tokens(*args)
+    write_tokens(lambda skip: iter(web_records), plan, tmp_path / "work", tmp_path / "out", silent)
     assert digests(tmp_path / "out") == digests(expected)
+
+
+def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path, web_records):
+    words = "a train leaves the station at noon and travels sixty miles in one hour"
+    rows = [*web_records[:20], WebRecord(f"Once {words} they say."), *web_records[20:]]
+    screens = Screens(Contamination([HeldOut("gsm8k", "7", words)]))
+    plan = CorpusPlan(small, "web", 64, 8, 0.1)
+    args = (plan, tmp_path / "work", tmp_path / "out", silent)
+    corpus = write_tokens(lambda skip: iter(rows), *args, screens=screens)
+    assert corpus.facts()["rejected"] == {"contaminated": 1}
+    assert corpus.facts()["contaminated"] == {"gsm8k": 1}
+    assert corpus.documents == len(web_records)
+    (hit,) = (tmp_path / "work" / "unit" / "hits.jsonl").read_text().splitlines()
+    assert json.loads(hit)["example"] == "7"
+
+
+def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_path, web_records):
+    def run(name, records, against=(), bands=None):
+        work = tmp_path / name
+        plan = CorpusPlan(small, "web", 64, 8, 0.0)
+        screens = Screens(bands=bands)
+        args = (plan, work, work / "out", silent)
+        return write_tokens(lambda skip: iter(records), *args, screens=screens, against=against), work / "unit"
+
+    def by_length(texts):  # documents of equal length are taken for near copies
+        return np.array([[len(text), n] for n, text in enumerate(texts, 10_000)], np.uint64)
+
+    lengths = {len(record.text) for record in web_records}
+    corpus, unit = run("near", web_records, bands=by_length)
+    assert corpus.rejected == {"near_duplicate": len(web_records) - len(lengths)}
+    corpus, _ = run("later", [*web_records[:5], WebRecord("something else")], against=[unit])
+    assert (corpus.documents, corpus.rejected) == (1, {"duplicate_elsewhere": 5})
+
+
+def peak(work):
+    """Bytes that Python and numpy held at most during `work`."""
+    tracemalloc.start()
+    work()
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+
+def peaks(batches, plan, folder):
+    """Those of tokenising a unit, and of packing it."""
+    tokenising = peak(lambda: write_unit(batches, plan, Screens(), folder / "unit"))
+    settle([folder / "unit"], (), folder / "settling", silent)
+    return tokenising, peak(lambda: pack_unit(folder / "unit", 0, plan, folder / "mark", folder / "out"))
+
+
+def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(records_module, "BATCH", 64)
+    monkeypatch.setattr(corpus_module, "PIECE", 64)
+    assert tokenizer_for(small).byte_lengths.any()  # built before anything is measured
+    plan = CorpusPlan(small, "web", 64, 256, 0.0)
+    text = "tide and foam " * 20
+
+    def rows(count):
+        return batched((WebRecord(f"{n} {text}") for n in range(count)), "web")
+
+    peaks(rows(10), plan, tmp_path / "first")  # whatever is made on first use
+    few, many = peaks(rows(500), plan, tmp_path / "few"), peaks(rows(3000), plan, tmp_path / "many")
+    assert sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.bin")) > 500_000
+    assert many[0] < 1.2 * few[0]  # a batch at a time
+    assert many[1] < few[1] + 2500 * 80  # a shard at a time, and a few arrays of one number a document

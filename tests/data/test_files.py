@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from configs.section import ConfigError
 from data import files
-from data.files import matching, parquet_rows, read_jsonl, read_parquet
-from data.records import Rejected, WebRecord
+from data.files import jsonl_rows, matching, read_jsonl
+from data.parquet import parquet_batches, parquet_rows
+from data.records import WORKED, SynthRecord, WebRecord, batch_of, from_dict
 
 
 def texts(rows):
@@ -29,6 +31,7 @@ def jsonl(tmp_path):
 
 def test_jsonl_rows_and_reasons(jsonl):
     assert texts(read_jsonl([jsonl], "web")) == ["one", "not_json", "invalid_utf8", "not_an_object", "two"]
+    assert jsonl_rows(jsonl) == 5
 
 
 @given(skip=st.integers(0, 12))
@@ -48,6 +51,10 @@ def test_compressed_lines_and_a_file_cut_short(tmp_path):
     assert len(list(read_jsonl([path], "web"))) == 5000
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: the compressed file ends too early"):
+        list(read_jsonl([path], "web"))
+    whole = gzip.compress(b'{"text": "line"}\n' * 5000)
+    path.write_bytes(whole[:40] + b"\xff" * 8 + whole[48:])
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: (the compressed file is damaged|cannot be read)"):
         list(read_jsonl([path], "web"))
     path.write_bytes(b"no gzip at all")
     with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: cannot be read"):
@@ -73,6 +80,14 @@ def test_unusable_lines_files(tmp_path, content, message):
         list(read_jsonl([path], "web"))
 
 
+def test_a_json_array_is_not_read_as_lines(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "one"},\n{"text": "two"}]')
+    with pytest.raises(ConfigError, match=r"a\.json: is one JSON array.*write it as JSON lines"):
+        list(read_jsonl([tmp_path / "a.json"], "web"))
+    (tmp_path / "b.json").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert texts(read_jsonl([tmp_path / "b.json"], "web")) == ["one", "two"]
+
+
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read \(No such file"):
         list(read_jsonl([tmp_path / "gone.jsonl"], "web"))
@@ -90,34 +105,85 @@ def parquet(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("skip", [0, 1, 5, 6, 7, 13, 19, 20, 25])
-def test_parquet_rows_from_any_position(parquet, skip):
-    whole = list(read_parquet(parquet, None, "web"))
-    assert len(whole) == parquet_rows(parquet) == 20
-    assert whole[1] == WebRecord("text 1", id="1")
-    assert whole[4] == Rejected("no_text")
-    assert list(read_parquet(parquet, None, "web", skip)) == whole[skip:]
+def texts_of(path, **how):
+    return [text for batch in parquet_batches(path, "web", **how) for text in batch.texts()]
+
+
+@pytest.mark.parametrize("rows", [None, 0, 1, 5, 6, 7, 13, 20, 25])
+def test_the_first_rows_of_a_parquet_file(parquet, rows):
+    batches = list(parquet_batches(parquet, "web", carried=["id"], rows=rows))
+    first = range(20 if rows is None else min(rows, 20))
+    assert sum(batch.rows for batch in batches) == len(first)
+    assert [text for batch in batches for text in batch.texts()] == [f"text {n}" for n in first if n % 4]
+    assert sum((batch.rejected for batch in batches), Counter()) == Counter(
+        {"no_text": len([n for n in first if n % 4 == 0])}
+    )
+    records = [batch.record(i) for batch in batches for i in range(len(batch))]
+    assert records == [WebRecord(f"text {n}", id=str(n)) for n in first if n % 4]
+    assert parquet_rows(parquet) == 20
 
 
 def test_parquet_text_that_is_no_utf8_is_counted(tmp_path):
     column = pa.array([b"good", b"\xff\xfe", b"fine"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    assert texts(read_parquet(tmp_path / "a.parquet", None, "web")) == ["good", "invalid_utf8", "fine"]
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    assert (batch.texts(), batch.rejected, batch.rows) == (["good", "fine"], {"invalid_utf8": 1}, 3)
+
+
+VALUES = st.one_of(st.none(), st.just(" \n"), st.just("x" * 12), st.text(max_size=6))
+
+
+@given(rows=st.lists(st.tuples(VALUES, VALUES, VALUES, VALUES), max_size=8))
+def test_columns_are_judged_as_rows_are(tmp_path_factory, rows):
+    """A batch of a Parquet file and the same rows one by one: the same records, the same reasons."""
+    names = ("query", "synthetic_reasoning", "synthetic_answer", "exercise")
+    plain = [dict(zip(names, row, strict=True)) for row in rows]
+    path = tmp_path_factory.mktemp("parquet") / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(plain, pa.schema([(name, pa.string()) for name in names])), path)
+    expected = batch_of([from_dict(row, "synth") for row in plain], "synth")
+    found = list(parquet_batches(path, "synth"))
+    assert sum(batch.rows for batch in found) == len(rows)
+    for batch in found:
+        assert batch.rejected == expected.rejected
+        assert batch.texts() == expected.texts()
+        assert [batch.record(i) for i in range(len(batch))] == [expected.record(i) for i in range(len(expected))]
+        assert [batch.columns["exercise"], batch.columns["constraints"]] == [
+            [one if one is not None else None for one in expected.columns["exercise"]],
+            expected.columns["constraints"],
+        ]
+
+
+def test_ten_megabytes_in_one_row_and_a_column_of_numbers(tmp_path):
+    pq.write_table(pa.table({"text": ["before", "x" * 10_000_000, "after"]}), tmp_path / "a.parquet")
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    assert (batch.texts(), batch.rejected) == (["before", "after"], {"too_long": 1})
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
+    (batch,) = parquet_batches(tmp_path / "b.parquet", "web")
+    assert (len(batch), batch.rejected) == (0, {"wrong_type": 2})
+
+
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
+    rows = {"query": ["q"], "synthetic_answer": ["a"], "language": ["en"], "seed_license": ["CC"], "extra": ["x"]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "synth", listed=["language", "score"], carried=["seed_license"])
+    assert set(batch.columns) == {*WORKED["synth"], "language", "score"}
+    assert (batch.columns["language"], batch.columns["score"], batch.columns["exercise"]) == (["en"], [None], [None])
+    assert batch.record(0) == SynthRecord("q", "", "a", language="en", seed_license="CC")
 
 
 def test_unusable_parquet(tmp_path, parquet):
     with pytest.raises(ConfigError, match=r"a\.parquet: no column 'query'; there are text, id"):
-        list(read_parquet(parquet, None, "synth"))
+        list(parquet_batches(parquet, "synth"))
     content = parquet.read_bytes()
     for damage in (b"", b"PAR1", content[:-7], b"\x00" * 500):
         parquet.write_bytes(damage)
         with pytest.raises(ConfigError, match=r"a\.parquet: is not a Parquet file"):
-            list(read_parquet(parquet, None, "web"))
+            list(parquet_batches(parquet, "web"))
     parquet.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
     with pytest.raises(ConfigError, match=r"a\.parquet: row group 0 is damaged"):
-        list(read_parquet(parquet, None, "web"))
+        list(parquet_batches(parquet, "web"))
     with pytest.raises(ConfigError, match=r"gone\.parquet: cannot be read"):
-        list(read_parquet(tmp_path / "gone.parquet", None, "web"))
+        list(parquet_batches(tmp_path / "gone.parquet", "web"))
 
 
 def test_lines_of_json_survive_unicode_line_breaks(tmp_path):

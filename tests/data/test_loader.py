@@ -171,9 +171,9 @@ def test_what_does_not_fit_is_refused_by_name(sources, make_tokens, web_records,
     with pytest.raises(ConfigError, match="no token sources"):
         loader({}, (1000, {"web": 1}))
     shutil.copytree(sources["web"], tmp_path / "flipped")
-    victim = tmp_path / "flipped" / "shards" / "train-00002.bin"
+    victim = tmp_path / "flipped" / "shards" / "train-00000-00002.bin"
     content = bytearray(victim.read_bytes())
     content[-1] ^= 255
     victim.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"flipped: shard shards/train-00002\.bin is damaged"):
+    with pytest.raises(ConfigError, match=r"flipped: shard shards/train-00000-00002\.bin is damaged"):
         loader({"web": tmp_path / "flipped"}, (1000, {"web": 1}))

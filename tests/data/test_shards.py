@@ -76,18 +76,20 @@ def test_one_flipped_byte_is_found_by_name(artifact):
     content = bytearray(victim.read_bytes())
     content[7] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"shard shards/train-00001\.bin is damaged"):
+    with pytest.raises(ConfigError, match=r"shard shards/train-00000-00001\.bin is damaged"):
         verify_shards(artifact, read_index(artifact))
 
 
 def test_missing_short_and_foreign_are_refused_by_name(artifact):
-    victim = artifact / "shards" / "train-00000.bin"
+    victim = artifact / "shards" / "train-00000-00000.bin"
     content = victim.read_bytes()
     victim.write_bytes(content[:-1])
-    with pytest.raises(ConfigError, match=rf"train-00000\.bin has {len(content) - 1} bytes instead of {len(content)}"):
+    with pytest.raises(
+        ConfigError, match=rf"train-00000-00000\.bin has {len(content) - 1} bytes instead of {len(content)}"
+    ):
         read_index(artifact)
     victim.unlink()
-    with pytest.raises(ConfigError, match=r"train-00000\.bin is missing; build it again"):
+    with pytest.raises(ConfigError, match=r"train-00000-00000\.bin is missing; build it again"):
         read_index(artifact)
     plain = json.loads((artifact / "index.json").read_text())
     (artifact / "index.json").write_text(json.dumps({**plain, "format": "other-9"}))

@@ -1,22 +1,43 @@
-"""A dataset repository behind the Hub's HTTP interface, on loopback: what the real clients ask for, and no more."""
+"""A dataset repository behind the Hub's HTTP interface, on loopback: what the real clients ask for, and no more.
 
+Files over a few hundred bytes are listed as large ones, by sha256, small ones by git's digest, as the Hub does. Faults
+are injected into the answers to requests for files, in the order they come.
+"""
+
+import hashlib
 import json
 import threading
+from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
+
+LARGE = 300  # bytes
+RETRY_AFTER = 3  # seconds
+
+Fault = int | Literal["cut", "short", "altered", "hang up", "throttled"]
+# A status to answer with; the connection cut amid the body; a body that ends early but is called whole; bytes changed
+# on the way; no answer at all; 429 with a Retry-After.
 
 
 class FakeHub:
     """Serves `folder` as the dataset `repo` at commit `revision`; everything else does not exist. A context manager.
 
-    `requests`: every (method, path) asked for. `failing`: statuses to answer the next file requests with.
+    `requests`: every (method, path) asked for. `faults`: what befalls the next requests for content; `always`: what
+    befalls every one for a path that ends so. `listing_faults`: the same for requests that list.
     """
 
     def __init__(self, folder: Path, repo: str, revision: str) -> None:
         self.folder, self.repo, self.revision = folder, repo, revision
         self.requests: list[tuple[str, str]] = []
-        self.failing: list[int] = []
+        self.faults: list[Fault] = []
+        self.always: dict[str, Fault] = {}
+        self.listing_faults: list[Fault] = []
+        self.met: Counter[Fault] = Counter()  # faults that took place
+        self.served: Counter[str] = Counter()  # whole answers for content, by file
+        self._lock = threading.Lock()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,7 +70,9 @@ class FakeHub:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         self.requests.append((handler.command, path))
         api, files = f"/api/datasets/{self.repo}", f"/datasets/{self.repo}/resolve/{self.revision}/"
-        if path in (api, f"{api}/revision/{self.revision}"):
+        if path.startswith(api) and self.listing_faults:
+            self._fail(handler, self.listing_faults.pop(0))
+        elif path in (api, f"{api}/revision/{self.revision}"):
             siblings = [{"rfilename": name} for name in self._names()]
             self._json(handler, {"id": self.repo, "sha": self.revision, "siblings": siblings, "tags": []})
         elif path.startswith(f"{api}/revision/"):
@@ -81,15 +104,17 @@ class FakeHub:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
 
     def _entry(self, name: str) -> dict:
-        return {"type": "file", "path": name, "size": (self.folder / name).stat().st_size, "oid": f"oid-{name}"}
+        content = (self.folder / name).read_bytes()
+        entry = {"type": "file", "path": name, "size": len(content), "oid": _git(content)}
+        if len(content) > LARGE:
+            sha256 = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+        return entry
 
     def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         path = self.folder / name
         if not path.is_file():
             self._json(handler, {"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
-            return
-        if self.failing:
-            self._json(handler, {"error": "try again"}, self.failing.pop(0))
             return
         content, status, headers = path.read_bytes(), 200, {}
         total = len(content)
@@ -98,8 +123,51 @@ class FakeHub:
             end = min(int(last) + 1 if last else total, total)
             content, status = content[int(first) : end], 206
             headers["Content-Range"] = f"bytes {first}-{end - 1}/{total}"
-        headers |= {"ETag": f'"oid-{name}"', "X-Repo-Commit": self.revision, "Accept-Ranges": "bytes"}
-        self._send(handler, content, status, "application/octet-stream", headers)
+        entry = self._entry(name)
+        etag = entry["lfs"]["oid"] if "lfs" in entry else entry["oid"]
+        headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": self.revision, "Accept-Ranges": "bytes"}
+
+        def send(body: bytes, length: int | None = None) -> None:
+            self._send(handler, body, status, "application/octet-stream", headers, length)
+
+        fault = self._fault(name, handler.command)
+        if fault is None:
+            self.served[name] += handler.command == "GET"
+            send(content)
+            return
+        self._fail(handler, fault, send, content)
+
+    def _fault(self, name: str, command: str) -> Fault | None:
+        """What befalls this request for content; a fault of the body waits for a request that has one."""
+        bodily = ("cut", "short", "altered")
+        with self._lock:
+            lasting = next((fault for end, fault in self.always.items() if name.endswith(end)), None)
+            if lasting is not None:
+                return None if command == "HEAD" and lasting in bodily else lasting
+            if name == "README.md" or not self.faults or (command == "HEAD" and self.faults[0] in bodily):
+                return None
+            return self.faults.pop(0)
+
+    def _fail(
+        self,
+        handler: BaseHTTPRequestHandler,
+        fault: Fault,
+        send: Callable[..., None] = lambda body, length=None: None,
+        content: bytes = b"",
+    ) -> None:
+        self.met[fault] += 1
+        if isinstance(fault, int):
+            self._json(handler, {"error": "try again"}, fault)
+        elif fault == "throttled":
+            self._json(handler, {"error": "slow down"}, 429, {"Retry-After": str(RETRY_AFTER)})
+        elif fault == "short":
+            send(content[: len(content) // 2])
+        elif fault == "altered":
+            send(content[:-40] + bytes(255 - byte for byte in content[-40:]))
+        else:  # "cut" amid the body, "hang up" before it
+            handler.close_connection = True
+            if fault == "cut":
+                send(content[: len(content) // 2], len(content))
 
     def _json(
         self, handler: BaseHTTPRequestHandler, value: object, status: int = 200, headers: dict | None = None
@@ -107,11 +175,22 @@ class FakeHub:
         self._send(handler, json.dumps(value).encode(), status, "application/json", headers or {})
 
     def _send(
-        self, handler: BaseHTTPRequestHandler, content: bytes, status: int, kind: str, headers: dict[str, str]
+        self,
+        handler: BaseHTTPRequestHandler,
+        content: bytes,
+        status: int,
+        kind: str,
+        headers: dict[str, str],
+        length: int | None = None,
     ) -> None:
         handler.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+        told = str(len(content) if length is None else length)
+        for name, value in {"Content-Type": kind, "Content-Length": told, **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(content)
+
+
+def _git(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\x00" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import TokenizerConfig
@@ -10,6 +12,11 @@ from data.files import read_jsonl
 from data.loader import Loader
 from tasks.ingest import ingest
 from tasks.job import Job
+from tests.support.in_process import do_stage
+
+
+def work(job, **how):
+    do_stage(ingest, job, **how)
 
 
 def job(staging, events, **source):
@@ -27,7 +34,7 @@ def facts(staging, kind):
 
 def test_synth_gives_tokens_and_exemplars(tmp_path):
     events = []
-    ingest.work(job(tmp_path, events, reader="reasoning", form="synth", tasks=[{"name": "gsm_symbolic"}], exemplars=7))
+    work(job(tmp_path, events, reader="reasoning", form="synth", tasks=[{"name": "gsm_symbolic"}], exemplars=7))
     told = facts(tmp_path, "tokens")
     assert told["records"] == told["documents"] == 60
     assert told["stand_in"] == "reasoning-gym problems with worked rationales, in place of SYNTH"
@@ -38,33 +45,69 @@ def test_synth_gives_tokens_and_exemplars(tmp_path):
     measured = {fields["name"]: fields["value"] for kind, fields in events if kind == "metric"}
     assert measured["tokens"] == told["tokens"]
     assert measured["tokens_per_second"] > 0
-    assert {"kind": "progress", "done": 60} in [{"kind": k, "done": f.get("done")} for k, f in events]
     rows = Loader({"corpus": tmp_path / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
     assert rows.row_length == 128
 
 
 def test_web_gives_tokens_alone(tmp_path):
-    ingest.work(job(tmp_path, [], reader="wikipedia", form="web", exemplars=7))
+    work(job(tmp_path, [], reader="wikipedia", form="web", exemplars=7))
     assert [path.name for path in (tmp_path / "output").iterdir()] == ["tokens"]
     told = facts(tmp_path, "tokens")
     assert "CC BY-SA 4.0" in told["stand_in"]
     assert 2 < told["disk_bytes_per_token"] <= 2.1
-    assert told["cropped"] == 0
+    assert (told["cropped"], told["files"], told["files_set_aside"]) == (0, 1, 0)
+
+
+def state(staging):
+    files = [path for folder in ("output", "facts") for path in sorted((staging / folder).rglob("*"))]
+    return {str(path.relative_to(staging)): path.read_bytes() for path in files if path.is_file()}
 
 
 def test_a_second_attempt_changes_nothing(tmp_path):
     fields = {"reader": "wikipedia", "form": "web", "rows_per_shard": 20}
-    ingest.work(job(tmp_path, [], **fields))
+    work(job(tmp_path, [], **fields))
+    before = state(tmp_path)
+    work(job(tmp_path, [], **fields))
+    assert state(tmp_path) == before
 
-    def state():
-        files = [path for folder in ("output", "facts") for path in sorted((tmp_path / folder).rglob("*"))]
-        return {path: path.read_bytes() for path in files if path.is_file()}
 
-    before = state()
+@pytest.fixture
+def parquet(tmp_path):
+    """Five files of 40 documents; one document is in two of them."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for n in range(5):
+        texts = [f"{n} {row} " + "foam and tide " * (row % 7) for row in range(40)]
+        pq.write_table(pa.table({"text": [*texts[:39], "the same everywhere"]}), folder / f"{n}.parquet")
+    return {"reader": "parquet", "form": "web", "path": str(folder / "*.parquet"), "records": None}
+
+
+def test_any_order_of_units_gives_the_same_bytes(tmp_path, parquet):
+    work(job(tmp_path / "one", [], **parquet))
+    work(job(tmp_path / "two", [], **parquet), order=lambda units: units[::-1])
+    assert state(tmp_path / "one") == state(tmp_path / "two")
+    told = facts(tmp_path / "one", "tokens")
+    assert (told["records"], told["documents"], told["rejected"]) == (200, 196, {"duplicate": 4})
+    listed = [json.loads(line) for line in (tmp_path / "one/output/tokens/files.jsonl").read_text().splitlines()]
+    assert [(row["rows_read"], row["documents"]) for row in listed] == [(40, 40)] * 5
+    assert not list((tmp_path / "one" / "scratch").rglob("tokens.*"))  # nothing is kept twice
+
+
+def test_a_file_that_stays_bad_is_set_aside_up_to_the_share(tmp_path, parquet):
+    bad = tmp_path / "files" / "2.parquet"
+    bad.write_bytes(bad.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=r"2\.parquet: is not a Parquet file"):
+        work(job(tmp_path / "strict", [], **parquet))
     events = []
-    ingest.work(job(tmp_path, events, **fields))
-    assert state() == before
-    assert "tokens_per_second" not in {fields["name"] for kind, fields in events if kind == "metric"}
+    work(job(tmp_path / "lenient", events, **parquet, bad_files_share=0.2))
+    told = facts(tmp_path / "lenient", "tokens")
+    assert (told["files"], told["files_set_aside"], told["records"]) == (5, 1, 160)
+    assert list(told["set_aside"]) == [str(bad)]
+    assert "is not a Parquet file" in told["set_aside"][str(bad)]
+    listed = [json.loads(line) for line in (tmp_path / "lenient/output/tokens/files.jsonl").read_text().splitlines()]
+    outcomes = [("set_aside" in row, "rows_read" in row) for row in listed]
+    assert outcomes == [(n == 2, n != 2) for n in range(5)]
+    assert ("metric", {"name": "files_set_aside", "step": 0, "value": 1}) in events
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b'{"text": ""}\n'])
@@ -72,4 +115,15 @@ def test_a_bad_file_is_refused_by_name_or_reason(tmp_path, content):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"bad\.jsonl|no usable record for training in the source \(1 no_text\)"):
-        ingest.work(job(tmp_path / "staging", [], reader="jsonl", form="web", path=str(path)))
+        work(job(tmp_path / "staging", [], reader="jsonl", form="web", path=str(path)))
+
+
+def test_realistic_documents_take_2_1_bytes_a_token_or_4_1(tmp_path):
+    """Everything in the artifact but the exemplars counts: shards, index with its digests, the list of files."""
+    for ranks, most in ((2048, 2.1), (100_256, 4.1)):
+        one = job(tmp_path / str(ranks), [], reader="wikipedia", form="web", records=600)
+        one.section["tokenizer"]["ranks"] = ranks
+        one.section["ingest"]["row_length"] = 1024
+        work(one)
+        files = [path for path in one.output("tokens").rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= most * facts(one.staging, "tokens")["tokens"]

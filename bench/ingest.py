@@ -1,0 +1,163 @@
+"""Ingest of one file on one core, from Parquet to a published index, against bare tiktoken on the same text.
+
+    python bench/ingest.py [--documents 1200] [--join 8] [--repeats 5] [--questions 20000] [--json FILE]
+
+The text is Wikipedia's vital articles, `--join` of them a document (8: some 850 ids, as FineWeb-Edu has on average),
+written as a Parquet file of FineWeb-Edu's columns. Bare is `tiktoken.Encoding.encode_ordinary_batch` on one thread, on
+texts that lie in memory. Ours reads the file, judges each row, hashes, tokenises, settles copies, packs, writes,
+digests, indexes; then again with decontamination, and with MinHash too. A round through all of them at a time; the
+ratio is of medians, in seconds of the clock and in seconds of the processor (which other work disturbs less). The
+questions are sentences of articles that are not in the text.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tiktoken
+
+from configs.emit import silent
+from configs.model import TokenizerConfig
+from data.corpus import pack_unit, publish
+from data.decontaminate import Contamination, HeldOut
+from data.duplicates import settle
+from data.minhash import bands
+from data.parquet import parquet_batches
+from data.tokenising import CorpusPlan, Screens, write_unit
+from data.tokenizer import PATTERN, tokenizer_for
+from data.wikipedia import articles, web_record
+
+ROW_LENGTH = 1024
+
+
+def documents(count: int, join: int) -> list[str]:
+    """`count` documents of `join` articles each."""
+    texts = [web_record(article).text for article in articles(0)[: count * join]]
+    return ["\n\n".join(texts[first : first + join]) for first in range(0, len(texts), join)]
+
+
+def questions(count: int, after: int) -> list[HeldOut]:
+    """Sentences of the articles from the `after`-th on; of all of them, if those are too few."""
+    sentences = [
+        sentence
+        for article in articles(0)[after:]
+        for sentence in re.split(r"(?<=[.!?])\s+", article.extract)
+        if len(sentence.split()) >= 13
+    ]
+    return [HeldOut("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
+
+
+def write_parquet(path: Path, texts: list[str]) -> None:
+    """The columns of FineWeb-Edu, in row groups of 1,000 as it has them."""
+    rows = [
+        {"text": text, "id": f"<urn:uuid:{n:032x}>", "dump": "CC-MAIN-2024-10", "url": f"https://example.org/{n}",
+         "file_path": f"s3://commoncrawl/crawl-data/CC-MAIN-2024-10/segments/{n}.warc.gz", "language": "en",
+         "language_score": 0.95, "token_count": len(text) // 4, "score": 3.2, "int_score": 3}
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
+
+
+def ingest(file: Path, plan: CorpusPlan, screens: Screens, folder: Path) -> tuple[int, float]:
+    """The whole way of one file; ids written, and bytes of the artifact an id."""
+    shutil.rmtree(folder, ignore_errors=True)
+    unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
+    write_unit(parquet_batches(file, "web", carried=("id", "url")), plan, screens, unit)
+    settle([unit], (), folder / "settling", silent)
+    pack_unit(unit, 0, plan, mark, out)
+    corpus = publish([unit], [mark], plan, out)
+    tokens = corpus.index.total("tokens")
+    return tokens, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / tokens
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the clock and of the processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def measure(ranks: int, texts: list[str], held_out: list[HeldOut], repeats: int, folder: Path) -> dict:
+    """Medians over `repeats` rounds, for one vocabulary."""
+    config = TokenizerConfig(ranks=ranks)
+    ours = tokenizer_for(config)
+    kept = {token: rank for rank, token in ours._bytes.items()}
+    bare = tiktoken.Encoding("bare", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=ours.specials)
+    file = folder / "documents.parquet"
+    write_parquet(file, texts)
+    plan = CorpusPlan(config, "web", ROW_LENGTH, 4096, 0.01)
+    contamination = Contamination(held_out)
+    found: dict[str, tuple[int, float]] = {}
+
+    def end_to_end(name: str, screens: Screens) -> Callable[[], None]:
+        def work() -> None:
+            found[name] = ingest(file, plan, screens, folder / "ingest")
+
+        return work
+
+    kinds: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare.encode_ordinary_batch(texts, num_threads=1),
+        "ours": end_to_end("ours", Screens()),
+        "decontaminated": end_to_end("decontaminated", Screens(contamination)),
+        "decontaminated, MinHash": end_to_end("decontaminated, MinHash", Screens(contamination, bands)),
+    }
+    for work in kinds.values():
+        work()  # whatever is built on first use
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for _ in range(repeats):
+        for name, work in kinds.items():
+            seconds[name].append(timed(work))
+    tokens, disk = found["ours"]
+    clock = {name: statistics.median(wall for wall, _ in times) for name, times in seconds.items()}
+    cores = {name: statistics.median(cpu for _, cpu in times) for name, times in seconds.items()}
+    return {
+        "ranks": ranks,
+        "tokens": tokens,
+        "disk_bytes_per_token": round(disk, 4),
+        "tokens_per_second": {name: round(tokens / one) for name, one in clock.items()},
+        "of_bare_by_clock": {name: round(clock["bare"] / one, 3) for name, one in clock.items()},
+        "of_bare_by_processor": {name: round(cores["bare"] / one, 3) for name, one in cores.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--documents", type=int, default=1200)
+    parser.add_argument("--join", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--questions", type=int, default=20_000)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    texts = documents(args.documents, args.join)
+    held_out = questions(args.questions, args.documents * args.join)
+    results = []
+    print(
+        f"{len(texts)} documents, {sum(map(len, texts)) / len(texts):,.0f} characters each; {len(held_out)} questions"
+    )
+    for ranks in (100_256, 2048):
+        with tempfile.TemporaryDirectory() as folder:
+            one = measure(ranks, texts, held_out, args.repeats, Path(folder))
+        results.append(one)
+        print(f"{ranks} ranks, {one['tokens']:,} ids, {one['disk_bytes_per_token']} bytes an id on disk")
+        for name, speed in one["tokens_per_second"].items():
+            clock, processor = one["of_bare_by_clock"][name], one["of_bare_by_processor"][name]
+            print(
+                f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
+            )
+    if args.json:
+        where = {"cores": os.cpu_count(), "machine": platform.platform()}
+        args.json.write_text(json.dumps({"where": where, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

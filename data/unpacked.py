@@ -1,0 +1,152 @@
+"""One unit of an ingest between its two rounds: its documents as ids, ragged, on disk, not yet packed into rows.
+
+    tokens.u2|u4    the ids of all documents, one after the other (uint16 under 65,536 ids, else uint32)
+    lengths.u4      [documents] ids of each
+    prompts.u4      [documents] ids before the assistant's part (chat records only)
+    hashes.u8       [documents] content hashes; bands.u8 [documents, bands] where near copies are looked for
+    unit.json       counts of rows and rejected ones; written last: the unit is whole
+
+A unit is written into a folder of this process's own and renamed, so that there is a whole one or none, also when two
+processes do the same one (a host taken for lost may still be at work).
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from data.duplicates import BANDS, HASHES
+from data.shards import token_type, write_atomically
+
+COUNT = np.dtype("<u4")
+PARTIAL = ".partial-"
+CANDIDATES = "exemplars.jsonl"
+HITS = "hits.jsonl"
+
+
+@dataclass(frozen=True)
+class UnitCounts:
+    """What is remembered of a finished unit: rows of the source read, rejected ones by reason, documents and ids."""
+
+    rows: int
+    documents: int
+    tokens: int
+    rejected: dict[str, int]
+    seconds: float  # of work in one process, fetching included
+    samples: list[dict[str, Any]] = field(default_factory=list)  # its first records, for people to look at
+
+
+class Unpacked:
+    """A finished unit, its files mapped."""
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        self.folder = folder
+        self.counts = read_counts(folder)
+        self._type = token_type(vocabulary)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of all documents, [tokens]."""
+        path = self.folder / _tokens_name(self._type)
+        return np.memmap(path, self._type, "r") if self.counts.tokens else np.zeros(0, self._type)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Ids of each document, [documents] int64."""
+        return np.fromfile(self.folder / "lengths.u4", COUNT).astype(np.int64)
+
+    @cached_property
+    def prompts(self) -> np.ndarray | None:
+        """Ids of each chat record before the assistant's part, [documents] int64; None for web text."""
+        path = self.folder / "prompts.u4"
+        return np.fromfile(path, COUNT).astype(np.int64) if path.exists() else None
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """Content hashes, [documents] uint64."""
+        return np.fromfile(self.folder / HASHES, "<u8")
+
+    def release(self) -> None:
+        """Give back the disk of the ids; hashes and counts stay."""
+        self.__dict__.pop("tokens", None)
+        for name in (_tokens_name(self._type), "lengths.u4", "prompts.u4"):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+class UnpackedWriter:
+    """Writes a unit's files document by document; `finish` puts them in place. A context manager."""
+
+    def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
+        self._folder = folder
+        self._type = token_type(vocabulary)
+        self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
+        names = [_tokens_name(self._type), "lengths.u4", HASHES, *(["prompts.u4"] if chat else []), *([BANDS] * bands)]
+        self.partial.mkdir(parents=True)
+        self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
+        self.documents = self.tokens = 0
+
+    def __enter__(self) -> "UnpackedWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def add(self, pieces: Sequence[np.ndarray], lengths: Sequence[int], hashes: np.ndarray) -> None:
+        """Append documents: their ids in any number of `pieces`, the ids of each document, [documents] hashes."""
+        if pieces:
+            ids = np.concatenate(pieces)
+            self._files[_tokens_name(self._type)].write(ids.astype(self._type, copy=False).data)
+            self.tokens += len(ids)
+        self._files["lengths.u4"].write(np.asarray(lengths, COUNT).data)
+        self._files[HASHES].write(hashes.astype("<u8", copy=False).data)
+        self.documents += len(lengths)
+
+    def add_prompts(self, prompts: Sequence[int]) -> None:
+        """The prompt lengths of the chat records added last."""
+        self._files["prompts.u4"].write(np.asarray(prompts, COUNT).data)
+
+    def add_bands(self, bands: np.ndarray) -> None:
+        """The bands [documents, bands] of the documents added last."""
+        self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
+
+    def finish(self, counts: UnitCounts) -> None:
+        """Everything to disk, then the folder to its place, unless another process was first."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        write_atomically(self.partial / "unit.json", json.dumps(asdict(counts)).encode())
+        try:
+            self.partial.rename(self._folder)
+        except OSError:
+            if not is_finished(self._folder):
+                raise
+
+
+def read_counts(folder: Path) -> UnitCounts:
+    """The counts of a finished unit."""
+    return UnitCounts(**json.loads((folder / "unit.json").read_bytes()))
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the unit lies there whole."""
+    return (folder / "unit.json").is_file()
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left of units under `folder`. Only while no unit is worked on."""
+    for partial in folder.glob(f"*{PARTIAL}*"):
+        shutil.rmtree(partial)
+
+
+def _tokens_name(dtype: np.dtype) -> str:
+    return f"tokens.u{dtype.itemsize}"

@@ -1,0 +1,26 @@
+"""A stage's rounds and its work, one after the other in this process: what its functions do, without the engines."""
+
+from collections.abc import Callable
+
+from configs.section import ConfigError
+from tasks.job import Job
+from tasks.rounds import Place, do_unit, make_list
+from tasks.stage import Stage
+
+
+def do_stage(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:
+    """As the engines do it; `order` says which unit comes when. Raises the `ConfigError` that is one too many."""
+    for step in stage.rounds:
+        place = Place.of(job.staging, step.name)
+        if place.listing is None:
+            make_list(step, job)
+        aside: dict[str, str] = {}
+        for unit in order([unit for unit in place.listing["units"] if unit not in place.done()]):
+            try:
+                do_unit(step, job, unit)
+            except ConfigError as error:
+                aside[unit] = str(error)
+        if len(aside) > place.listing["tolerated"] * len(place.listing["units"]):
+            raise ConfigError(next(iter(aside.values())))
+        place.settle(aside)
+    stage.work(job)

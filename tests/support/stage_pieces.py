@@ -1,0 +1,116 @@
+"""A toy stage in units for tests: a round cuts pieces, a second doubles them, the stage joins them; with faults.
+
+Every run of a unit leaves a line in `scratch/runs/<unit>`: the number of its process.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from configs.section import ConfigError, Retryable, Section
+from data.shards import write_atomically
+from tasks.job import Job
+from tasks.rounds import Round, set_aside, units
+from tasks.stage import stage
+
+
+class Pieces(Section):
+    count: int
+    faults: dict[str, dict[str, int]] = {}  # unit -> fault -> how many of its runs meet it
+    tolerated: float = 0.0
+    gate: str = ""  # a folder: a unit named in `gated` says so there, and waits for `open`
+    gated: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # in place of piece-0, piece-1, …
+
+
+def section(count: int = 3, **fields: Any) -> dict[str, Any]:
+    return {"seed": 5, "pieces": {"count": count, **fields}}
+
+
+def pieces_of(job: Job) -> list[str]:
+    part = job.part("pieces", Pieces)
+    _count(job.scratch / "runs" / "list")
+    return list(part.names) or [f"piece-{index}" for index in range(part.count)]
+
+
+def cut(job: Job, unit: str) -> None:
+    """Five rows for each piece, one after the other."""
+    part = job.part("pieces", Pieces)
+    met = _count(job.scratch / "runs" / unit)
+    job.emit("progress", done=2, total=4, unit="rows")
+    if unit in part.gated:
+        _wait_at(Path(part.gate), unit)
+    for fault, times in part.faults.get(unit, {}).items():
+        if met <= times:
+            _misbehave(fault, unit)
+    number = int(unit.rpartition("-")[2])
+    _write(job.scratch / "cut" / unit, "".join(f"{number}.{row}\n" for row in range(5)))
+    job.emit("metric", name="rows", step=0, value=5)
+    job.emit("progress", done=4, total=4, unit="rows")
+
+
+def double(job: Job, unit: str) -> None:
+    _count(job.scratch / "runs" / f"double-{unit}")
+    _write(job.scratch / "double" / unit, (job.scratch / "cut" / unit).read_text() * 2)
+
+
+@stage(
+    "pieces",
+    version=1,
+    outputs=("numbers",),
+    rounds=(
+        Round("cut", pieces_of, cut, tolerated=lambda job: job.part("pieces", Pieces).tolerated),
+        Round("double", lambda job: units(job, "cut"), double, noun="pieces"),
+    ),
+)
+def pieces(job: Job) -> None:
+    """Joins what the units left."""
+    text = "".join((job.scratch / "double" / unit).read_text() for unit in units(job, "double"))
+    (job.output("numbers") / "all.txt").write_text(text)
+    job.emit("metric", name="joined", step=0, value=len(units(job, "double")))
+    job.describe("numbers", set_aside=set_aside(job, "cut"), platforms=os.environ.get("JAX_PLATFORMS"))
+
+
+def whole(count: int, without: tuple[int, ...] = ()) -> str:
+    """What the stage makes of `count` pieces."""
+    kept = [number for number in range(count) if number not in without]
+    return "".join("".join(f"{number}.{row}\n" for row in range(5)) * 2 for number in kept)
+
+
+def runs(root: Path) -> dict[str, list[int]]:
+    """Unit -> the processes that worked at it, in the staging folder of the one key there."""
+    (folder,) = (root / "staging").glob("*/scratch/runs")
+    return {path.name: [int(line) for line in path.read_text().split()] for path in folder.iterdir()}
+
+
+def _count(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return len(path.read_text().split())
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
+def _wait_at(gate: Path, unit: str) -> None:
+    (gate / f".{unit}").write_text(f"{os.getpid()} {os.getppid()}")
+    (gate / f".{unit}").rename(gate / unit)
+    while not (gate / "open").exists():
+        time.sleep(0.01)
+
+
+def _misbehave(fault: str, unit: str) -> None:
+    if fault == "bad":
+        raise ConfigError(f"{unit}: not a text")
+    if fault == "retry":
+        raise Retryable("http://127.0.0.1:9 does not answer")
+    if fault == "crash":
+        raise ZeroDivisionError("by zero")
+    if fault == "full":
+        raise OSError(28, "No space left on device", None)
+    os.kill(os.getpid(), signal.SIGKILL)
