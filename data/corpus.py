@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
 PIECE = 4096  # documents
+HITS_SHOWN = 10_000
 
 Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from the n-th on
 
@@ -231,7 +232,7 @@ def publish(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out:
         bytes_per_token=round(sum(unit.text_bytes for unit in packed) / index.total("tokens"), 4),
         exemplars=_exemplars(units, plan),
         samples=_samples(counts),
-        contaminated=_hits(units),
+        contaminated=_hits(units, out),
         tokens_per_second=sum(one.tokens for one in counts) / max(1e-9, sum(one.seconds for one in counts)),
     )
 
@@ -246,10 +247,16 @@ def _samples(counts: Sequence[UnitCounts]) -> list[dict[str, Any]]:
     return next((one.samples for one in counts if one.samples), [])
 
 
-def _hits(units: Sequence[Path]) -> dict[str, int]:
-    """How many documents' overlaps with each benchmark are listed in the units' hits."""
+def _hits(units: Sequence[Path], out: Path) -> dict[str, int]:
+    """The overlaps with held-out questions by benchmark; the first of them go into the artifact, to be looked at."""
     found: Counter[str] = Counter()
+    shown: list[str] = []
     for unit in units:
         with (unit / HITS).open(encoding="utf-8") as lines:
-            found.update(json.loads(line)["benchmark"] for line in lines)
+            for line in lines:
+                found[json.loads(line)["benchmark"]] += 1
+                if len(shown) < HITS_SHOWN:
+                    shown.append(line)
+    if shown:
+        write_atomically(out / "contamination.jsonl", "".join(shown).encode())
     return dict(sorted(found.items()))

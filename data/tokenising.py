@@ -25,7 +25,8 @@ from data.unpacked import CANDIDATES, HITS, UnitCounts, UnpackedWriter, is_finis
 
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
-HITS_A_DOCUMENT = 3
+HITS_A_DOCUMENT = 3  # kept, the largest share first
+BEGINNING = 80  # characters of a document that is shown beside its hit
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def write_unit(
         with (writer.partial / HITS).open("w", encoding="utf-8") as hits:
             for batch in batches:
                 rows += batch.rows
-                batch, texts = _clean(batch, screens.contamination, writer.documents, hits)
+                batch, texts = _clean(batch, screens.contamination, hits)
                 rejected += batch.rejected
                 if texts:
                     hashes = np.array([text_hash(text) for text in texts], np.uint64)
@@ -100,7 +101,7 @@ def write_unit(
     return counts
 
 
-def _clean(batch: Batch, contamination: Contamination | None, documents: int, hits: IO[str]) -> tuple[Batch, list[str]]:
+def _clean(batch: Batch, contamination: Contamination | None, hits: IO[str]) -> tuple[Batch, list[str]]:
     """The rows of the batch that overlap no held-out question, and their texts; the hits of the others are kept."""
     texts = batch.texts()
     if contamination is None or not texts:
@@ -108,9 +109,9 @@ def _clean(batch: Batch, contamination: Contamination | None, documents: int, hi
     found = contamination.screen(texts)
     if not any(found):
         return batch, texts
-    for one in found:
+    for text, one in zip(texts, found, strict=True):
         for hit in one[:HITS_A_DOCUMENT]:
-            hits.write(json.dumps(asdict(hit), sort_keys=True) + "\n")
+            hits.write(json.dumps({**asdict(hit), "begins": text[:BEGINNING]}, sort_keys=True) + "\n")
     places = [i for i, one in enumerate(found) if not one]
     return batch.kept(places, "contaminated"), [texts[i] for i in places]
 

@@ -62,7 +62,7 @@ def _connect(ray: Any, address: str) -> None:
     handler = signal.getsignal(signal.SIGTERM) if main else None
     try:
         ray.init(wanted, namespace="nautile", log_to_driver=False, configure_logging=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(_unreachable(wanted, str(error).splitlines()[0])) from error
     finally:
         if main:

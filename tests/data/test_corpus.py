@@ -190,8 +190,8 @@ def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path
     assert corpus.facts()["rejected"] == {"contaminated": 1}
     assert corpus.facts()["contaminated"] == {"gsm8k": 1}
     assert corpus.documents == len(web_records)
-    (hit,) = (tmp_path / "work" / "unit" / "hits.jsonl").read_text().splitlines()
-    assert json.loads(hit)["example"] == "7"
+    (hit,) = (tmp_path / "out" / "contamination.jsonl").read_text().splitlines()
+    assert (json.loads(hit)["example"], json.loads(hit)["begins"][:12]) == ("7", "Once a train")
 
 
 def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_path, web_records):

@@ -3,8 +3,11 @@
 Every run of a unit leaves a line in `scratch/runs/<unit>`: the number of its process.
 """
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ def cut(job: Job, unit: str) -> None:
         if met <= times:
             _misbehave(fault, unit)
     number = int(unit.rpartition("-")[2])
+    if number % 2:
+        sys.stdout.write(f"said by {unit}\n")
     _write(job.scratch / "cut" / unit, "".join(f"{number}.{row}\n" for row in range(5)))
     job.emit("metric", name="rows", step=0, value=5)
     job.emit("progress", done=4, total=4, unit="rows")
@@ -70,7 +75,27 @@ def pieces(job: Job) -> None:
     text = "".join((job.scratch / "double" / unit).read_text() for unit in units(job, "double"))
     (job.output("numbers") / "all.txt").write_text(text)
     job.emit("metric", name="joined", step=0, value=len(units(job, "double")))
-    job.describe("numbers", set_aside=set_aside(job, "cut"), platforms=os.environ.get("JAX_PLATFORMS"))
+    times = {path.name: len(path.read_text().split()) for path in (job.scratch / "runs").iterdir()}
+    job.describe("numbers", set_aside=set_aside(job, "cut"), runs=times)
+
+
+PARENT = """
+import json, sys
+from configs.schema import LaunchConfig
+from tasks.stage import RunContext
+from tests.support.stage_pieces import pieces
+launch = LaunchConfig(workers=int(sys.argv[3]))
+try:
+    print("made", json.dumps(pieces.run(json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=launch))))
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+
+
+def start(root: Path, asked: dict[str, Any], workers: int) -> subprocess.Popen[str]:
+    """The stage in a process of its own, without Prefect."""
+    command = [sys.executable, "-c", PARENT, str(root), json.dumps(asked), str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2])
 
 
 def whole(count: int, without: tuple[int, ...] = ()) -> str:

@@ -6,11 +6,10 @@ from prefect.client.schemas.objects import StateType
 from prefect.testing.utilities import prefect_test_harness
 
 from configs.schema import LaunchConfig
-from configs.section import ConfigError, Retryable
 from store.artifacts import Store
-from tasks import prefect_task, prefect_units, units
-from tasks.stage import RunContext, StageCrash
-from tests.support.stage_pieces import pieces, runs, section, whole
+from tasks import prefect_task, units
+from tasks.stage import RunContext
+from tests.support.stage_pieces import pieces, section, whole
 from tests.tasks.test_stage_prefect import artifacts, task_runs
 
 pytestmark = pytest.mark.slow
