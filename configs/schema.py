@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
+from configs.screening import DeduplicateConfig
 from configs.section import Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -55,6 +56,7 @@ class IngestConfig(Section):
     """Paper §3.1. Each source becomes its own `tokens` artifact of rows of `row_length` tokens."""
 
     row_length: PositiveInt = 1024
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
     sources: tuple[SourceConfig, ...]
 
 

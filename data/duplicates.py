@@ -103,7 +103,7 @@ def verdicts(folder: Path) -> np.ndarray:
     return found
 
 
-def publish(folders: Sequence[Path], out: Path) -> int:
+def publish_signatures(folders: Sequence[Path], out: Path) -> int:
     """Signatures of settled units for `against` of later sources: exact copies once, in order. Returns how many."""
     units = [_unit(folder) for folder in folders]
     with_bands = all(unit.bands for unit in units if unit.documents)
