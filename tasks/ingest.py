@@ -6,8 +6,9 @@ of the files: which documents are copies of one another.
 
 import json
 import shutil
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tasks.stage import Job, Round, stage
 
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # inputs: the signatures of sources earlier in the configuration
+PROGRESS_SECONDS = 0.5
 UNITS, FETCHING = "units", "fetching"
 SHOWN = 20  # files that were set aside, in the manifest of the artifact; `files.json` has them all
 
@@ -63,7 +65,8 @@ def tokenise(job: Job, unit: str) -> None:
     file, source = files[int(unit)], _source(job)
     plan, folder = _plan(job), _folder(job, unit)
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{unit}.{uuid.uuid4().hex[:12]}")
-    write_unit(rows, plan, _screens(job), folder, share_of(plan.exemplars, len(files)))
+    told = _teller(job, file)
+    write_unit(rows, plan, _screens(job), folder, share_of(plan.exemplars, len(files)), told=told)
 
 
 def settle_copies(job: Job) -> list[str]:
@@ -144,6 +147,19 @@ def _measure(job: Job, corpus: Corpus, set_aside: int) -> None:
     measured |= {f"rejected_{reason}": count for reason, count in corpus.rejected.items()}
     for name, value in measured.items():
         job.emit("metric", name=name, step=0, value=value)
+
+
+def _teller(job: Job, file: SourceFile) -> Callable[[int, int], None]:
+    """Tells now and then how far a unit is, where the number of its rows is known."""
+    last = begun = time.monotonic()
+
+    def told(rows: int, tokens: int) -> None:
+        nonlocal last
+        if file.rows and (now := time.monotonic()) - last > PROGRESS_SECONDS:
+            last, rate = now, tokens / (now - begun)
+            job.emit("progress", done=rows, total=file.rows, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
+
+    return told
 
 
 def _part(job: Job) -> IngestPart:

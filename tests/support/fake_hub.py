@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 LARGE = 300  # bytes
 RETRY_AFTER = 3  # seconds
 
-Fault = int | Literal["cut", "short", "altered", "hang up", "throttled"]
+Fault = int | Literal["cut", "short", "altered", "hang up", "throttled", "held"]
 # A status to answer with; the connection cut amid the body; a body that ends early but is called whole; bytes changed
-# on the way; no answer at all; 429 with a Retry-After.
+# on the way; no answer at all; 429 with a Retry-After; an answer that waits until `released` is set.
 
 
 class FakeHub:
@@ -35,6 +35,8 @@ class FakeHub:
         self.faults: list[Fault] = []
         self.always: dict[str, Fault] = {}
         self.listing_faults: list[Fault] = []
+        self.held: set[str] = set()  # files that wait
+        self.released = threading.Event()
         self.met: Counter[Fault] = Counter()  # faults that took place
         self.served: Counter[str] = Counter()  # whole answers for content, by file
         self._lock = threading.Lock()
@@ -61,6 +63,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -131,7 +134,10 @@ class FakeHub:
             self._send(handler, body, status, "application/octet-stream", headers, length)
 
         fault = self._fault(name, handler.command)
-        if fault is None:
+        if fault == "held":
+            self.held.add(name)
+            self.released.wait()
+        if fault is None or fault == "held":
             self.served[name] += handler.command == "GET"
             send(content)
             return
@@ -139,7 +145,7 @@ class FakeHub:
 
     def _fault(self, name: str, command: str) -> Fault | None:
         """What befalls this request for content; a fault of the body waits for a request that has one."""
-        bodily = ("cut", "short", "altered")
+        bodily = ("cut", "short", "altered", "held")
         with self._lock:
             lasting = next((fault for end, fault in self.always.items() if name.endswith(end)), None)
             if lasting is not None:

@@ -1,0 +1,91 @@
+"""Ingest from a Hub by real processes: killed mid-way, gone on with by another number of workers, every row once."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.model import TokenizerConfig
+from configs.schema import LaunchConfig
+from data.shards import Shard, read_index
+from data.tokenizer import tokenizer_for
+from store.artifacts import Store
+from tasks.ingest import ingest
+from tasks.stage import RunContext
+from tests.support.fake_hub import FakeHub
+from tests.support.stage_parent import ROOT, wait_for
+
+FILES, ROWS, BAD = 4, 30, 1
+PARENT = """
+import json, sys
+from configs.schema import LaunchConfig
+from tasks.ingest import ingest
+from tasks.stage import RunContext
+ingest.run(json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
+"""
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Four files of 30 rows, the second of which is cut in the repository."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for n in range(FILES):
+        pq.write_table(pa.table({"text": [f"file {n} row {row}" for row in range(ROWS)]}), folder / f"{n}.parquet")
+    cut = folder / f"{BAD}.parquet"
+    cut.write_bytes(cut.read_bytes()[:-60])
+    with FakeHub(folder, "org/set", "a" * 40) as server:
+        for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home")}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def section(hub):
+    source = {"name": "web", "reader": "hub", "form": "web", "path": "org/set", "revision": hub.revision}
+    source |= {"validation_share": 0.2, "bad_files_share": 0.25, "rows_per_shard": 4}
+    return {"seed": 1, "tokenizer": {"ranks": 300}, "ingest": {"row_length": 64, "source": source}}
+
+
+def payload(store, made):
+    artifact = store.get(made["tokens"])
+    files = [path for path in sorted(artifact.path.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(artifact.path)): path.read_bytes() for path in files}
+
+
+def documents(store, made):
+    folder = store.get(made["tokens"]).path
+    index, tokenizer = read_index(folder), tokenizer_for(TokenizerConfig(ranks=300))
+    text = "".join(tokenizer.decode(Shard(folder / e.file, e, index).tokens.tolist()) for e in index.shards)
+    return Counter(text.split("<|endoftext|>")[:-1])
+
+
+def test_a_kill_midway_and_another_number_of_workers_change_no_byte(tmp_path, hub):
+    asked = section(hub)
+    store = Store(tmp_path / "killed")
+    hub.always = {"2.parquet": "held", "3.parquet": "held"}
+    hub.faults = [503, "cut"]
+    command = [sys.executable, "-c", PARENT, str(store.root), json.dumps(asked)]
+    parent = subprocess.Popen(command, cwd=ROOT)
+    wait_for(lambda: hub.held == {"2.parquet", "3.parquet"})
+    parent.kill()
+    parent.wait()
+    hub.always.clear()
+    hub.released.set()
+    again = ingest.run(asked, {}, RunContext("r2", str(store.root), launch=LaunchConfig(workers=1)))
+    assert hub.served["0.parquet"] == 1  # what was done was not done again
+
+    other = Store(tmp_path / "whole")
+    whole = ingest.run(asked, {}, RunContext("r3", str(other.root), launch=LaunchConfig(workers=3)))
+    assert payload(store, again) == payload(other, whole)
+    wanted = {f"file {n} row {row}" for n in range(FILES) if n != BAD for row in range(ROWS)}
+    assert documents(store, again) == Counter(dict.fromkeys(wanted, 1))
+    told = store.get(again["tokens"]).manifest["facts"]
+    assert (told["files"], told["files_set_aside"], told["records"]) == (FILES, 1, 90)
+    assert list(told["set_aside"]) == ["1.parquet"]
+    assert told == other.get(whole["tokens"]).manifest["facts"]
+    assert hub.met[503] == hub.met["cut"] == 1
