@@ -84,6 +84,9 @@ def ingest(job: Job) -> None:
     (job.output("signatures") / "hashes.u8").write_bytes(bytes(8))
     source = job.section["ingest"]["source"]
     (job.output("tokens") / "shard.txt").write_text(source["name"])
+    hit = {"benchmark": "arc", "example": "7", "share": 0.5, "words": "why is the sea", "begins": HOSTILE}
+    _write(job.output("tokens"), "contamination.jsonl", [hit])
+    job.describe("tokens", contaminated={"arc": 2}, rejected={"contaminated": 1, "duplicate": 3})
     job.describe("tokens", source=source["name"], tokens=1000, stand_in=f"{source['name']} stands in for the web")
     if source["exemplars"]:
         _write(job.output("exemplars"), "exemplars.jsonl", [{"query": "why?"}])
