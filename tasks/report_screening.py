@@ -1,4 +1,4 @@
-"""What the report says of the benchmarks' questions: how many were held out, and what was left out of training for it."""
+"""What the report says of the benchmarks' questions: how many are held out, and what was left out of training."""
 
 import json
 from collections import Counter
