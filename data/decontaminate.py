@@ -16,12 +16,12 @@ from itertools import chain
 
 import numpy as np
 
-from data.words import Words, grams_at, mixed, words_of
+from data.words import Words, grams_at, words_of
 
 NGRAM = 13  # as in GPT-3's and most later reports
 SHORTEST = 5
 COMMON = 10  # GPT-3's report, too, takes 13-grams of more than ten training documents for boilerplate (appendix C)
-_BITS = 25  # of the bitmap's addresses: 4 MB, in which the anchors of 60,000 questions light one place in a hundred
+_SPARSE = 32  # places of the bitmap for each anchor: one place in so many is lit, and 75,000 questions take 2 MB
 _STEPS = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93))
 
 
@@ -142,14 +142,15 @@ class _Sieve:
         self._uses = np.zeros(len(self._anchors), np.uint64)  # of each anchor, a bit for every table it may be of
         for number, own in enumerate(anchors):
             self._uses[np.searchsorted(self._anchors, own)] |= _use(number)
-        address = _address(self._anchors)
-        self._bits = np.zeros(1 << (_BITS - 3), np.uint8)
+        self._shift = np.uint64(64 - max(10, (_SPARSE * len(self._anchors)).bit_length()))
+        address = _address(self._anchors, self._shift)
+        self._bits = np.zeros(1 << (61 - int(self._shift)), np.uint8)
         np.bitwise_or.at(self._bits, address >> 3, _bit(address))
 
     def candidates(self, block: Words) -> Iterator[tuple[_Table, np.ndarray, np.ndarray]]:
         """(table, starts, numbers): words of the block from which on n-grams of the table stand, by their values."""
         windows = _windows(block.values, self._width)
-        address = _address(windows)
+        address = _address(windows, self._shift)
         lit = np.flatnonzero(self._bits[address >> 3] & _bit(address))
         at = np.minimum(np.searchsorted(self._anchors, windows[lit]), len(self._anchors) - 1)
         there = self._anchors[at] == windows[lit]
@@ -227,8 +228,8 @@ def _windows(values: np.ndarray, width: int) -> np.ndarray:
     return found
 
 
-def _address(windows: np.ndarray) -> np.ndarray:
-    return (mixed(windows) >> np.uint64(64 - _BITS)).view(np.int64)
+def _address(windows: np.ndarray, shift: np.uint64) -> np.ndarray:
+    return ((windows * _STEPS[0]) >> shift).view(np.int64)
 
 
 def _use(table: int) -> np.uint64:

@@ -41,7 +41,7 @@ REASONS = {
     NEAR_ELSEWHERE: "near_duplicate_elsewhere",
 }
 PIECE = 1 << 20  # documents read at once
-RANGE = 1 << 22  # values sorted at once
+RANGE = 1 << 21  # values sorted at once
 MOST_RANGES = 512  # files open at once
 ELSEWHERE = 0  # the number of every document of `against`; our own count from 1
 
