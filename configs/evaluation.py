@@ -6,6 +6,7 @@ from pydantic import PositiveInt
 
 from configs.section import Section
 
+MADE_TO_NUMBER = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")  # stand-ins: as many items as are asked
 Way = Literal["generate", "likelihood"]
 Column = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm2_360m"]
 

@@ -8,10 +8,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.endpoint import with_fallbacks
+from configs.evaluation import MADE_TO_NUMBER
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
-STAGES = ("ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate", "report")
+STAGES = (
+    "held_out",
+    "ingest",
+    "index",
+    "distill",
+    "pretrain",
+    "align",
+    "reason",
+    "self_distill",
+    "evaluate",
+    "report",
+)
 
 
 def load(name: str | Path) -> RunConfig:
@@ -49,12 +61,13 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
     dump = config.model_dump(mode="json")
     if stage not in STAGES:
         raise ConfigError(f"no stage {stage!r}; there are {', '.join(STAGES)}")
-    section: dict[str, Any] = {"seed": config.seed, stage: dump[stage]}
+    section: dict[str, Any] = {"seed": config.seed, stage: _held_out(dump) if stage == "held_out" else dump[stage]}
     if stage == "ingest":
         chosen = [s for s in dump["ingest"]["sources"] if s["name"] == source]
         if not chosen:
             raise ConfigError(f"ingest: no source {source!r}; there are {[s.name for s in config.ingest.sources]}")
-        section["ingest"] = {"row_length": config.ingest.row_length, "source": chosen[0]}
+        section["ingest"] = {name: dump["ingest"][name] for name in ("row_length", "deduplicate")}
+        section["ingest"]["source"] = chosen[0]
     if stage in ("ingest", "distill"):
         section["tokenizer"] = dump["tokenizer"]
     if stage == "distill":
@@ -68,6 +81,12 @@ def stage_section(config: RunConfig, stage: str, source: str | None = None) -> d
     if stage in used:
         section["endpoints"] = {name: dump["endpoints"][name] for name in with_fallbacks(used[stage], config.endpoints)}
     return section
+
+
+def _held_out(dump: dict[str, Any]) -> dict[str, Any]:
+    """The benchmarks, all items of each: how many are asked matters only where they are made to that number."""
+    benchmarks = dump["evaluate"]["benchmarks"]
+    return {"benchmarks": [one if one["name"] in MADE_TO_NUMBER else {**one, "items": None} for one in benchmarks]}
 
 
 def _choose_model(config: RunConfig, section: dict[str, Any], endpoint: str | None) -> None:

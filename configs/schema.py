@@ -12,6 +12,7 @@ from configs.distill import DistillConfig, IndexConfig, Share
 from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
+from configs.screening import DeduplicateConfig
 from configs.section import Section
 
 
@@ -55,6 +56,7 @@ class IngestConfig(Section):
     """Paper §3.1. Each source becomes its own `tokens` artifact of rows of `row_length` tokens."""
 
     row_length: PositiveInt = 1024
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
     sources: tuple[SourceConfig, ...]
 
 

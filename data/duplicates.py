@@ -41,7 +41,7 @@ REASONS = {
     NEAR_ELSEWHERE: "near_duplicate_elsewhere",
 }
 PIECE = 1 << 20  # documents read at once
-RANGE = 1 << 22  # values sorted at once
+RANGE = 1 << 21  # values sorted at once
 MOST_RANGES = 512  # files open at once
 ELSEWHERE = 0  # the number of every document of `against`; our own count from 1
 
@@ -103,7 +103,7 @@ def verdicts(folder: Path) -> np.ndarray:
     return found
 
 
-def publish(folders: Sequence[Path], out: Path) -> int:
+def publish_signatures(folders: Sequence[Path], out: Path) -> int:
     """Signatures of settled units for `against` of later sources: exact copies once, in order. Returns how many."""
     units = [_unit(folder) for folder in folders]
     with_bands = all(unit.bands for unit in units if unit.documents)

@@ -14,7 +14,7 @@ import xxhash
 
 from data.folding import Folding
 
-BLOCK = 1 << 18  # bytes worked on at once: more would leave the cache
+BLOCK = 1 << 20  # bytes worked on at once: more would leave the cache
 WORD = re.compile(r"\w+")
 _OTHER = re.compile(r"\W")
 _FIRST, _LAST, _LENGTH = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))

@@ -18,7 +18,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Item:
     """`index` is the record's place in the reported split. `expected`: the number, letter, LaTeX, first alias or text.
 
-    `question` is what `prompt` asks, without options and instructions, where there are options.
+    `question` is what `prompt` asks, in the benchmark's own words, without options and without ours.
 
     `own_check` is a second opinion on the answer's text (reasoning-gym's own scorer), recorded beside the verdict.
     """
@@ -34,7 +34,7 @@ class Item:
     instructions: tuple[str, ...] = ()
     arguments: tuple[Mapping[str, Any], ...] = ()
     category: str | None = None
-    question: str = ""  # the text that the options answer, without them
+    question: str = ""
     own_check: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -23,6 +23,7 @@ from evals.items import LETTERS, Item, multiple_choice
 from evals.numbers import parse_number
 
 HELD_OUT = "held_out"
+GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions differ in little
 DEFAULT_COUNT = 500
 _PLAIN_NUMBER = re.compile(r"-?[0-9][0-9.,/]*")
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
@@ -100,11 +101,8 @@ def wiki_trivia(seed: int, count: int | None) -> list[Item]:
             continue
         aliases = tuple(dict.fromkeys((article.title, bare)))
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
-        items.append(
-            Item(
-                "wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases, category=article.topic
-            )
-        )
+        item = Item("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases)
+        items.append(replace(item, category=article.topic, question=f"{masked}."))
         if len(items) == (count or DEFAULT_COUNT):
             break
     return items
@@ -133,6 +131,7 @@ def instructions(seed: int, count: int | None) -> list[Item]:
                 instructions=tuple(drawn),
                 arguments=arguments,
                 category=drawn[0].partition(":")[0],
+                question=prompt,
             )
         )
     return items
@@ -142,7 +141,8 @@ def problem_item(benchmark: str, index: int, problem: Problem) -> Item:
     """The problem as an item, asked as it stands: graded as a number where its answer is one, else as a text."""
     kind = "number" if _PLAIN_NUMBER.fullmatch(problem.answer) and parse_number(problem.answer) else "text"
     identity = f"{problem.task}/{problem.index}"
-    return Item(benchmark, index, identity, problem.question, kind, problem.answer, category=problem.task)
+    asked = problem.question
+    return Item(benchmark, index, identity, asked, kind, problem.answer, category=problem.task, question=asked)
 
 
 def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[Item]:

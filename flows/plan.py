@@ -34,6 +34,10 @@ class Need:
     kind: str
 
 
+SCREENED = {"questions": Need("held_out", "questions")}  # what is trained on is screened against the benchmarks
+AGAINST = "against."  # and the name of an earlier source: its texts are not kept twice
+
+
 @dataclass(frozen=True)
 class Execution:
     """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`."""
@@ -85,28 +89,35 @@ def artifact_name(kind: str, key: str) -> str:
 
 
 def _outputs(config: RunConfig, node: _Node, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """An ingest keeps exemplars only where the source says so; every other stage writes all its kinds."""
+    """An ingest writes exemplars and signatures only where they are asked for; every other stage all its kinds."""
     if node.stage != "ingest":
         return outputs
     source = next(s for s in config.ingest.sources if s.name == node.source)
-    return outputs if source.exemplars else tuple(kind for kind in outputs if kind != "exemplars")
+    unwritten = {"exemplars": not source.exemplars, "signatures": not config.ingest.deduplicate.across}
+    return tuple(kind for kind in outputs if not unwritten.get(kind))
 
 
 def _graph(config: RunConfig) -> list[_Node]:
-    nodes = [_Node("ingest", f"ingest:{s.name}", s.name) for s in config.ingest.sources]
+    nodes = [_Node("held_out", "held_out")]
+    for place, source in enumerate(config.ingest.sources):
+        node = _Node("ingest", f"ingest:{source.name}", source.name, dict(SCREENED))
+        if config.ingest.deduplicate.across:
+            earlier = config.ingest.sources[:place]
+            node.needs |= {f"{AGAINST}{s.name}": Need(f"ingest:{s.name}", "signatures") for s in earlier}
+        nodes.append(node)
     keepers = [s.name for s in config.ingest.sources if s.exemplars]
     if len(keepers) != 1:
         what = f"{', '.join(keepers)} do" if keepers else "none does"
         raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
     nodes.append(_Node("index", "index", needs={"exemplars": Need(f"ingest:{keepers[0]}", "exemplars")}))
-    nodes.append(_Node("distill", "distill", needs={"retrieval": Need("index", "retrieval")}))
+    nodes.append(_Node("distill", "distill", needs={"retrieval": Need("index", "retrieval"), **SCREENED}))
     used = list(dict.fromkeys(name for phase in config.pretrain.phases for name in phase.mixture))
     tokens = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in sorted(used)}
     nodes.append(_Node("pretrain", "pretrain", needs=tokens))
     before = "pretrain"
     for trained in EVALUATED:
         if trained != "pretrain":
-            nodes.append(_Node(trained, trained, needs={"checkpoint": Need(before, "checkpoint")}))
+            nodes.append(_Node(trained, trained, needs={"checkpoint": Need(before, "checkpoint"), **SCREENED}))
         nodes.append(_Node("evaluate", f"evaluate:{trained}", needs={"checkpoint": Need(trained, "checkpoint")}))
         before = trained
     for model in config.evaluate.models:

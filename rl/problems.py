@@ -1,25 +1,73 @@
 """The problems of the reinforcement stages: a fixed list by config and seed, and the order in which steps take them.
 
-A step's problems depend on a cursor alone, so that a resumed run asks the same ones. Only training splits are read.
+A step's problems depend on a cursor alone, so that a resumed run asks the same ones. Only training splits are read, and
+what overlaps a question of a benchmark all the same is left out (`Screen`). Problems of one generator share a template
+and are held out by a hash of the question instead (`data.reasoning`): its benchmarks are searched for whole problems.
 """
 
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from configs.schema import ProblemsConfig
 from configs.section import ConfigError
 from data import reasoning
+from data.decontaminate import Contamination
 from data.reasoning import Problem, Split
+from evals.benchmarks import BENCHMARKS
+from evals.loading import COMMIT, read_hub
+
+BATCH = 256  # problems screened at once
+SHOWN = 20  # overlaps told in the manifest
+FUTILE = 10  # times as many problems drawn as are wanted: the rest will overlap, too
 
 
-def load(config: ProblemsConfig, seed: int, split: Split = "train") -> list[Problem]:
-    """`config.count` problems of the split. `ConfigError` where there are fewer, or one has no answer to check."""
-    found = list(itertools.islice(_READERS[config.source](config, seed, split), config.count))
+class Screen:
+    """Leaves out problems that overlap a held-out question, and remembers which."""
+
+    def __init__(self, contamination: Contamination | None) -> None:
+        self._contamination = contamination
+        self._hits: list[dict[str, Any]] = []
+
+    def clean(self, problems: Iterable[Problem]) -> Iterator[Problem]:
+        """The problems that overlap nothing, in order."""
+        if self._contamination is None:
+            yield from problems
+            return
+        rest = iter(problems)
+        while batch := list(itertools.islice(rest, BATCH)):
+            for problem, hits in zip(batch, self._contamination.screen([p.question for p in batch]), strict=True):
+                if hits:
+                    self._hits.append({**asdict(hits[0]), "begins": problem.question[:80]})
+                else:
+                    yield problem
+
+    def facts(self) -> dict[str, Any]:
+        """For a manifest: how many were left out, by benchmark, and the first of them; {} where nothing is held out."""
+        if self._contamination is None:
+            return {}
+        by_benchmark = dict(sorted(Counter(hit["benchmark"] for hit in self._hits).items()))
+        return {"contaminated": by_benchmark, "hits": self._hits[:SHOWN]}
+
+
+def load(config: ProblemsConfig, seed: int, split: Split = "train", screen: Screen | None = None) -> list[Problem]:
+    """`config.count` problems of the split that `screen` leaves. `ConfigError` where there are fewer, or one has no
+    answer to check.
+    """
+    screen = screen or Screen(None)
+    there = itertools.islice(_READERS[config.source](config, seed, split), FUTILE * config.count)
+    found = list(itertools.islice(screen.clean(there), config.count))
     if len(found) < config.count:
-        raise ConfigError(f"problems: {config.source!r} has {len(found)} distinct {split} problems, not {config.count}")
+        left_out = sum(screen.facts().get("contaminated", {}).values())
+        others = f" ({left_out} more overlap a benchmark)" if left_out else ""
+        raise ConfigError(
+            f"problems: {config.source!r} has {len(found)} distinct {split} problems{others}, not {config.count}"
+        )
     for problem in found:
         if not problem.answer.strip():
             raise ConfigError(f"problems: {problem.task} #{problem.index} has no answer to check: {problem.question!r}")
@@ -42,19 +90,21 @@ class Order:
         return self._permutation[offset]
 
 
-def _reasoning(config: ProblemsConfig, seed: int, split: Split) -> "itertools.islice[Problem]":
+def _reasoning(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Problem]:
     if not config.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
-    return itertools.islice(reasoning.problems(config.tasks, seed, split), config.count)
+    return reasoning.problems(config.tasks, seed, split)
 
 
 def _gsm8k(config: ProblemsConfig, seed: int, split: Split) -> "list[Problem]":
     """GSM8K's training split from the Hub (its test split is a benchmark); a hash sets the guard problems apart."""
-    if not config.revision:
-        raise ConfigError("problems.revision: source 'gsm8k' needs a pinned commit of openai/gsm8k")
-    from datasets import load_dataset  # 1.5 s to import
-
-    rows = load_dataset("openai/gsm8k", "main", split="train", revision=config.revision)
+    benchmark = replace(BENCHMARKS["gsm8k"], split="train")
+    if config.revision and not COMMIT.fullmatch(config.revision):
+        raise ConfigError(
+            f"problems.revision: {config.revision!r} is no full commit hash of {benchmark.hub}; "
+            f"without one it is {benchmark.pinned}"
+        )
+    rows = list(read_hub(benchmark, config.revision or benchmark.pinned))
     return [
         p
         for p in map(gsm8k_problem, range(len(rows)), rows)

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
 from data.endpoints import EndpointPool
+from data.held_out import contamination_of
 from data.reasoning import Problem
 from rl.advantages import is_mastered
 from rl.judge import Judge, JudgeItem
-from rl.problems import load
+from rl.problems import Screen, load
 from rl.rewards import judged, verifiable
 from tasks.job import Job
 from tasks.stage import stage
@@ -47,7 +48,7 @@ class Scorer:
         return JudgeItem(group.problem.question, rollout.text, group.problem.answer)
 
 
-@stage("align", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("align", version=2, outputs=("checkpoint", "rollouts"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge, reinforce from the input checkpoint, publish the policy, every rollout and the calibration."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
@@ -57,7 +58,8 @@ def align(job: Job) -> None:
 
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
-    problems = load(config.problems, job.seed)
+    screen = Screen(contamination_of(job.inputs.get("questions")))
+    problems = load(config.problems, job.seed, screen=screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     plan = Plan(model, tokenizer, config.rollout, config.policy, None, 0.0, job.seed)
     rollouts = job.output("rollouts") / "rollouts.jsonl"
@@ -82,7 +84,7 @@ def align(job: Job) -> None:
     facts["calibration"] = calibration
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
-    job.describe("rollouts", **facts)
+    job.describe("rollouts", **facts, **screen.facts())
 
 
 def _worked(problems: Sequence[Problem]) -> list[JudgeItem]:

@@ -17,7 +17,8 @@ from data.decontaminate import Contamination, HeldOut
 from data.distillation import DOCUMENTS, distil
 from data.embeddings import encoder_for
 from data.endpoints import EndpointPool
-from data.files import json_rows, read_jsonl
+from data.files import read_jsonl
+from data.held_out import read_questions
 from data.retrieval import ExemplarIndex
 from data.tally import Tally, facts
 from data.teacher import template_for
@@ -78,10 +79,7 @@ def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
 
 def _held_out(job: Job) -> list[HeldOut] | None:
     """The benchmarks' questions, which neither a prompt nor a document may overlap; None where the run has none."""
-    if "questions" not in job.inputs:
-        return None
-    rows = json_rows(job.inputs["questions"] / "questions.jsonl")
-    return [HeldOut(row["benchmark"], row["example"], row["text"]) for row in rows]
+    return read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
 
 
 def _tokenise(job: Job) -> Corpus:

@@ -17,10 +17,13 @@ from pydantic import PositiveInt
 
 from configs.model import TokenizerConfig
 from configs.schema import SourceConfig
+from configs.screening import DeduplicateConfig
 from configs.section import ConfigError, Section
+from data import minhash
 from data.corpus import Corpus, CorpusPlan, pack_unit, publish
-from data.duplicates import settle
+from data.duplicates import publish_signatures, settle
 from data.exemplars import share_of, write_exemplars
+from data.held_out import contamination_of
 from data.manifest import SourceFile, read_manifest, write_manifest
 from data.shards import write_atomically
 from data.sources import STAND_INS, list_files, read_file
@@ -30,6 +33,7 @@ from tasks.rounds import set_aside, units
 from tasks.stage import Job, Round, stage
 
 TOKENISE, PACK = "tokenise", "pack"
+AGAINST = "against."  # inputs: the signatures of sources earlier in the configuration
 PROGRESS_SECONDS = 0.5
 UNITS, FETCHING = "units", "fetching"
 SHOWN = 20  # files that were set aside, in the manifest of the artifact; `files.json` has them all
@@ -39,6 +43,7 @@ class IngestPart(Section):
     """What an ingest depends on: its one source, and the length of the rows."""
 
     row_length: PositiveInt
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
     source: SourceConfig
 
 
@@ -69,7 +74,8 @@ def settle_copies(job: Job) -> list[str]:
     done = units(job, TOKENISE)
     remove_partial(job.scratch / UNITS)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
-    settle([_folder(job, unit) for unit in done], (), job.scratch / "settling", job.emit)
+    earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
+    settle([_folder(job, unit) for unit in done], earlier, job.scratch / "settling", job.emit)
     return done
 
 
@@ -81,8 +87,8 @@ def pack(job: Job, unit: str) -> None:
 @stage(
     "ingest",
     version=2,
-    outputs=("tokens", "exemplars"),
-    optional=("exemplars",),
+    outputs=("tokens", "exemplars", "signatures"),
+    optional=("exemplars", "signatures"),
     rounds=(
         Round(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
         Round(PACK, settle_copies, pack),
@@ -108,6 +114,11 @@ def ingest(job: Job) -> None:
         **corpus.facts(),
         samples=corpus.samples,
     )
+    if _part(job).deduplicate.across:
+        signed = publish_signatures([_folder(job, unit) for unit in done], job.output("signatures"))
+        job.describe(
+            "signatures", **origin, documents=signed, **(minhash.facts() if _part(job).deduplicate.near else {})
+        )
     if plan.exemplars:
         write_exemplars(job.output("exemplars") / "exemplars.jsonl", corpus.exemplars)
         exercises = sorted({record.exercise or "" for record in corpus.exemplars})
@@ -174,7 +185,8 @@ def _plan(job: Job) -> CorpusPlan:
 
 
 def _screens(job: Job) -> Screens:
-    return Screens()
+    near = _part(job).deduplicate.near
+    return Screens(contamination_of(job.inputs.get("questions")), minhash.bands if near else None)
 
 
 def _manifest(job: Job) -> Path:

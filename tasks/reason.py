@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.schema import ReasonConfig
+from data.held_out import contamination_of
 from data.reasoning import Problem
-from rl.problems import load
+from rl.problems import Screen, load
 from rl.rewards import verifiable
 from tasks.job import Job
 from tasks.stage import stage
@@ -26,7 +27,7 @@ class Verifier:
         return False
 
 
-@stage("reason", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=2, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
@@ -34,10 +35,12 @@ def reason(job: Job) -> None:
     from rl.reinforce import Plan, on_device, reinforce
 
     config = job.part("reason", ReasonConfig)
-    problems = load(config.problems, job.seed)
+    screen = Screen(contamination_of(job.inputs.get("questions")))
+    problems = load(config.problems, job.seed, screen=screen)
     guard: list[Problem] = []
     if config.policy.guard_every is not None:
-        guard = load(config.problems.model_copy(update={"count": config.policy.guard_problems}), job.seed, "guard")
+        guarding = config.problems.model_copy(update={"count": config.policy.guard_problems})
+        guard = load(guarding, job.seed, "guard", screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     plan = Plan(model, tokenizer, config.rollout, config.policy, config.balance, config.balance_epsilon, job.seed)
     rollouts = job.output("rollouts") / "rollouts.jsonl"
@@ -54,4 +57,4 @@ def reason(job: Job) -> None:
     )
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", balance=config.balance, **facts)
-    job.describe("rollouts", **facts)
+    job.describe("rollouts", **facts, **screen.facts())

@@ -13,6 +13,7 @@ from typing import Any
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from store.durable import read_json
+from tasks.report_screening import screening
 from tasks.wording import visible
 
 Row = dict[str, Any]
@@ -79,6 +80,7 @@ def gather(store: Store, inputs: Sequence[Input], samples: int) -> Row:
         "calls": calls,
         "cost": _cost(calls, spent),
         "samples": _samples(catalog, inputs, samples),
+        "screening": screening([(one.label, one.artifact.kind, one.artifact.path, one.facts) for one in inputs]),
         "stand_ins": stand_ins(inputs),
         "lineage": [_lineage(one) for one in inputs],
     }

@@ -12,6 +12,7 @@ from evals import paper
 from evals.breakdown import breakdown
 from evals.pictures import picture
 from evals.tables import MISSING, Table, table_1, table_2
+from tasks import report_screening
 from tasks.card_figures import Bars, Curve
 from tasks.wording import duration, size
 
@@ -113,6 +114,7 @@ def compose(found: Row) -> list[Section]:
             ),
         ),
         Section("Distillation", tuple(_distillation(found["stages"]))),
+        Section("Kept out of training", tuple(_kept_out(found["screening"]))),
         Section("Cost", tuple(_cost(found))),
         Section("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
         Section("What is a stand-in", tuple(_stand_ins(found["stand_ins"]))),
@@ -250,6 +252,12 @@ def _distillation(stages: Sequence[Row]) -> Iterator[Block]:
         if rejected := facts.get("rejected"):
             rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
             yield Table(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
+
+
+def _kept_out(found: Row) -> Iterator[Block]:
+    yield from report_screening.tables(found)
+    if rows := report_screening.samples(found):
+        yield Samples("What overlapped a benchmark", rows)
 
 
 def _cost(found: Row) -> Iterator[Block]:

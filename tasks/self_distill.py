@@ -1,12 +1,13 @@
 """Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
 
 from configs.schema import SelfDistillConfig
-from rl.problems import load
+from data.held_out import contamination_of
+from rl.problems import Screen, load
 from tasks.job import Job
 from tasks.stage import stage
 
 
-@stage("self_distill", version=1, outputs=("traces", "checkpoint"), accelerator=True)
+@stage("self_distill", version=2, outputs=("traces", "checkpoint"), accelerator=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
@@ -15,7 +16,8 @@ def self_distill(job: Job) -> None:
     from rl.self_distillation import Student, self_distil
 
     config = job.part("self_distill", SelfDistillConfig)
-    problems = load(config.problems, job.seed)
+    screen = Screen(contamination_of(job.inputs.get("questions")))
+    problems = load(config.problems, job.seed, screen=screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     traces = job.output("traces") / "traces.jsonl"
     student = Student(model, tokenizer, config, job.seed)
@@ -23,4 +25,4 @@ def self_distill(job: Job) -> None:
     params, facts = self_distil(student, on_device(params), problems, identity, job.scratch, traces, job.emit)
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
-    job.describe("traces", **facts)
+    job.describe("traces", **facts, **screen.facts())

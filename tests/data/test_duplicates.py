@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 import data.duplicates as duplicates
 from configs.emit import silent
 from configs.section import ConfigError
-from data.duplicates import EXACT, EXACT_ELSEWHERE, KEPT, NEAR, NEAR_ELSEWHERE, REASONS, publish, settle, verdicts
+from data.duplicates import (
+    EXACT,
+    EXACT_ELSEWHERE,
+    KEPT,
+    NEAR,
+    NEAR_ELSEWHERE,
+    REASONS,
+    publish_signatures,
+    settle,
+    verdicts,
+)
 
 Document = tuple[int, tuple[int, ...]]  # its hash, its band values
 
@@ -120,7 +130,7 @@ def test_settled_work_is_not_done_again_but_lost_verdicts_are(tmp_path, monkeypa
 def test_published_signatures_hold_each_text_once_and_find_it_again(tmp_path):
     first = write_all(tmp_path / "first", [[(1, (1, 2)), (1, (1, 2)), (5, (1, 9))], [(5, (1, 9)), (7, (7, 7))]])
     settle(first, [], tmp_path / "work-1", silent)
-    assert publish(first, tmp_path / "signatures") == 3
+    assert publish_signatures(first, tmp_path / "signatures") == 3
     assert np.fromfile(tmp_path / "signatures" / "hashes.u8", "<u8").tolist() == [1, 5, 7]
     second = write_all(tmp_path / "second", [[(5, (3, 3)), (8, (8, 9)), (9, (4, 7)), (9, (4, 7))]])
     settle(second, [tmp_path / "signatures"], tmp_path / "work-2", silent)
@@ -130,7 +140,7 @@ def test_published_signatures_hold_each_text_once_and_find_it_again(tmp_path):
 def test_no_documents_at_all(tmp_path):
     folders = write_all(tmp_path / "ours", [[], []])
     assert settle(folders, [], tmp_path / "work", silent).documents == 0
-    assert publish(folders, tmp_path / "signatures") == 0
+    assert publish_signatures(folders, tmp_path / "signatures") == 0
     assert settle([], [tmp_path / "signatures"], tmp_path / "other", silent).kept == 0
 
 

@@ -2,13 +2,14 @@ import re
 
 import pytest
 
+from configs.evaluation import MADE_TO_NUMBER
 from configs.schema import BenchmarkChoice, ProblemsConfig, TaskConfig
 from configs.section import ConfigError
 from data.reasoning import split_of
 from evals.benchmarks import BENCHMARKS
 from evals.instructions import check_known
 from evals.loading import items_for
-from evals.offline import STAND_INS, held_out
+from evals.offline import GENERATED, STAND_INS, held_out
 from evals.runner import evaluate
 from evals.scores import score
 
@@ -33,6 +34,11 @@ def test_an_oracle_scores_everything_and_silence_nothing(model, oracle, tmp_path
     assert (found["accuracy"], silent["accuracy"], silent["no_answer"]) == (1.0, 0.0, 24)
     assert found["stand_in"].startswith("stands in for")
     assert found["paper"] is None
+
+
+def test_the_configuration_knows_what_is_made_to_the_number_asked_for():
+    assert set(MADE_TO_NUMBER) == set(STAND_INS)
+    assert set(GENERATED) <= set(STAND_INS)
 
 
 def test_word_problems_are_held_out():

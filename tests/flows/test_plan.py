@@ -15,6 +15,7 @@ from tests.support.toy_stages import toy_stage
 ROOT = Path(__file__).resolve().parents[2]
 
 LABELS = [
+    "held_out",
     "ingest:wikipedia",
     "ingest:synth",
     "index",
@@ -29,6 +30,11 @@ LABELS = [
     "evaluate:self_distill",
     "report",
 ]
+
+
+def alone(config: RunConfig) -> dict:
+    """Each source by itself: none is compared with an earlier one."""
+    return {**config.ingest.model_dump(), "deduplicate": {"across": False}}
 
 
 def keys(config: RunConfig) -> dict[str, str]:
@@ -58,8 +64,8 @@ def test_each_reads_what_is_made_before_it(toy):
         "distilled": Need("distill", "tokens"),
     }
     assert executions["index"].needs == {"exemplars": Need("ingest:synth", "exemplars")}
-    assert executions["distill"].needs == {"retrieval": Need("index", "retrieval")}
-    assert executions["reason"].needs == {"checkpoint": Need("align", "checkpoint")}
+    assert executions["distill"].needs["retrieval"] == Need("index", "retrieval")
+    assert executions["reason"].needs["checkpoint"] == Need("align", "checkpoint")
     assert executions["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
 
 
@@ -70,8 +76,36 @@ def test_the_report_reads_every_artifact(toy):
 
 def test_exemplars_come_only_from_the_source_that_keeps_them(toy):
     outputs = {execution.label: execution.outputs for execution in plan(toy, toy_stage)}
-    assert outputs["ingest:wikipedia"] == ("tokens",)
-    assert outputs["ingest:synth"] == ("tokens", "exemplars")
+    assert outputs["ingest:wikipedia"] == ("tokens", "signatures")
+    assert outputs["ingest:synth"] == ("tokens", "exemplars", "signatures")
+
+
+def test_whatever_is_trained_on_is_screened_against_the_benchmarks(toy):
+    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
+    screened = {"ingest:wikipedia", "ingest:synth", "distill", "align", "reason", "self_distill"}
+    reading = {label for label, one in executions.items() if Need("held_out", "questions") in one.needs.values()}
+    assert reading == screened | {"report"}
+
+
+def test_a_later_source_reads_the_signatures_of_the_earlier_ones(toy):
+    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
+    assert executions["ingest:synth"].needs["against.wikipedia"] == Need("ingest:wikipedia", "signatures")
+    assert not any(name.startswith("against.") for name in executions["ingest:wikipedia"].needs)
+    config = RunConfig.model_validate({**toy.model_dump(), "ingest": alone(toy)})
+    apart = {execution.label: execution for execution in plan(config, toy_stage)}
+    assert apart["ingest:wikipedia"].outputs == ("tokens",)
+    assert set(apart["ingest:synth"].needs) == {"questions"}
+
+
+def test_how_many_items_are_asked_moves_no_training(toy):
+    """All of a benchmark are held out, however few are asked; of one made to the number asked for, those."""
+    asked = [{"name": "gsm8k", "items": 10}, {"name": "wiki_trivia", "items": 10}]
+    evaluate = toy.evaluate.model_dump()
+    base = RunConfig.model_validate({**toy.model_dump(), "evaluate": {**evaluate, "benchmarks": asked}})
+    fewer = [{**asked[0], "items": 5}, asked[1]]
+    assert changed(base, evaluate={**evaluate, "benchmarks": fewer})[0] == "evaluate:pretrain"
+    made = [asked[0], {**asked[1], "items": 5}]
+    assert changed(base, evaluate={**evaluate, "benchmarks": made}) == LABELS
 
 
 def test_a_change_of_reason_moves_reason_and_what_follows(toy):
@@ -123,8 +157,8 @@ def test_a_change_of_evaluate_moves_no_checkpoint(toy):
 
 def test_a_change_of_one_source_leaves_the_other(toy):
     first, second = toy.ingest.sources
-    ingest = {"row_length": 64, "sources": [first.model_copy(update={"records": 5}).model_dump(), second.model_dump()]}
-    moved = changed(toy, ingest=ingest)
+    ingest = {**alone(toy), "sources": [first.model_copy(update={"records": 5}).model_dump(), second.model_dump()]}
+    moved = changed(RunConfig.model_validate({**toy.model_dump(), "ingest": alone(toy)}), ingest=ingest)
     assert moved[0] == "ingest:wikipedia"
     assert not {"ingest:synth", "index", "distill"} & set(moved)
     assert moved[1:] == LABELS[LABELS.index("pretrain") :]
@@ -161,7 +195,7 @@ def test_every_stage_of_the_project_is_found_under_its_name():
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ConfigError, match="no stage 'dream'; there are ingest"):
+    with pytest.raises(ConfigError, match="no stage 'dream'; there are held_out, ingest"):
         stage_named("dream")
 
 

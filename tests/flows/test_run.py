@@ -46,7 +46,7 @@ def test_the_whole_chain_runs_quietly_and_writes_nothing_outside_its_store(bench
     done = bench.first
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "12 stages in" in done.stdout
+    assert "13 stages in" in done.stdout
     assert "Prefect" not in done.stdout.replace("starting the embedded Prefect server", "")
     page = done.stdout.strip().splitlines()[-1].removeprefix("report: ")
     assert (bench.folder / page).read_text().startswith("<!doctype html>")

@@ -21,7 +21,7 @@ def executions(toy):
         ({"only": "evaluate:align"}, ["evaluate:align"]),
         ({"only": "ingest"}, ["ingest:wikipedia", "ingest:synth"]),
         ({"first": "self_distill"}, ["self_distill", "evaluate:self_distill", "report"]),
-        ({"last": "distill"}, ["ingest:wikipedia", "ingest:synth", "index", "distill"]),
+        ({"last": "distill"}, ["held_out", "ingest:wikipedia", "ingest:synth", "index", "distill"]),
         ({"first": "align", "last": "evaluate:align"}, ["align", "evaluate:align"]),
         ({"first": "distill", "last": "pretrain"}, ["distill", "pretrain"]),
     ],
@@ -38,7 +38,7 @@ def test_nothing_said_picks_all(executions):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"only": "dream"}, "--only: no stage 'dream'; there are ingest, index, distill, pretrain"),
+        ({"only": "dream"}, "--only: no stage 'dream'; there are held_out, ingest, index, distill, pretrain"),
         ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),
         ({"only": "reason", "first": "align"}, "--only stands alone"),
         ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),
@@ -50,7 +50,10 @@ def test_what_is_refused(executions, options, said):
 
 
 def test_what_is_needed_of_the_rest(executions):
-    assert outside_needs(executions, {"reason", "evaluate:reason"}) == {"align": [Need("align", "checkpoint")]}
+    assert outside_needs(executions, {"reason", "evaluate:reason"}) == {
+        "align": [Need("align", "checkpoint")],
+        "held_out": [Need("held_out", "questions")],
+    }
     assert outside_needs(executions, {e.label for e in executions}) == {}
 
 
@@ -65,7 +68,8 @@ def test_a_missing_input_names_the_command_that_makes_it(executions, tmp_path):
 def test_inputs_that_are_there_are_given_in_full(executions, made):
     store, outputs = made
     found = given_artifacts(store, executions, {"reason"}, "toy")
-    assert found == {Need("align", "checkpoint"): store.get(outputs["align"]["checkpoint"]).full_id}
+    needs = {Need("align", "checkpoint"), Need("held_out", "questions")}
+    assert found == {need: store.get(outputs[need.producer][need.kind]).full_id for need in needs}
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,22 @@ def _judge(stage_name: str) -> dict[str, Any]:
     return {"judge": {"model": "toy", "stand_in": True}, "calibration": {"auc": {"overall": 0.57}}}
 
 
-@stage("ingest", version=1, outputs=("tokens", "exemplars"), optional=("exemplars",))
+@stage("held_out", version=1, outputs=("questions",))
+def held_out(job: Job) -> None:
+    _fault(job)
+    _write(job.output("questions"), "questions.jsonl", [{"benchmark": "arc", "example": "7", "text": "why?"}])
+    job.describe("questions", questions=1, benchmarks={"arc": 1}, too_short=1, boilerplate=0)
+
+
+@stage("ingest", version=1, outputs=("tokens", "exemplars", "signatures"), optional=("exemplars", "signatures"))
 def ingest(job: Job) -> None:
     _fault(job)
+    (job.output("signatures") / "hashes.u8").write_bytes(bytes(8))
     source = job.section["ingest"]["source"]
     (job.output("tokens") / "shard.txt").write_text(source["name"])
+    hit = {"benchmark": "arc", "example": "7", "share": 0.5, "words": "why is the sea", "begins": HOSTILE}
+    _write(job.output("tokens"), "contamination.jsonl", [hit])
+    job.describe("tokens", contaminated={"arc": 2}, rejected={"contaminated": 1, "duplicate": 3})
     job.describe("tokens", source=source["name"], tokens=1000, stand_in=f"{source['name']} stands in for the web")
     if source["exemplars"]:
         _write(job.output("exemplars"), "exemplars.jsonl", [{"query": "why?"}])

@@ -12,6 +12,7 @@ from store.artifacts import Store
 from tasks.report_data import Input, gather, scores
 from tasks.report_figures import MOST_POINTS, line_chart, pipeline_picture, thinned
 from tasks.report_render import html_page, markdown
+from tasks.report_screening import screening, tables
 from tasks.report_sections import Chart, Paragraph, Samples, Section, Table, compose
 from tests.support.toy_chain import make_all
 from tests.support.toy_stages import HOSTILE, TOY
@@ -108,7 +109,10 @@ def test_every_input_is_in_the_lineage_with_what_it_read(chain, data):
     ids = {artifact_id for label, kinds in made.items() if label != "report" for artifact_id in kinds.values()}
     assert {row["id"] for row in data["lineage"]} == ids
     reason = next(row for row in data["lineage"] if row["label"] == "reason")
-    assert reason["reads"] == {"checkpoint": made["align"]["checkpoint"]}
+    assert reason["reads"] == {
+        "checkpoint": made["align"]["checkpoint"],
+        "questions": made["held_out"]["questions"],
+    }
 
 
 def test_stand_ins_are_named(data):
@@ -152,7 +156,13 @@ def test_what_was_not_measured_is_left_out(chain):
     store, made = chain
     only = [Input("ingest:wikipedia", store.get(made["ingest:wikipedia"]["tokens"]))]
     sections = compose(gather(store, only, samples=4))
-    assert [section.title for section in sections] == ["The run", "Cost", "What is a stand-in", "Lineage"]
+    assert [section.title for section in sections] == [
+        "The run",
+        "Kept out of training",
+        "Cost",
+        "What is a stand-in",
+        "Lineage",
+    ]
     text = markdown("Toy", "", sections)
     assert "27.98" not in text
     assert "dollars" not in text
@@ -168,7 +178,7 @@ def test_an_evaluation_without_scores_is_no_row(chain, tmp_path):
 def test_a_chart_with_one_point_or_none_is_not_drawn():
     curves = {"pretrain": {"loss": {"": [[1, 8.0]]}}, "reason": {"kl": {"": [[1, 0.1], [2, 0.2]]}}}
     found = {"stages": [], "scores": {}, "curves": curves, "calls": [], "cost": {"calls": 0}}
-    sections = compose(found | {"samples": [], "stand_ins": [], "lineage": []})
+    sections = compose(found | {"screening": screening([]), "samples": [], "stand_ins": [], "lineage": []})
     charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
     assert [chart.title for chart in charts] == ["reason: KL to the start"]
 
@@ -211,3 +221,36 @@ def test_rendering_escapes_titles_and_paragraphs():
     for raw in ("<b>", "<i>", "<t>", "<u>", "<s>", "<h>"):
         assert raw not in page
     assert "````\np\n→\n```x```\n````" in markdown("t", "u", sections)
+
+
+def test_what_was_kept_out_of_training_is_told_by_benchmark_and_example(data, folder):
+    found = data["screening"]
+    assert found["questions"] == {"questions": 1, "benchmarks": {"arc": 1}, "too_short": 1, "boilerplate": 0}
+    assert found["overlaps"] == {"ingest:wikipedia": {"arc": 2}, "ingest:synth": {"arc": 2}}
+    assert found["copies"]["ingest:synth"]["duplicate"] == 3
+    assert "distill" not in found["copies"]  # nothing was told of it: absent, not zero
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "Kept out of training" in text
+    assert "| arc | 1 | 2 | 2 |" in text
+    assert "arc 7, 50 % of it" in text
+    assert "why is the sea" in text
+
+
+def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
+    hit = {"benchmark": "arc", "example": "7", "share": 0.5, "words": "a b c", "begins": "x"}
+    lines = [{**hit, "example": str(n)} for n in range(9)] + [{**hit, "benchmark": "mmlu"}]
+    (tmp_path / "contamination.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ingest = ("ingest:web", "tokens", tmp_path, {"contaminated": {"arc": 9, "mmlu": 1}})
+    problems = ("reason", "rollouts", tmp_path / "none", {"contaminated": {"arc": 1}, "hits": [hit]})
+    clean = ("align", "rollouts", tmp_path / "none", {"contaminated": {}, "hits": []})
+    refused = {"query": "why?", "said": {"benchmark": "arc", "example": "3", "words": "a b c d e"}}
+    distilled = ("distill", "documents", tmp_path / "none", {"samples": {"contaminated": [refused]}})
+    found = screening([ingest, problems, clean, distilled])
+    assert [(one["label"], one["benchmark"], one["example"]) for one in found["hits"]] == [
+        *(("ingest:web", "arc", str(n)) for n in range(3)),
+        ("ingest:web", "mmlu", "7"),
+        ("reason", "arc", "7"),
+        ("distill", "arc", "3"),
+    ]
+    assert found["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}
+    assert list(tables(screening([]))) == []

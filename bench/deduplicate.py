@@ -1,0 +1,171 @@
+"""What it costs to look for copies and for benchmark questions, relative to bare tiktoken on the same text.
+
+    python bench/deduplicate.py [--questions 75000] [--megabytes 4] [--settle 1000000 10000000] [--bands 0]
+
+Text: Wikipedia summaries, six to a document. Questions: sentences of other summaries, one word in twelve exchanged,
+some behind a common opening. Each round times every form once, so that all meet the same machine; the medians of nine
+rounds are told. `datasketch` and the Aho-Corasick automata are timed on a part of the text, for they are slow.
+Wants `datasketch`, `ahocorasick-rs` and `pyahocorasick`, which nothing else here does.
+`settle`: random hashes, every tenth document a copy, in units of 100,000; time, and the largest memory of a process of
+its own. The automaton finds anchors of six words, one in eight, in text without anything but letters and digits.
+"""
+
+import argparse
+import random
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ahocorasick
+import ahocorasick_rs
+import datasketch
+import numpy as np
+
+from configs.emit import silent
+from configs.model import TokenizerConfig
+from data.decontaminate import Contamination, HeldOut
+from data.deduplicate import text_hash
+from data.duplicates import BANDS, HASHES, settle
+from data.minhash import BANDS as BANDS_OF_MINHASH
+from data.minhash import ROWS, SEED, WORDS, bands
+from data.tokenizer import tokenizer_for
+from data.wikipedia import articles
+from data.words import WORD, grams, words_of
+
+ROUNDS = 9
+OPENINGS = ("Which of the following best describes ", "According to the passage, ", "What is ", "Who was ", "")
+SETTLE = "--settle-one"
+
+
+def made_questions(count: int) -> list[HeldOut]:
+    draw = random.Random(0)
+    sentences = [s for a in articles(1)[3000:] for s in re.split(r"(?<=[.!?])\s+", a.extract) if len(s) > 40]
+    found = []
+    for number in range(count):
+        words = draw.choice(sentences).split()
+        kind = draw.random()
+        words = (
+            words[: draw.randint(5, 14)]
+            if kind < 0.3
+            else words
+            if kind < 0.6
+            else words + draw.choice(sentences).split()
+        )
+        words = [word if draw.random() > 1 / 12 else draw.choice(words) for word in words]
+        found.append(HeldOut(f"benchmark {number % 11}", str(number), draw.choice(OPENINGS) + " ".join(words) + "?"))
+    return found
+
+
+def documents(megabytes: float) -> list[str]:
+    texts = [article.extract for article in articles(1)[:3000]]
+    found, size = [], 0
+    for place in range(0, 3000, 6):
+        found.append("\n\n".join(texts[place : place + 6]))
+        size += len(found[-1].encode())
+        if size > megabytes * 1e6:
+            break
+    return found
+
+
+def anchors(questions: list[HeldOut]) -> list[str]:
+    found = set()
+    for question in questions:
+        words = WORD.findall(question.text.casefold())
+        found |= {"".join(words[n : n + 6]) for n in range(0, max(1, len(words) - 5), 8)}
+    return sorted(found - {""})
+
+
+def with_datasketch(texts: list[str]) -> None:
+    for block in words_of(texts):
+        for begin, end in zip(block.first[:-1], block.first[1:], strict=True):
+            signature = datasketch.MinHash(BANDS_OF_MINHASH * ROWS, SEED, hashfunc=int, scheme="affine64")
+            signature.update_batch(grams(block.values[begin:end], WORDS).tolist())
+
+
+def costs(questions: list[HeldOut], texts: list[str]) -> None:
+    bare_tiktoken = tokenizer_for(TokenizerConfig()).encode  # `encode_ordinary` and nothing else
+    begun = time.process_time()
+    held = Contamination(questions)
+    print(f"{len(questions):,} questions indexed in {time.process_time() - begun:.1f} s of one core")
+    found = held.screen(texts)
+    print(f"{sum(map(bool, found))} of {len(texts)} documents overlap a question; those are left out of what follows")
+    texts = [text for text, hits in zip(texts, found, strict=True) if not hits]
+    patterns = anchors(questions)
+    rust = ahocorasick_rs.BytesAhoCorasick([pattern.encode() for pattern in patterns])
+    automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
+    for number, pattern in enumerate(patterns):
+        automaton.add_word(pattern, number)
+    automaton.make_automaton()
+    few = texts[: max(1, len(texts) // 20)]
+    packed = ["".join(WORD.findall(text.casefold())) for text in few]
+    raw = [text.encode() for text in packed]
+    forms = {
+        "tiktoken": (texts, lambda: [bare_tiktoken(text) for text in texts]),
+        "content hash": (texts, lambda: [text_hash(text) for text in texts]),
+        "words as arrays": (texts, lambda: list(words_of(texts))),
+        "screen": (texts, lambda: held.screen(texts)),
+        "MinHash, rensa": (texts, lambda: bands(texts)),
+        "MinHash, datasketch": (few, lambda: with_datasketch(few)),
+        "Aho-Corasick, ahocorasick-rs": (few, lambda: [rust.find_matches_as_indexes(r, overlapping=True) for r in raw]),
+        "Aho-Corasick, pyahocorasick": (few, lambda: [list(automaton.iter(text)) for text in packed]),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(ROUNDS):
+        for name, (over, work) in forms.items():
+            begun = time.process_time()
+            work()
+            spent[name].append((time.process_time() - begun) / sum(len(text.encode()) for text in over))
+    bare = statistics.median(spent["tiktoken"])
+    for name, each in spent.items():
+        median = statistics.median(each)
+        print(f"{name:30s} {1e-6 / median:8.1f} MB/s  {100 * median / bare:6.1f} % of tiktoken's time")
+
+
+def settle_one(count: int, width: int) -> None:
+    """Settle `count` made-up documents here and print one line of it."""
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        units, earlier = [], draw.integers(0, 2**63, 100_000).astype("<u8")
+        for number in range(0, count, 100_000):
+            unit = Path(folder) / f"{number:012d}"
+            unit.mkdir()
+            hashes = draw.integers(0, 2**63, 100_000).astype("<u8")
+            hashes[::10] = earlier[::10]
+            (unit / HASHES).write_bytes(hashes.tobytes())
+            if width:
+                values = draw.integers(0, 2**63, (100_000, width)).astype("<u8")
+                values[5::20, 0] = hashes[::20]
+                (unit / BANDS).write_bytes(values.tobytes())
+            units.append(unit)
+            earlier = hashes
+        begun = time.perf_counter()
+        settled = settle(units, [], Path(folder) / "work", silent)
+        seconds = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"settle {count:,}, {width} bands: {seconds:.1f} s, {peak:.0f} MiB at most, {settled.dropped}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--questions", type=int, default=75_000)
+    parser.add_argument("--megabytes", type=float, default=2.0)
+    parser.add_argument("--settle", type=int, nargs="*", default=[1_000_000, 10_000_000])
+    parser.add_argument("--bands", type=int, default=0)
+    parser.add_argument(SETTLE, type=int, default=None, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.settle_one is not None:
+        settle_one(asked.settle_one, asked.bands)
+        return
+    for count in asked.settle:  # first, while this process is small: a child begins with its parent's largest memory
+        command = [sys.executable, __file__, SETTLE, str(count), "--bands", str(asked.bands)]
+        subprocess.run(command, check=True)
+    costs(made_questions(asked.questions), documents(asked.megabytes))
+
+
+if __name__ == "__main__":
+    main()

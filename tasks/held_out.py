@@ -1,0 +1,42 @@
+"""Held out (paper §5): the benchmarks' questions are gathered before anything is trained on, and kept out of it all.
+
+It is the first stage of a run, so a benchmark that cannot be had is refused before hours of work.
+"""
+
+from collections import Counter
+
+from configs.evaluation import BenchmarkChoice
+from configs.section import Section
+from data.decontaminate import COMMON, NGRAM, SHORTEST, Contamination
+from data.held_out import write_questions
+from evals.held_out import questions
+from evals.offline import STAND_INS
+from tasks.job import Job
+from tasks.stage import stage
+
+
+class HeldOutPart(Section):
+    """What the questions depend on: the benchmarks and where each is read."""
+
+    benchmarks: tuple[BenchmarkChoice, ...]
+
+
+@stage("held_out", version=1, outputs=("questions",))
+def held_out(job: Job) -> None:
+    """Gather the questions of every benchmark, and say how many of them can be found in a text."""
+    part = job.part("held_out", HeldOutPart)
+    found = list(questions(part.benchmarks, job.seed))
+    write_questions(job.output("questions"), found)
+    screen = Contamination(found)
+    counts = dict(sorted(Counter(question.benchmark for question in found).items()))
+    job.describe(
+        "questions",
+        questions=len(found),
+        benchmarks=counts,
+        too_short=screen.too_short,
+        boilerplate=screen.boilerplate,
+        rule={"words": NGRAM, "shortest": SHORTEST, "boilerplate_above": COMMON},
+        stand_ins=[STAND_INS[name].title for name in counts if name in STAND_INS],
+    )
+    for name, value in {"questions": len(found), "too_short": screen.too_short}.items():
+        job.emit("metric", name=name, step=0, value=value)

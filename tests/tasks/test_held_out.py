@@ -1,0 +1,70 @@
+"""The stage that gathers the benchmarks' questions, before anything is trained on."""
+
+import json
+
+import pytest
+
+from configs.schema import BenchmarkChoice
+from configs.section import ConfigError
+from data.held_out import read_questions
+from evals.loading import items_for
+from evals.offline import STAND_INS
+from tasks.held_out import held_out
+from tasks.job import Job
+
+ROWS = [
+    {"question": f"Ann has {n} pens and buys {n} more at the shop. How many?", "answer": f"{n} + {n}\n#### {2 * n}"}
+    for n in range(30)
+]
+
+
+def job(staging, *benchmarks):
+    section = {"seed": 3, "held_out": {"benchmarks": list(benchmarks)}}
+    return Job("held_out", "key", "execution", section, {}, staging, lambda kind, **fields: None)
+
+
+def gathered(staging, *benchmarks):
+    held_out.work(job(staging, *benchmarks))
+    facts = json.loads((staging / "facts" / "questions.json").read_text())
+    return read_questions(staging / "output" / "questions"), facts
+
+
+def test_every_item_of_a_benchmark_is_held_out_however_few_are_asked(tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    found, facts = gathered(tmp_path, {"name": "gsm8k", "path": str(path), "items": 2})
+    assert [(q.benchmark, q.example, q.text) for q in found] == [
+        ("gsm8k", str(n), row["question"]) for n, row in enumerate(ROWS)
+    ]
+    assert not any(question.whole for question in found)
+    assert (facts["questions"], facts["benchmarks"]) == (30, {"gsm8k": 30})
+    assert facts["too_short"] == facts["boilerplate"] == 0
+    assert facts["rule"] == {"words": 13, "shortest": 5, "boilerplate_above": 10}
+
+
+def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
+    found, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in STAND_INS))
+    assert facts["benchmarks"] == dict.fromkeys(sorted(STAND_INS), 4)
+    assert len(facts["stand_ins"]) == len(STAND_INS)
+    assert {q.benchmark for q in found if q.whole} == {"gsm_symbolic", "instructions"}
+    trivia = items_for(BenchmarkChoice(name="wiki_trivia", items=4), 3)["wiki_trivia"]
+    asked = {question.example: question.text for question in found if question.benchmark == "wiki_trivia"}
+    for item in trivia:
+        assert asked[item.id] in item.prompt
+        assert not set(asked[item.id].split()) & {"Answer", "blank?"}
+    assert all(question.text.strip() for question in found)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"name": "bbh"}, "no benchmark 'bbh'"),
+        ({"name": "mmlu", "revision": "main"}, "'mmlu' needs as `revision` a full commit hash of cais/mmlu"),
+        ({"name": "gsm8k", "path": "/nowhere.jsonl"}, "no such file"),
+        ({"name": "arc", "path": "/nowhere.jsonl"}, "each part of 'arc'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_at_the_start(tmp_path, choice, said):
+    with pytest.raises(ConfigError, match=said):
+        gathered(tmp_path, {"name": "wiki_choice", "items": 4}, choice)
+    assert not (tmp_path / "facts").exists()
