@@ -4,7 +4,7 @@ Case, punctuation and spacing do not count. A question shorter than the n-gram i
 five words, where a match says nothing. An n-gram that stands in more than `COMMON` questions of one benchmark is its
 boilerplate ("choose the letter of the correct answer"): it is evidence of nothing.
 
-Most text is seen through at about a seventh of the time of tokenising it: every n-gram of a question holds one of its
+Most text is seen through at a seventh of the time of tokenising it: every n-gram of a question contains one of its
 anchors (eight words, one in six places), and a bitmap tells where a text may have one. What is left is compared by
 64-bit values and at last word by word, so no hit is lost and none is made up.
 """
