@@ -60,7 +60,7 @@ def test_every_command_explains_itself(command):
     ("arguments", "said"),
     [
         (["run", "nowhere"], "no configuration 'nowhere'"),
-        (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are ingest, index, distill"),
+        (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are held_out, ingest, index"),
         (["run", str(TOY), "--only", "reason", "--from", "align"], "--only stands alone"),
         (["run", "--bogus"], "No such option"),
         (["show", "checkpoint/fff"], "no artifact 'checkpoint/fff'"),
@@ -145,7 +145,7 @@ def test_rebuild_gives_the_same_rows(nautile, made):
     before = nautile(*query)
     Store(made[0].root).catalog_path.unlink()
     _, counts, _ = nautile("store", "rebuild", "--json")
-    assert json.loads(counts)["artifacts"] == 17
+    assert json.loads(counts)["artifacts"] == 21
     assert nautile(*query) == before
 
 
@@ -155,7 +155,7 @@ def test_damage_found_by_verify_is_exit_code_2(nautile, made, tmp_path):
     code, out, _ = nautile("store", "verify", store=tmp_path / "store")
     assert code == 2
     assert "weights.txt" in out
-    assert "17 artifacts, 1 damaged" in out
+    assert "21 artifacts, 1 damaged" in out
 
 
 def test_the_report_in_the_terminal_ends_with_its_page(nautile, made):
