@@ -9,19 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from configs.emit import silent
 from configs.schema import EndpointConfig
 from configs.section import ConfigError
 from data import local_endpoint
+from data.drafts import parse
 from data.endpoints import ChatReply, EndpointPool
 from data.local_endpoint import MODEL, LocalEndpoint, model_file
 from data.prompts import Prompt
 from data.records import SynthRecord
 from data.retrieval import Neighbour
-from data.teacher import COMPACT, TEMPLATES, parse, teacher_request
+from data.teacher import COMPACT, TEMPLATES, teacher_request
 from data.validation import verdict
 
 EMBEDDED = EndpointConfig(kind="embedded", model=MODEL, concurrency=2, structured="grammar")
+CONFIG = DistillConfig(
+    prompts=3,
+    prompt_sets=(PromptSetConfig(name="articles", source="wikipedia"),),
+    teachers=(TeacherConfig(endpoint="local"),),
+)
 NEAR = [Neighbour(n, SynthRecord(f"What is {n} + 4?", f"{n} + 4 = {n + 4}.", str(n + 4)), 0.5) for n in range(5)]
 PROMPTS = [
     Prompt("a", "What is a hat?", "definition", "A hat is a head covering.", "We need to say what a hat is: "),
@@ -55,7 +62,7 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
         drafts = [parse(reply.text) for reply in replies]
         assert all(draft.reasoning.startswith(p.opening) for draft, p in zip(drafts, PROMPTS, strict=True))
         kept = [
-            verdict(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], 0.5)
+            verdict(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
             for draft, reply, prompt in zip(drafts, replies, PROMPTS, strict=True)
         ]
         assert kept.count(None) >= 2
