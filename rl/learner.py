@@ -25,7 +25,7 @@ from model.nautile import forward
 from rl import balance, objectives
 from rl.advantages import carries_signal
 from rl.rollouts import Group
-from rl.rows import Batch, Row, batches
+from rl.rows import Batch, Row, batches, by_length
 
 Metrics = dict[str, float]
 
@@ -74,7 +74,7 @@ class Learner:
         sums: dict[str, Any] = {}
         stats: dict[str, float] = {}
         for side, some in parts.items():
-            for batch in batches(some, self.config.micro_rows, self.length):
+            for batch in batches(by_length(some), self.config.micro_rows, self.length):
                 gradients, kl_gradients, counted = self._pull(self.params, self.reference, batch, first=first)
                 self._gather(sums, side, gradients)
                 self._gather(sums, "kl", kl_gradients)
