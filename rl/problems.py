@@ -13,6 +13,7 @@ from configs.schema import ProblemsConfig
 from configs.section import ConfigError
 from data import reasoning
 from data.reasoning import Problem, Split
+from rl.problem_files import from_file
 
 
 def load(config: ProblemsConfig, seed: int, split: Split = "train") -> list[Problem]:
@@ -76,4 +77,4 @@ def gsm8k_file(path: Path) -> list[Problem]:
     return [gsm8k_problem(i, json.loads(line)) for i, line in enumerate(lines) if line.strip()]
 
 
-_READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k}
+_READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k, "jsonl": from_file}

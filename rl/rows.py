@@ -10,13 +10,14 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Row:
-    """One completion and what the loss needs of it; `weight` is that of each of its tokens."""
+    """One completion and what the loss needs of it; `weight` is that of each token but the one at index `forced`."""
 
     prompt_ids: Sequence[int]
     ids: np.ndarray
     logprobs: np.ndarray
     advantage: float
     weight: float
+    forced: int | None = None
 
 
 WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest there may be
@@ -58,5 +59,7 @@ def _lay(batch: Batch, place: int, row: Row) -> None:
     batch["segments"][place, :end] = 1
     batch["targets"][place, : end - 1] = every[1:]
     batch["weights"][place, start - 1 : end - 1] = row.weight
+    if row.forced is not None:
+        batch["weights"][place, start - 1 + row.forced] = 0.0
     batch["sampled"][place, start - 1 : end - 1] = row.logprobs
     batch["advantage"][place] = row.advantage

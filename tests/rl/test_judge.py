@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.emit import silent
-from configs.schema import EndpointConfig, JudgeConfig
+from configs.reinforcement import JudgeConfig
+from configs.schema import EndpointConfig
 from configs.section import ConfigError, Retryable
 from data import retry
 from data.endpoints import EndpointPool

@@ -6,8 +6,7 @@ The reward is the share of even ids, so that random completions of an untrained 
 import sys
 from pathlib import Path
 
-from configs.emit import silent
-from configs.schema import RolloutConfig
+from configs.reinforcement import RolloutConfig
 from model.nautile import initialise
 from model.weights import save_weights
 from rl.problems import ProblemsConfig, load
@@ -29,12 +28,21 @@ class Even:
 def run(folder: Path, steps: int = 6) -> dict:
     model = tiny_model()
     rollout = RolloutConfig(prompts=2, group=3, prompt_length=60, max_tokens=6)
-    plan = Plan(model, TOKENIZER, rollout, policy(steps=steps, save_every=2, refill=1), "equalise", 1e-8, seed=7)
-    problems = load(ProblemsConfig(tasks=SUMS, count=12), 0)
     folder.mkdir(parents=True, exist_ok=True)
-    params, facts = reinforce(
-        plan, initialise(model, 0), problems, Even(), [], {"run": 1}, folder, folder / "rollouts.jsonl", silent
+    plan = Plan(
+        model=model,
+        tokenizer=TOKENIZER,
+        rollout=rollout,
+        policy=policy(steps=steps, save_every=2, refill=1),
+        problems=load(ProblemsConfig(tasks=SUMS, count=12), 0),
+        scorer=Even(),
+        identity={"run": 1},
+        work=folder,
+        rollouts=folder / "rollouts.jsonl",
+        seed=7,
+        mode="equalise",
     )
+    params, facts = reinforce(plan, initialise(model, 0))
     save_weights(folder / "final", params, model, TOKENIZER)
     return facts
 
