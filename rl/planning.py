@@ -45,7 +45,9 @@ def plan(
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     found = {}
     for name, jitted, arguments in generator.programs():
-        placed = tuple(_by_rows(argument, kinds, whole, rows, mesh) for argument in arguments)
+        # Prompts are few, and every chip has them all; their completions are split.
+        split = rows if name == "decode" else None
+        placed = tuple(_by_rows(argument, whole, split, mesh) for argument in arguments)
         found[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
     weights, loop = found["weights for decoding"].output_size_in_bytes, found["decode"].alias_size_in_bytes
     prefill = found["prefill"].output_size_in_bytes + found["prefill"].temp_size_in_bytes
@@ -78,9 +80,10 @@ def _pulled(program: Program, policy: PolicyConfig, length: int) -> Any:
     return lowered.compile().memory_analysis()
 
 
-def _by_rows(argument: Any, kinds: Any, whole: Any, rows: int, mesh: Mesh) -> Any:
-    """Shapes of one argument of the generator with their places: what has a row for each completion is split."""
-    if argument is kinds or jax.tree.structure(argument) == jax.tree.structure(kinds):
+def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
+    """Shapes of one argument of the generator with their places; what has `rows` rows is split, parameters are as
+    `whole` has them."""
+    if jax.tree.structure(argument) == jax.tree.structure(whole):
         return whole
 
     def place(leaf: Any) -> Any:

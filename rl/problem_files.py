@@ -14,7 +14,7 @@ from data.reasoning import Problem, Split, split_of
 
 
 def from_file(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Problem]:
-    """The distinct problems of one split, in the file's order. Raises `ConfigError` naming the line that is at fault."""
+    """The distinct problems of one split, in the file's order. Raises `ConfigError` naming the line at fault."""
     if not config.path:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
     path, seen = Path(config.path), set[str]()
