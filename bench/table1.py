@@ -9,7 +9,8 @@ GRPO, the paper's order. (Its stage 1 needs a judge that can judge; the embedded
 the sampling differs between seeds: the start and the held-out problems are the same.
 
 Every piece is a stage of the pipeline with its artifacts in the store: stopped at any moment and started again, it goes
-on where it was, and what is done is not done again. Under an hour on two idle cores.
+on where it was, and what is done is not done again. Accuracy is pass@1, both of the likeliest completion (greedy) and
+of one drawn at temperature 1: what a policy gains by growing surer of itself alone shows in the second only.
 """
 
 import argparse
@@ -59,9 +60,10 @@ class Bench:
         }
         return self.stage("pretrain", "pretrain", sources, self.config.seed)["checkpoint"]
 
-    def evaluated(self, checkpoint: str, label: str) -> list[bool]:
-        """Right or wrong on each held-out problem, greedily, by the strict grader."""
-        made = self.stage("evaluate", f"evaluate:{label}", {"checkpoint": checkpoint}, self.config.seed)
+    def evaluated(self, checkpoint: str, label: str, temperature: float) -> list[bool]:
+        """Right or wrong on each held-out problem, by the strict grader."""
+        inputs, seed = {"checkpoint": checkpoint}, self.config.seed
+        made = self.stage("evaluate", f"evaluate:{label}@{temperature:g}", inputs, seed, temperature=temperature)
         rows = (self.store.get(made["evaluation"]).path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
         return [row["strict"] for row in sorted(map(json.loads, rows), key=lambda row: row["index"])]
 
@@ -80,7 +82,8 @@ class Bench:
 
     def measured(self, checkpoint: str, label: str) -> Measured:
         facts = read_json(self.store.get(checkpoint).path / "manifest.json")["facts"]
-        return Measured(self.evaluated(checkpoint, label), self.curves(checkpoint), facts)
+        greedy, sampled = (self.evaluated(checkpoint, label, temperature) for temperature in (0.0, 1.0))
+        return Measured(greedy, sampled, self.curves(checkpoint), facts)
 
 
 def table(bench: Bench, seeds: list[int]) -> list[Arm]:

@@ -19,9 +19,10 @@ DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Measured:
-    """One checkpoint: right or wrong by held-out problem, the metrics of its training by step, and its facts."""
+    """One checkpoint: right or wrong by held-out problem, greedy and sampled; training metrics by step; its facts."""
 
-    right: list[bool]
+    greedy: list[bool]
+    sampled: list[bool]
     curves: dict[str, list[tuple[int, float]]]
     facts: dict[str, Any]
 
@@ -35,10 +36,9 @@ class Arm:
     before: str | None
     runs: list[Measured] = field(default_factory=list)
 
-    @property
-    def right(self) -> np.ndarray:
-        """Right or wrong [seed, problem]."""
-        return np.array([run.right for run in self.runs], float)
+    def right(self, how: str) -> np.ndarray:
+        """Right or wrong [seed, problem], `how` being greedy or sampled."""
+        return np.array([getattr(run, how) for run in self.runs], float)
 
 
 def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
@@ -55,43 +55,53 @@ def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Accuracies and gains as shares; intervals of 95 %."""
+class Score:
+    """Shares, with intervals of 95 %: by seed, their mean, and the gain over what the arm started from."""
 
-    name: str
-    title: str
-    before: str | None
     seeds: list[float]
-    problems: int
     accuracy: float
     interval: tuple[float, float]
     gain: float | None
     gain_interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm; `paper` is the percentage that the paper has for the stage."""
+
+    name: str
+    title: str
+    before: str | None
+    problems: int
+    greedy: Score
+    sampled: Score
     paper: float | None
 
 
 def summary(arms: Sequence[Arm]) -> list[Row]:
-    """A row for each arm, its gain taken over the arm it started from, seed by seed and problem by problem."""
     known = {arm.name: arm for arm in arms}
-    rows = []
-    for arm in arms:
-        by_problem = arm.right.mean(axis=0)
-        gains = None if arm.before is None else by_problem - known[arm.before].right.mean(axis=0)
-        rows.append(
-            Row(
-                arm.name,
-                arm.title,
-                arm.before,
-                [float(share) for share in arm.right.mean(axis=1)],
-                len(by_problem),
-                float(by_problem.mean()),
-                resampled(by_problem),
-                None if gains is None else float(gains.mean()),
-                None if gains is None else resampled(gains),
-                PAPER.get(arm.name),
-            )
+    return [
+        Row(
+            arm.name,
+            arm.title,
+            arm.before,
+            len(arm.runs[0].greedy),
+            *(_score(arm, known.get(arm.before or ""), how) for how in ("greedy", "sampled")),
+            PAPER.get(arm.name),
         )
-    return rows
+        for arm in arms
+    ]
+
+
+def _score(arm: Arm, before: Arm | None, how: str) -> Score:
+    """The gain is taken seed by seed (a start that all share stands for each) and problem by problem."""
+    right = arm.right(how)
+    by_problem = right.mean(axis=0)
+    seeds, accuracy, interval = [float(x) for x in right.mean(axis=1)], float(by_problem.mean()), resampled(by_problem)
+    if before is None:
+        return Score(seeds, accuracy, interval, None, None)
+    gains = by_problem - before.right(how).mean(axis=0)
+    return Score(seeds, accuracy, interval, float(gains.mean()), resampled(gains))
 
 
 def resampled(values: np.ndarray) -> tuple[float, float]:
@@ -102,21 +112,25 @@ def resampled(values: np.ndarray) -> tuple[float, float]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    lines = [
-        "| arm | held-out, % [95 %] | by seed | gain, points [95 %] | over | paper, GSM8K % |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
     titles = {row.name: row.title for row in rows}
-    for row in rows:
-        gain = "" if row.gain is None else f"{100 * row.gain:+.1f} {_span(row.gain_interval, '+.1f')}"
-        seeds = ", ".join(f"{100 * share:.1f}" for share in row.seeds)
-        lines.append(
-            f"| {row.title} | {100 * row.accuracy:.1f} {_span(row.interval)} | {seeds} | {gain} | "
-            f"{titles.get(row.before or '', '')} | {row.paper or ''} |"
-        )
-    lines.append("")
-    lines.append(f"{rows[0].problems:,} held-out problems; greedy, strict grader.")
-    return "\n".join(lines) + "\n"
+    lines = []
+    for how, said in (("greedy", "the likeliest completion"), ("sampled", "one completion at temperature 1")):
+        lines += [
+            f"Pass@1 of {said}, {rows[0].problems:,} held-out problems, strict grader:",
+            "",
+            "| arm | % [95 %] | by seed | gain, points [95 %] | over | paper, GSM8K % |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for row in rows:
+            score: Score = getattr(row, how)
+            gain = "" if score.gain is None else f"{100 * score.gain:+.1f} {_span(score.gain_interval, '+.1f')}"
+            seeds = ", ".join(f"{100 * share:.1f}" for share in score.seeds)
+            lines.append(
+                f"| {row.title} | {100 * score.accuracy:.1f} {_span(score.interval)} | {seeds} | {gain} | "
+                f"{titles.get(row.before or '', '')} | {row.paper or ''} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _span(interval: tuple[float, float] | None, form: str = ".1f") -> str:
