@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from configs.emit import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
@@ -29,6 +30,7 @@ from rl.guard import Guard, Reading
 from rl.learner import Learner
 from rl.problems import Order
 from rl.rollouts import Group, RolloutEngine
+from rl.trainable import Trainable
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,19 @@ class Plan:
     emit: Emit = silent
 
 
+def check(plan: Plan) -> tuple[Mesh, RolloutEngine]:
+    """Refuse with a `ConfigError`, before any compute or call is paid for, what does not fit together."""
+    mesh = make_mesh(plan.policy.fsdp, part="policy")
+    if plan.policy.micro_rows % mesh.size:
+        raise ConfigError(
+            f"policy.micro_rows {plan.policy.micro_rows} does not divide among the {mesh.size} devices of this run"
+        )
+    Trainable(plan.model, plan.policy.train)
+    engine = RolloutEngine(plan.model, tokenizer_for(plan.tokenizer), plan.rollout, plan.seed, mesh)
+    engine.check([*plan.problems, *plan.guard_problems])
+    return mesh, engine
+
+
 def reinforce(plan: Plan, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `plan.policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
@@ -79,14 +94,7 @@ def reinforce(plan: Plan, params: Params) -> tuple[Params, dict[str, Any]]:
 class _Run:
     def __init__(self, plan: Plan, params: Params) -> None:
         self.plan = plan
-        self.mesh = make_mesh(plan.policy.fsdp, part="policy")
-        if plan.policy.micro_rows % self.mesh.size:
-            raise ConfigError(
-                f"policy.micro_rows {plan.policy.micro_rows} does not divide among the {self.mesh.size} devices of "
-                "this run"
-            )
-        self.engine = RolloutEngine(plan.model, tokenizer_for(plan.tokenizer), plan.rollout, plan.seed, self.mesh)
-        self.engine.check([*plan.problems, *plan.guard_problems])
+        self.mesh, self.engine = check(plan)
         length = plan.rollout.prompt_length + plan.rollout.max_tokens
         self.learner = Learner(plan.model, plan.policy, params, length, plan.mode, self.mesh, plan.epsilon)
         self.order = Order(len(plan.problems), plan.seed)

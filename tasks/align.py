@@ -54,7 +54,7 @@ def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
     from model.weights import load_weights, save_weights
-    from rl.reinforce import Plan, on_device, reinforce
+    from rl.reinforce import Plan, check, on_device, reinforce
 
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
@@ -64,11 +64,9 @@ def align(job: Job) -> None:
         guard = load(config.problems.model_copy(update={"count": config.policy.guard_problems}), job.seed, "guard")
     asked = endpoints[config.judge.endpoint]
     facts: dict[str, Any] = {"judge": {"model": asked.model, "rubric": config.judge.rubric, "stand_in": asked.stand_in}}
+    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
-        pool.check()
         judge = Judge(pool, config.judge)
-        facts["calibration"] = _calibrated(job, judge, problems, config.judge, facts["judge"])
-        params, model, tokenizer = load_weights(job.inputs["checkpoint"])
         plan = Plan(
             model=model,
             tokenizer=tokenizer,
@@ -83,6 +81,9 @@ def align(job: Job) -> None:
             guard_problems=guard,
             emit=job.emit,
         )
+        check(plan)
+        pool.check()
+        facts["calibration"] = _calibrated(job, judge, problems, config.judge, facts["judge"])
         params, found = reinforce(plan, on_device(params))
     facts |= found
     save_weights(job.output("checkpoint"), params, model, tokenizer)
