@@ -27,7 +27,7 @@ class Verifier:
         return False
 
 
-@stage("reason", version=1, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=2, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.

@@ -13,7 +13,7 @@ from rl.rows import batches
 from rl.trainable import Trainable
 from tests.rl.conftest import group, policy
 
-LENGTH = 16
+LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 
 @cache

@@ -52,9 +52,9 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
 
 
 def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
-    """A round of self-distillation with every completion taken for right or wrong by its length; the last loss."""
+    """A round of self-distillation, completions taken for right or wrong by their length; the last loss."""
     self_distillation.make_mesh = lambda fsdp, part: mesh
-    self_distillation.verifiable = lambda problem, reply: float(len(reply.answer) % 2)
+    self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
     optimizer = OptimizerConfig(learning_rate=1e-3)
     problems = ProblemsConfig(tasks=SUMS, count=8)
     config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)
