@@ -24,7 +24,7 @@ from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow,
 from model.layers import Params
 from model.loss import masked_logits
 from model.nautile import shapes
-from model.placement import split_rows
+from model.placement import everywhere, split_rows
 from model.sampling import Sampling, draw, sample_keys, uniforms
 from model.sharding import OnMesh
 
@@ -230,9 +230,9 @@ def _prefill(
 ) -> tuple[Array, Cache]:
     """Prefill the distinct prompts, and hand every row the state of its own, on the device that has the row."""
     hidden_UD, cache = prefill(params, config, tokens_UP, lengths_U, capacity)
-    shared = share(cache, source_B)
+    shared = share(jax.tree.map(everywhere, cache), source_B)
     blocks, start_B = jax.tree.map(split_rows, (shared.blocks, shared.start_B))
-    return split_rows(hidden_UD[source_B]), shared._replace(blocks=blocks, start_B=start_B)
+    return split_rows(everywhere(hidden_UD)[source_B]), shared._replace(blocks=blocks, start_B=start_B)
 
 
 @partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
