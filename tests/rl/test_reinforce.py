@@ -132,7 +132,7 @@ def test_token_weights_of_groups_with_missing_scores(seed):
     ]
     live = sum(bool(group) for group in kept)
     for group, weights in zip(kept, objectives.token_weights(kept), strict=True):
-        assert weights == pytest.approx([1 / (np.sum(group) * live)] * len(group))
+        assert weights == pytest.approx([1 / (np.sum(group) * live) for _ in group])
 
 
 @pytest.mark.slow
