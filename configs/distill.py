@@ -1,12 +1,11 @@
 """Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers, probes and checks."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.parts import Share
 from configs.section import Section
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class EmbeddingConfig(Section):

@@ -8,20 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.distill import DistillConfig, IndexConfig, Share
+from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
+from configs.parts import OptimizerConfig, Share, TaskConfig
+from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, SelfDistillConfig
 from configs.screening import DeduplicateConfig
 from configs.section import Section
-
-
-class TaskConfig(Section):
-    """One generator of verifiable problems: its name in the registry, its share of a draw, its own parameters."""
-
-    name: str
-    weight: PositiveFloat = 1.0
-    parameters: dict[str, int | float | str] = {}
 
 
 class SourceConfig(Section):
@@ -68,19 +62,6 @@ class PhaseConfig(Section):
     mixture: dict[str, PositiveFloat]
 
 
-class OptimizerConfig(Section):
-    name: Literal["adamw", "muon"] = "adamw"
-    learning_rate: PositiveFloat = 1e-3
-    final_learning_rate: NonNegativeFloat = 1e-5
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
-    decay_share: Share = 0.2  # wsd only: the share of steps spent going down
-    beta1: Share = 0.9
-    beta2: Share = 0.99
-    weight_decay: NonNegativeFloat = 0.01
-    clip: PositiveFloat = 1.0
-
-
 class PretrainConfig(Section):
     """Paper §3.1: phase 1 on web text, phase 2 on SYNTH with the distilled documents."""
 
@@ -101,93 +82,6 @@ class PretrainConfig(Section):
     spike_factor: NonNegativeFloat = 10.0  # robust deviations above the median of late losses; 0: spikes are let be
     spike_steps: NonNegativeInt = 3  # losses in a row that may be above that
     rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint, past the trouble, before giving up
-
-
-class ProblemsConfig(Section):
-    """A set of problems with checkable answers, or prompts for the judge."""
-
-    source: Literal["reasoning", "gsm8k", "wikipedia"] = "reasoning"
-    tasks: tuple[TaskConfig, ...] = ()
-    count: PositiveInt = 1024
-    revision: str = ""
-
-
-class RolloutConfig(Section):
-    """How completions are drawn. A step asks `prompts` questions, `group` completions each (paper §4.2: four)."""
-
-    prompts: PositiveInt
-    group: PositiveInt = 4
-    max_tokens: PositiveInt
-    prompt_length: PositiveInt = 64
-    temperature: PositiveFloat = 1.0
-    top_k: NonNegativeInt = 0
-    top_p: Share = 1.0
-
-    @model_validator(mode="after")
-    def _a_group_compares(self) -> "RolloutConfig":
-        if self.group < 2:
-            raise ValueError("rollout.group must be at least 2: an advantage compares completions of one prompt")
-        return self
-
-
-class PolicyConfig(Section):
-    """The learner's settings, shared by the reinforcement stages."""
-
-    steps: PositiveInt
-    optimizer: OptimizerConfig
-    kl: NonNegativeFloat = 0.0
-    clip_ratio: PositiveFloat = 0.2
-    inner_epochs: PositiveInt = 1
-    micro_rows: PositiveInt = 8
-    refill: NonNegativeInt = 3  # draws of further groups, at most, to replace groups that carry no signal
-    save_every: PositiveInt = 10
-    guard_every: PositiveInt | None = None  # evaluate the guard set every so many steps
-    guard_problems: PositiveInt = 128
-
-
-class JudgeConfig(Section):
-    """The judge's rubric and the paper's weights (§4.2)."""
-
-    endpoint: str
-    rubric: str = "nautile-judge-1"
-    reason_weight: Share = 0.30
-    answer_weight: Share = 0.55
-    follow_weight: Share = 0.15
-    overlong_penalty: NonNegativeFloat = 0.5
-    mastered_mean: float = 90.0
-    mastered_minimum: float = 85.0
-    max_tokens: PositiveInt = 64
-    calibration_items: NonNegativeInt = 16
-
-
-class AlignConfig(Section):
-    """Stage 1, Dr. GRPO with an LLM judge (paper §4.2)."""
-
-    rollout: RolloutConfig
-    policy: PolicyConfig
-    judge: JudgeConfig
-    problems: ProblemsConfig
-
-
-class ReasonConfig(Section):
-    """Stage 2, gradient-balanced GRPO (paper §4.3)."""
-
-    rollout: RolloutConfig
-    policy: PolicyConfig
-    problems: ProblemsConfig
-    balance: Literal["equalise", "cap", "off"] = "equalise"
-    balance_epsilon: PositiveFloat = 1e-8
-
-
-class SelfDistillConfig(Section):
-    """Stage 3, scored self-distillation (paper §4.4)."""
-
-    rollout: RolloutConfig
-    problems: ProblemsConfig
-    rounds: PositiveInt = 1
-    epochs: PositiveInt = 1
-    batch_rows: PositiveInt = 16
-    optimizer: OptimizerConfig
 
 
 class EvaluateConfig(Section):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from configs.model import ModelConfig
 from configs.section import ConfigError
@@ -23,7 +24,9 @@ from model.cache import Cache, DecodeWeights, decode_step, decode_weights, grow,
 from model.layers import Params
 from model.loss import masked_logits
 from model.nautile import shapes
+from model.placement import everywhere, split_rows
 from model.sampling import Sampling, draw, sample_keys, uniforms
+from model.sharding import OnMesh
 
 FIRST_STAGE = 128
 
@@ -60,10 +63,13 @@ class _Loop(NamedTuple):
 class Generator:
     """Samples completions in batches of `rows`, for prompts of up to `prompt_length` tokens.
 
+    With a `mesh` of several devices each decodes its share of the rows, of a number that divides among them.
     Raises ConfigError where prompt and completion together pass the model's context.
     """
 
-    def __init__(self, config: ModelConfig, sampling: Sampling, rows: int, prompt_length: int) -> None:
+    def __init__(
+        self, config: ModelConfig, sampling: Sampling, rows: int, prompt_length: int, mesh: Mesh | None = None
+    ) -> None:
         if rows < 1 or prompt_length < 1:
             raise ConfigError(f"generate: rows {rows} and prompt_length {prompt_length} must be 1 or more")
         if prompt_length + sampling.max_tokens > config.context:
@@ -72,6 +78,11 @@ class Generator:
                 f"{prompt_length + sampling.max_tokens} is over the model's context of {config.context} tokens"
             )
         self.config, self.sampling, self.rows, self.prompt_length = config, sampling, rows, prompt_length
+        self._mesh = mesh
+
+    def _placed(self, program: Any) -> Any:
+        """A jitted function, with the mesh as the ambient one where there is a mesh."""
+        return program if self._mesh is None else OnMesh(self._mesh, program)
 
     def __call__(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
@@ -80,7 +91,7 @@ class Generator:
         self._check(prompts, seeds)
         if not prompts:
             return []
-        weights = _decode_weights(params, self.config)
+        weights = self._placed(_decode_weights)(params, self.config)
         keys = sample_keys(seeds)
         completions: dict[int, Completion] = {}
         for members in self._batches(prompts):
@@ -97,7 +108,9 @@ class Generator:
         `truncated` is that of the whole, so it says nothing before the last one.
         """
         self._check([prompt], [seed])
-        for loop in self._stretches(params, _decode_weights(params, self.config), [prompt], sample_keys([seed]), every):
+        for loop in self._stretches(
+            params, self._placed(_decode_weights)(params, self.config), [prompt], sample_keys([seed]), every
+        ):
             yield _completions(loop, 1)[0]
 
     def programs(self) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
@@ -153,16 +166,17 @@ class Generator:
         keys_B2[: len(prompts)] = keys
         ends = list(stage_ends(self.sampling.max_tokens))
         idle_B = np.arange(self.rows) >= len(prompts)
-        prompted = _prefill(params, tokens_UP, lengths_U, source_B, self.config, self.prompt_length + ends[0])
-        loop = _begin(*prompted, keys_B2, idle_B, self.sampling)
+        capacity = self.prompt_length + ends[0]
+        prompted = self._placed(_prefill)(params, tokens_UP, lengths_U, source_B, self.config, capacity)
+        loop = self._placed(_begin)(*prompted, keys_B2, idle_B, self.sampling)
         reached = 0
         for end in ends:
             if end > ends[0]:
-                loop = _with_room(loop, self.prompt_length + end)
+                loop = self._placed(_with_room)(loop, self.prompt_length + end)
             while reached < end:
                 reached = min(end, reached + (every or end))
-                loop = _decode(weights, loop, np.int32(reached), self.config, self.sampling)
-                finished = bool(jnp.all(loop.done_B))
+                loop = self._placed(_decode)(weights, loop, np.int32(reached), self.config, self.sampling)
+                finished = bool(np.all(loop.done_B))
                 yield loop
                 if finished:
                     return
@@ -214,9 +228,11 @@ def _decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
 def _prefill(
     params: Params, tokens_UP: Array, lengths_U: Array, source_B: Array, config: ModelConfig, capacity: int
 ) -> tuple[Array, Cache]:
-    """Prefill the distinct prompts, and hand every row the state of its own."""
+    """Prefill the distinct prompts, and hand every row the state of its own, on the device that has the row."""
     hidden_UD, cache = prefill(params, config, tokens_UP, lengths_U, capacity)
-    return hidden_UD[source_B], share(cache, source_B)
+    shared = share(jax.tree.map(everywhere, cache), source_B)
+    blocks, start_B = jax.tree.map(split_rows, (shared.blocks, shared.start_B))
+    return split_rows(everywhere(hidden_UD)[source_B]), shared._replace(blocks=blocks, start_B=start_B)
 
 
 @partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
@@ -228,12 +244,12 @@ def _begin(hidden_BD: Array, cache: Cache, keys_B2: Array, idle_B: Array, sampli
         hidden_BD,
         uniforms(keys_B2, length).T,
         jnp.zeros((), jnp.int32),
-        idle_B,
-        jnp.ones(rows, bool),
-        jnp.full(rows, -1, jnp.int32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros((rows, length), jnp.int32),
-        jnp.zeros((rows, length), jnp.float32),
+        split_rows(idle_B),
+        split_rows(jnp.ones(rows, bool)),
+        split_rows(jnp.full(rows, -1, jnp.int32)),
+        split_rows(jnp.zeros(rows, jnp.int32)),
+        split_rows(jnp.zeros((rows, length), jnp.int32)),
+        split_rows(jnp.zeros((rows, length), jnp.float32)),
     )
 
 

@@ -1,6 +1,6 @@
 """Activations on a mesh: rows of a batch go over all its devices, and a kernel runs on each device's rows alone.
 
-The mesh is the ambient one (`jax.set_mesh` around the lowering of a step). Without it, or on one device, both
+The mesh is the ambient one (`jax.set_mesh` around the lowering of a step). Without it, or on one device, these
 functions leave things as they are, so the model is written once.
 """
 
@@ -18,6 +18,11 @@ WHOLE = PartitionSpec()
 def split_rows(rows: Array) -> Array:
     """The same array, its first axis kept over the devices: else XLA may follow the weights and split the width."""
     return jax.lax.with_sharding_constraint(rows, ROWS) if _several_devices() else rows
+
+
+def everywhere(array: Array) -> Array:
+    """The same array, whole on every device: for what is few and is then handed out by rows."""
+    return jax.lax.with_sharding_constraint(array, WHOLE) if _several_devices() else array
 
 
 def on_each_device(function: Callable[..., Any], places: tuple[PartitionSpec, ...]) -> Callable[..., Any]:

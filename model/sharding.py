@@ -20,11 +20,11 @@ from model.optimizer import is_stacked
 from model.placement import ROWS
 
 
-def make_mesh(fsdp: int, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh [data, fsdp] over all devices. Raises `ConfigError` where `fsdp` does not divide their number."""
+def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pretrain") -> Mesh:
+    """The mesh [data, fsdp] over all devices. Raises `ConfigError` where `<part>.fsdp` does not divide their number."""
     devices = jax.devices() if devices is None else list(devices)
     if len(devices) % fsdp:
-        raise ConfigError(f"pretrain.fsdp {fsdp} does not divide the {len(devices)} devices of this run")
+        raise ConfigError(f"{part}.fsdp {fsdp} does not divide the {len(devices)} devices of this run")
     return Mesh(np.asarray(devices).reshape(-1, fsdp), ("data", "fsdp"))
 
 

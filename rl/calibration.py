@@ -1,13 +1,16 @@
-"""A judge measured on answers of known quality: does it tell right from wrong, and does it mark length?
+"""A judge measured on answers of known quality: does it tell right from wrong, and what else does it mark?
 
-The wrong answers are made from the right ones: given to another question, or with their numbers (in a text without
-any, their words) changed. They are as long and as well formed as the right ones, so form alone does not give them away.
+Of every right answer there are three more. A wrong one is made from right ones: another question's, or with its
+numbers (in a text without any, its words) changed; it is as long and as well formed, so form alone does not give it
+away. Two are as right as it is: one with words added that say nothing, and one with its result at the front in place
+of the end. Marks for those two, less those for the answer itself, are the judge's bias by length and by position.
+A judge that marks one answer at a time has no order of two answers to be biased by.
 """
 
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,31 +19,66 @@ from scipy.stats import rankdata
 from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore
 
 MARKS = (*CRITERIA, "overall")
+KINDS = ("right", "wrong", "long", "front")
+PASSES = 50  # the overall mark from which an answer counts as called right
+FILLER = "So this is what comes out, and with that the question that was asked is answered."
+
+Scores = Sequence[JudgeScore | None]
 
 
 def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[str, Any]:
-    """Score the right answers and as many wrong ones. Plain data; a figure that cannot be had is None.
+    """Score the right answers and their variants. Plain data; a figure that cannot be had is None.
 
-    `auc`: by mark, the chance that a right answer is marked above a wrong one (ties count half; 0.5 is chance);
-    `mean_right`, `mean_wrong` and `spread` (standard deviation) of the overall mark; `length_correlation`: of the
-    overall mark with the answer's length in characters. Errors as `Judge.score`.
+    `agreement`: share of right and wrong answers whose overall mark is on the right side of 50; `auc`: by mark, the
+    chance that a right answer is marked above a wrong one (ties count half; 0.5 is chance); `mean_right`, `mean_wrong`
+    and `spread` (standard deviation over both) of the overall mark, and how many `distinct` marks there were;
+    `length_bias` and `position_bias`: overall points that filler adds, and that the result at the front adds, by pairs;
+    `length_correlation`: of the overall mark with the answer's length in characters, over right and wrong. `answers`
+    has every answer and its marks. Errors as `Judge.score`.
     """
-    wrong = corrupted(right, seed)
-    scores = judge.score([*right, *wrong])
-    good, bad = scores[: len(right)], scores[len(right) :]
-    lengths = [len(item.answer) for item in (*right, *wrong)]
-    scored = [(score.overall, length) for score, length in zip(scores, lengths, strict=True) if score is not None]
+    items = {
+        "right": list(right),
+        "wrong": corrupted(right, seed),
+        "long": [replace(item, answer=f"{FILLER} {item.answer}") for item in right],
+        "front": [replace(item, answer=_front(item.answer)) for item in right],
+    }
+    every = judge.score([item for kind in KINDS for item in items[kind]])
+    scores = {kind: every[place * len(right) : (place + 1) * len(right)] for place, kind in enumerate(KINDS)}
+    good, bad = scores["right"], scores["wrong"]
+    told = [*items["right"], *items["wrong"]]
+    scored = [(s.overall, len(item.answer)) for s, item in zip([*good, *bad], told, strict=True) if s is not None]
     overall = [mark for mark, _ in scored]
+    verdicts = [mark >= PASSES for mark in _marks(good, "overall")] + [mark < PASSES for mark in _marks(bad, "overall")]
     return {
-        "items": len(scores),
-        "unscored": sum(score is None for score in scores),
+        "items": len(every),
+        "unscored": sum(score is None for score in every),
+        "agreement": round(float(np.mean(verdicts)), 4) if verdicts else None,
         "auc": {mark: _auc(_marks(good, mark), _marks(bad, mark)) for mark in MARKS},
         "mean_right": _mean(_marks(good, "overall")),
         "mean_wrong": _mean(_marks(bad, "overall")),
         "spread": round(float(np.std(overall)), 4) if overall else None,
         "distinct": len(set(overall)),
+        "length_bias": _lead(scores["long"], good),
+        "position_bias": _lead(scores["front"], good),
         "length_correlation": _correlation(scored),
+        "answers": [
+            {"kind": kind, **asdict(item), "marks": None if score is None else asdict(score)}
+            for kind in KINDS
+            for item, score in zip(items[kind], scores[kind], strict=True)
+        ],
     }
+
+
+def _front(answer: str) -> str:
+    """The last line, where the result stands, put first."""
+    working, _, result = answer.rstrip().rpartition("\n")
+    return f"{result}\n{working}" if working else answer
+
+
+def _lead(scores: Scores, over: Scores) -> float | None:
+    """Mean difference of the overall marks of pairs that both have one."""
+    pairs = [(a.overall, b.overall) for a, b in zip(scores, over, strict=True) if a is not None and b is not None]
+    return round(float(np.mean([a - b for a, b in pairs])), 4) if pairs else None
 
 
 def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
@@ -63,7 +101,7 @@ def _changed(answer: str, draw: random.Random) -> str:
     return " ".join(words) if words != answer.split() else f"not {answer}"
 
 
-def _marks(scores: Sequence[JudgeScore | None], mark: str) -> list[int]:
+def _marks(scores: Scores, mark: str) -> list[int]:
     return [getattr(score, mark) for score in scores if score is not None]
 
 

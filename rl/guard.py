@@ -4,11 +4,13 @@ The guard split is apart from the training split and from everything that is eva
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import RolloutConfig
+from configs.reinforcement import RolloutConfig
 from data.chat import encode_prompt, parse_completion
 from data.reasoning import Problem
 from data.tokenizer import tokenizer_for
@@ -21,11 +23,15 @@ from rl.rewards import verifiable
 
 @dataclass(frozen=True)
 class Reading:
-    """Greedy accuracy on the guard problems after `step` updates, with its 95 % Wilson interval."""
+    """Greedy accuracy on the guard problems after `step` updates, with its 95 % Wilson interval.
+
+    `went_back`: it was so low that the run went back to the best policy before it.
+    """
 
     step: int
     correct: int
     n: int
+    went_back: bool = False
 
     @property
     def accuracy(self) -> float:
@@ -46,6 +52,7 @@ class Guard:
         rollout: RolloutConfig,
         problems: Sequence[Problem],
         folder: Path,
+        mesh: Mesh | None = None,
     ) -> None:
         self.model, self.tokenizer, self.problems, self.folder = model, tokenizer, problems, folder
         self._words = tokenizer_for(tokenizer)
@@ -54,8 +61,9 @@ class Guard:
             temperature=0.0,
             stop_ids=(self._words.im_end, self._words.end_of_text),
             think_end=self._words.think_end,
+            thinking_budget=rollout.thinking_budget,
         )
-        self._generate = Generator(model, sampling, rollout.prompts * rollout.group, rollout.prompt_length)
+        self._generate = Generator(model, sampling, rollout.prompts * rollout.group, rollout.prompt_length, mesh)
         self.readings: list[Reading] = []
 
     def read(self, params: Params, step: int) -> Reading:
@@ -78,6 +86,16 @@ class Guard:
     def fell(self) -> bool:
         """Whether the last reading lies under the interval of the best one."""
         return self.readings[-1].accuracy < self.best.interval[0]
+
+    @property
+    def returns(self) -> int:
+        """How often the run went back."""
+        return sum(reading.went_back for reading in self.readings)
+
+    def go_back(self) -> Params:
+        """Mark the last reading as the one to turn back from, and give the best policy."""
+        self.readings[-1] = replace(self.readings[-1], went_back=True)
+        return self.best_params()
 
     def best_params(self) -> Params:
         return load_weights(self.folder)[0]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.schema import JudgeConfig
+from configs.reinforcement import JudgeConfig
 from configs.section import ConfigError
 from data.calls import ChatFailure, ChatReply, ChatRequest
 from data.endpoints import EndpointPool, raise_for_outage

@@ -3,10 +3,13 @@
 For a balanced step the rows are split by the sign of their advantage, so that each completion is passed through once
 and g+ and g- come out apart (paper §4.3). With a KL term they are pulled back separately, for the term stands outside
 the balance; without one, and in a plain step, there is a single backward pass.
+
+Everything runs on a mesh, of one device or of many: rows of a micro-batch go over all devices, parameters and moments
+over `fsdp` of them, as in pretraining.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,23 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jax.sharding import Mesh
 
 from configs.model import ModelConfig
-from configs.schema import PolicyConfig
+from configs.reinforcement import PolicyConfig
 from model import optimizer
 from model.layers import Params
 from model.loss import token_logprobs
-from model.nautile import forward
+from model.nautile import forward, shapes
+from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_rows, replicated, row_sharding
 from rl import balance, objectives
 from rl.advantages import carries_signal
 from rl.rollouts import Group
-from rl.rows import Batch, Row, batches
+from rl.rows import Batch, Row, batches, by_length
+from rl.trainable import Trainable
 
 Metrics = dict[str, float]
+ROWS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
 
 
 class Learner:
-    """Holds parameters and optimizer state. `mode` None: one plain sum of gradients; else the balance of §4.3."""
+    """Holds the policy and its optimizer state. `mode` None: one plain sum of gradients; else the balance of §4.3."""
 
     def __init__(
         self,
@@ -40,19 +47,33 @@ class Learner:
         params: Params,
         length: int,
         mode: balance.Mode | None,
+        mesh: Mesh,
         epsilon: float = 1e-8,
     ) -> None:
-        self.model, self.config, self.length, self.mode, self.epsilon = model, config, length, mode, epsilon
-        # The reference is the start itself: the same arrays, kept alive only where a KL term needs them.
-        self.reference = params if config.kl else None
-        self.params = params
-        self._tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
+        self.config, self.length, self.mode, self.epsilon, self.mesh = config, length, mode, epsilon, mesh
+        self.program = Program(model, config, mode is not None, mesh)
+        self.trained, self.frozen = self.program.placed(params)
+        # The reference is the start itself: the same arrays, kept alive only where a KL term needs them, and what is
+        # frozen is never held twice.
+        self.reference = self.trained if config.kl else None
         self._rate = optimizer.schedule(config.optimizer, config.steps * config.inner_epochs)
-        self.state = jax.jit(self._tx.init)(params)
+        self.state = self.program.begin(self.trained)
         self.tokens, self.seconds = 0, 0.0
-        self._pull = jax.jit(partial(pull, model, config, mode is not None), static_argnames="first")
-        self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
-        self._apply = jax.jit(self._update, donate_argnums=1)
+        trees = self.program.shardings
+        self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=trees)
+        outs = (trees, self.program.moments, replicated(mesh))
+        self._apply = jax.jit(self._update, donate_argnums=1, out_shardings=outs)
+
+    @property
+    def params(self) -> Params:
+        """The policy, whole."""
+        return self.program.trainable.join(self.trained, self.frozen)
+
+    def set(self, params: Params) -> None:
+        """Go on from these parameters with fresh moments and the schedule where it is."""
+        applied = optimizer.applied(self.state)
+        self.trained = self.program.placed(params)[0]
+        self.state = _counted(self.program.begin(self.trained), applied)
 
     def update(self, groups: Sequence[Group]) -> Metrics:
         """One step (`inner_epochs` passes) on the groups that carry a signal; returns what was measured."""
@@ -74,8 +95,10 @@ class Learner:
         sums: dict[str, Any] = {}
         stats: dict[str, float] = {}
         for side, some in parts.items():
-            for batch in batches(some, self.config.micro_rows, self.length):
-                gradients, kl_gradients, counted = self._pull(self.params, self.reference, batch, first=first)
+            for batch in batches(by_length(some), self.config.micro_rows, self.length):
+                gradients, kl_gradients, counted = self.program.pull[first](
+                    self.trained, self.frozen, self.reference, put_rows(batch, self.mesh)
+                )
                 self._gather(sums, side, gradients)
                 self._gather(sums, "kl", kl_gradients)
                 for name, value in jax.device_get(counted).items():
@@ -84,8 +107,8 @@ class Learner:
         if not sums:
             return {}
         zeros = jax.tree.map(jnp.zeros_like, next(iter(sums.values())))
-        self.params, self.state, norms = self._apply(
-            self.params, self.state, sums.get("plus", zeros), sums.get("minus", zeros), sums.get("kl", zeros)
+        self.trained, self.state, norms = self._apply(
+            self.trained, self.state, sums.get("plus", zeros), sums.get("minus", zeros), sums.get("kl", zeros)
         )
         return _means(stats) | {name: float(value) for name, value in jax.device_get(norms).items()}
 
@@ -103,18 +126,58 @@ class Learner:
             norms |= measured
             total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
         norms["grad_norm"] = balance.norm(total)
-        updates, state = self._tx.update(total, state, params)
+        updates, state = self.program.tx.update(total, state, params)
         norms["update_norm"] = balance.norm(updates)
         return optax.apply_updates(params, updates), state, norms
 
 
+class Program:
+    """The jitted gradients of a run, and where its arrays live: also what `rl.planning` compiles without any data."""
+
+    def __init__(self, model: ModelConfig, config: PolicyConfig, apart: bool, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.trainable = Trainable(model, config.train)
+        self.tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
+        kinds, still = jax.eval_shape(self.trainable.part, shapes(model))
+        self.kinds, self.still = kinds, still
+        self.shardings, self.frozen_shardings = parameter_shardings(kinds, mesh), parameter_shardings(still, mesh)
+        self.moments = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
+        self.begin = jax.jit(self.tx.init, out_shardings=self.moments)
+        whole = replicated(mesh)
+        places = (
+            self.shardings,
+            self.frozen_shardings,
+            self.shardings if config.kl else None,
+            dict.fromkeys(ROWS, row_sharding(mesh)),
+        )
+        kept_apart = self.shardings if apart and config.kl else None
+        outs = (self.shardings, kept_apart, whole)
+        self.pull = {
+            first: OnMesh(
+                mesh,
+                jax.jit(
+                    partial(pull, model, config, apart, self.trainable, first), in_shardings=places, out_shardings=outs
+                ),
+            )
+            for first in (True, False)
+        }
+
+    def placed(self, params: Params) -> tuple[Params, Params]:
+        """(trained, frozen) of parameters on the mesh; without a copy where they are there already."""
+        trained, frozen = self.trainable.part(params)
+        return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
+
+
 def rows_of(groups: Sequence[Group]) -> list[Row]:
-    """Every scored completion of the groups with a signal, with the paper's token weights."""
+    """Every scored completion of the groups with a signal, with the paper's token weights.
+
+    A token that the sampler put in itself (the end of a thinking budget) is no choice of the policy and weighs nothing.
+    """
     live = [group for group in groups if carries_signal([r.advantage for r in group.rollouts])]
     scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
-    weights = objectives.token_weights([[len(r.ids) for r in group] for group in scored])
+    weights = objectives.token_weights([[len(r.ids) - (r.forced is not None) for r in group] for group in scored])
     return [
-        Row(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight)
+        Row(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight, r.forced)
         for group, group_weights in zip(scored, weights, strict=True)
         for r, weight in zip(group, group_weights, strict=True)
     ]
@@ -124,17 +187,24 @@ def pull(
     model: ModelConfig,
     config: PolicyConfig,
     apart: bool,
-    params: Params,
-    reference: Params | None,
-    batch: Batch,
+    trainable: Trainable,
     first: bool,
+    trained: Params,
+    frozen: Params,
+    reference: Params | None,
+    batch: Batch | Mapping[str, Array],
 ) -> tuple[Any, Any, dict[str, Array]]:
-    """Gradients of the weighted sums of one micro-batch: (policy, KL, counts). KL is None unless kept `apart`."""
-    weights_BL = batch["weights"]
-    reference_BL = None if reference is None else _logprobs(reference, model, batch)[0]
+    """Gradients of the weighted sums of one micro-batch: (policy, KL, counts). KL is None unless kept `apart`.
 
-    def losses(params: Params) -> tuple[tuple[Array, Array], dict[str, Array]]:
-        logprobs_BL, entropy_BL = _logprobs(params, model, batch)
+    They are taken to `trained` alone; `reference` is the start of it (None: no KL term), and shares `frozen`.
+    """
+    weights_BL = batch["weights"]
+    reference_BL = None
+    if reference is not None:
+        reference_BL = lax.stop_gradient(logprobs(trainable.join(reference, frozen), model, batch)[0])
+
+    def losses(trained: Params) -> tuple[tuple[Array, Array], dict[str, Array]]:
+        logprobs_BL, entropy_BL = logprobs(trainable.join(trained, frozen), model, batch)
         sampled_BL = lax.stop_gradient(logprobs_BL) if first else batch["sampled"]
         policy_BL, clipped_BL = objectives.surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
         kl_BL = jnp.zeros_like(policy_BL)
@@ -151,7 +221,7 @@ def pull(
             counts["kl"] = jnp.sum(kl_BL * counted_BL)
         return (jnp.sum(policy_BL * weights_BL), jnp.sum(kl_BL * weights_BL)), counts
 
-    values, back, counts = jax.vjp(losses, params, has_aux=True)
+    values, back, counts = jax.vjp(losses, trained, has_aux=True)
     one, none = jnp.ones_like(values[0]), jnp.zeros_like(values[0])
     if reference is None:
         return back((one, none))[0], None, counts
@@ -160,9 +230,19 @@ def pull(
     return back((one, none))[0], back((none, one))[0], counts
 
 
-def _logprobs(params: Params, model: ModelConfig, batch: Batch) -> tuple[Array, Array]:
+def logprobs(params: Params, model: ModelConfig, batch: Batch | Mapping[str, Array]) -> tuple[Array, Array]:
+    """Of every target: log-probability and the entropy of its distribution [B, L], in float32."""
     hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
     return token_logprobs(params, model, hidden_BLD, batch["targets"])
+
+
+def _counted(state: Any, applied: Array) -> Any:
+    """A fresh optimizer state whose schedule stands at `applied` updates."""
+
+    def rule(leaf: Any) -> Any:
+        return leaf._replace(count=applied) if isinstance(leaf, optax.ScaleByScheduleState) else leaf
+
+    return jax.tree.map(rule, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
 
 
 def _means(stats: dict[str, float]) -> Metrics:

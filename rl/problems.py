@@ -21,6 +21,7 @@ from data.decontaminate import Contamination
 from data.reasoning import Problem, Split
 from evals.benchmarks import BENCHMARKS
 from evals.loading import COMMIT, read_hub
+from rl.problem_files import from_file
 
 BATCH = 256  # problems screened at once
 SHOWN = 20  # overlaps told in the manifest
@@ -126,4 +127,4 @@ def gsm8k_file(path: Path) -> list[Problem]:
     return [gsm8k_problem(i, json.loads(line)) for i, line in enumerate(lines) if line.strip()]
 
 
-_READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k}
+_READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k, "jsonl": from_file}

@@ -13,22 +13,28 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from configs.emit import Emit
+from configs.emit import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import PolicyConfig, RolloutConfig
+from configs.reinforcement import PolicyConfig, RolloutConfig
+from configs.section import ConfigError
 from data.reasoning import Problem
 from data.tokenizer import tokenizer_for
 from model.checkpoint import TrainCheckpoints
 from model.layers import Params
+from model.sharding import make_mesh
 from rl.advantages import advantages, carries_signal
 from rl.balance import Mode
 from rl.guard import Guard, Reading
 from rl.learner import Learner
 from rl.problems import Order
 from rl.rollouts import Group, RolloutEngine
+from rl.trainable import Trainable
 
 logger = logging.getLogger(__name__)
+
+CORRECT = "correct"  # the part that says whether the verifier accepts it, beside whatever the reward is made of
 
 
 class Scorer(Protocol):
@@ -41,58 +47,59 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a reinforcement run is made of; `mode` None is the plain sum of gradients."""
+    """What a reinforcement run is made of; `mode` None is the plain sum of gradients.
+
+    `identity` says what makes two runs the same one; `work` keeps checkpoints and the best policy; every rollout goes
+    to the file `rollouts` (JSON lines) and, as a `sample` event, to `emit`.
+    """
 
     model: ModelConfig
     tokenizer: TokenizerConfig
     rollout: RolloutConfig
     policy: PolicyConfig
-    mode: Mode | None
-    epsilon: float
+    problems: Sequence[Problem]
+    scorer: Scorer
+    identity: dict[str, Any]
+    work: Path
+    rollouts: Path
     seed: int
+    mode: Mode | None = None
+    epsilon: float = 1e-8
+    guard_problems: Sequence[Problem] = ()
+    emit: Emit = silent
 
 
-def reinforce(
-    plan: Plan,
-    params: Params,
-    problems: Sequence[Problem],
-    scorer: Scorer,
-    guard_problems: Sequence[Problem],
-    identity: dict[str, Any],
-    work: Path,
-    rollouts: Path,
-    emit: Emit,
-) -> tuple[Params, dict[str, Any]]:
+def check(plan: Plan) -> tuple[Mesh, RolloutEngine]:
+    """Refuse with a `ConfigError`, before any compute or call is paid for, what does not fit together."""
+    mesh = make_mesh(plan.policy.fsdp, part="policy")
+    if plan.policy.micro_rows % mesh.size:
+        raise ConfigError(
+            f"policy.micro_rows {plan.policy.micro_rows} does not divide among the {mesh.size} devices of this run"
+        )
+    Trainable(plan.model, plan.policy.train)
+    engine = RolloutEngine(plan.model, tokenizer_for(plan.tokenizer), plan.rollout, plan.seed, mesh)
+    engine.check([*plan.problems, *plan.guard_problems])
+    return mesh, engine
+
+
+def reinforce(plan: Plan, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `plan.policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
-    Every rollout goes to `rollouts` (JSON lines) and, as a `sample` event, to the store. With `policy.guard_every`
-    the parameters returned are those of the best guard reading.
+    With `policy.guard_every` the parameters returned are those of the best guard reading. Raises `ConfigError` for
+    what does not fit together before anything is compiled or sampled.
     """
-    return _Run(plan, params, problems, scorer, guard_problems, identity, work, rollouts, emit).run()
+    return _Run(plan, params).run()
 
 
 class _Run:
-    def __init__(
-        self,
-        plan: Plan,
-        params: Params,
-        problems: Sequence[Problem],
-        scorer: Scorer,
-        guard_problems: Sequence[Problem],
-        identity: dict[str, Any],
-        work: Path,
-        rollouts: Path,
-        emit: Emit,
-    ) -> None:
-        self.plan, self.problems, self.scorer, self.emit = plan, problems, scorer, emit
-        self.engine = RolloutEngine(plan.model, tokenizer_for(plan.tokenizer), plan.rollout, plan.seed)
-        self.engine.check([*problems, *guard_problems])
+    def __init__(self, plan: Plan, params: Params) -> None:
+        self.plan = plan
+        self.mesh, self.engine = check(plan)
         length = plan.rollout.prompt_length + plan.rollout.max_tokens
-        self.learner = Learner(plan.model, plan.policy, params, length, plan.mode, plan.epsilon)
-        self.order = Order(len(problems), plan.seed)
-        self.checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=identity)
-        self.guard = self._guard(guard_problems, work)
-        self.log = rollouts
+        self.learner = Learner(plan.model, plan.policy, params, length, plan.mode, self.mesh, plan.epsilon)
+        self.order = Order(len(plan.problems), plan.seed)
+        self.checkpoints = TrainCheckpoints(plan.work / "checkpoints", keep=2, identity=plan.identity)
+        self.guard = self._guard()
         self.step, self.cursor, self.draw = 0, 0, 0
         self.totals = dict.fromkeys(("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts"), 0)
 
@@ -100,7 +107,7 @@ class _Run:
         self._resume()
         steps = self.plan.policy.steps
         self._read_guard()
-        while self.step < steps and not (self.guard and self.guard.fell()):
+        while self.step < steps and not self._stopped():
             groups, measured = self._gather()
             measured |= self.learner.update(groups)
             self.step += 1
@@ -121,10 +128,10 @@ class _Run:
         wanted, kept, every = self.plan.rollout.prompts, list[Group](), list[Group]()
         for _ in range(1 + self.plan.policy.refill):
             positions = range(self.cursor, self.cursor + wanted)
-            asked = [(position, self.problems[self.order[position]]) for position in positions]
+            asked = [(position, self.plan.problems[self.order[position]]) for position in positions]
             groups = self.engine.sample(self.learner.params, asked, self.draw)
             self.cursor, self.draw = self.cursor + wanted, self.draw + 1
-            self.scorer.score(groups)
+            self.plan.scorer.score(groups)
             for group in groups:
                 self._judge_group(group, kept)
             every += groups
@@ -143,7 +150,7 @@ class _Run:
             return
         for rollout, advantage in zip(group.rollouts, given, strict=True):
             rollout.advantage = advantage
-        if self.scorer.mastered(group):
+        if self.plan.scorer.mastered(group):
             self.totals["mastered"] += 1
         elif not carries_signal(given):
             self.totals["no_signal"] += 1
@@ -154,11 +161,11 @@ class _Run:
         """Append the step's rollouts to the log in one write, and say them as events."""
         first = self.totals["rollouts"] - sum(len(group.rollouts) for group in groups)
         rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
-        with self.log.open("a", encoding="utf-8") as file:
+        with self.plan.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         shown = ("step", "task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
         for index, row in enumerate(rows, first):
-            self.emit("sample", set="rollouts", index=index, **{name: row[name] for name in shown})
+            self.plan.emit("sample", set="rollouts", index=index, **{name: row[name] for name in shown})
 
     def _report(self, measured: dict[str, float]) -> None:
         if self.engine.seconds:
@@ -166,14 +173,15 @@ class _Run:
         if self.learner.seconds:
             measured["update_tokens_per_second"] = self.learner.tokens / self.learner.seconds
         for name, value in measured.items():
-            self.emit("metric", name=name, step=self.step, value=value)
+            self.plan.emit("metric", name=name, step=self.step, value=value)
         note = f"reward {measured['reward']:.3f}" if "reward" in measured else "no reward yet"
-        self.emit("progress", done=self.step, total=self.plan.policy.steps, unit="steps", note=note)
+        self.plan.emit("progress", done=self.step, total=self.plan.policy.steps, unit="steps", note=note)
 
-    def _guard(self, problems: Sequence[Problem], work: Path) -> Guard | None:
-        if self.plan.policy.guard_every is None:
+    def _guard(self) -> Guard | None:
+        plan = self.plan
+        if plan.policy.guard_every is None:
             return None
-        return Guard(self.plan.model, self.plan.tokenizer, self.plan.rollout, problems, work / "best")
+        return Guard(plan.model, plan.tokenizer, plan.rollout, plan.guard_problems, plan.work / "best", self.mesh)
 
     def _read_guard(self) -> None:
         if self.guard is None or (self.guard.readings and self.guard.readings[-1].step >= self.step):
@@ -181,29 +189,37 @@ class _Run:
         if self.step % (self.plan.policy.guard_every or 1) and self.step != self.plan.policy.steps:
             return
         reading = self.guard.read(self.learner.params, self.step)
-        self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
-        if self.guard.fell():
-            best = self.guard.best
-            logger.warning(
-                "guard accuracy %.3f is under the interval of step %d: stopping", reading.accuracy, best.step
-            )
+        self.plan.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
+        if not self.guard.fell():
+            return
+        policy, best = self.plan.policy, self.guard.best
+        back = policy.guard_action == "roll_back" and self.guard.returns < policy.guard_returns
+        logger.warning(
+            "guard accuracy %.3f is under the interval of step %d (%.3f): %s",
+            reading.accuracy, best.step, best.accuracy, "going back to it" if back else "stopping",
+        )  # fmt: skip
+        if back:
+            self.learner.set(on_device(self.guard.go_back()))
+
+    def _stopped(self) -> bool:
+        return self.guard is not None and self.guard.fell() and not self.guard.readings[-1].went_back
 
     def _save(self) -> None:
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
         extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
-        self.checkpoints.save(self.step, {"params": self.learner.params, "state": self.learner.state}, extra)
+        self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
 
     def _resume(self) -> None:
         """Go on from the newest save; rollouts of steps after it are dropped from the log, to be drawn again."""
         latest = self.checkpoints.latest()
         if latest is not None:
-            like = {"params": self.learner.params, "state": self.learner.state}
+            like = {"params": self.learner.trained, "state": self.learner.state}
             state, extra = self.checkpoints.restore(latest, like)
-            self.learner.params, self.learner.state = state["params"], state["state"]
+            self.learner.trained, self.learner.state = state["params"], state["state"]
             self.step, self.cursor, self.draw, self.totals = latest, extra["cursor"], extra["draw"], extra["totals"]
             if self.guard:
                 self.guard.readings = [Reading(**reading) for reading in extra["guard"]]
-        keep_steps(self.log, self.step)
+        keep_steps(self.plan.rollouts, self.step)
 
 
 def keep_steps(log: Path, before: int) -> None:
@@ -237,7 +253,7 @@ def _measure(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({name for rollout in rollouts for name in rollout.parts}):
         values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
         if values:
-            measured[f"reward_{name}"] = float(np.mean(values))
+            measured["solve_rate" if name == CORRECT else f"reward_{name}"] = float(np.mean(values))
     return measured
 
 

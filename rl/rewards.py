@@ -5,7 +5,7 @@ A reward is a number or `None`; `None` means that it could not be had, and it is
 
 from typing import TYPE_CHECKING
 
-from configs.schema import JudgeConfig
+from configs.reinforcement import JudgeConfig
 from data.chat import Reply
 from data.reasoning import Problem
 from evals.items import grade

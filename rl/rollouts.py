@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from configs.model import ModelConfig
-from configs.schema import RolloutConfig
+from configs.reinforcement import RolloutConfig
 from configs.section import ConfigError
 from data.chat import Reply, encode_prompt, parse_completion
 from data.reasoning import Problem
@@ -23,7 +24,10 @@ from model.layers import Params
 
 @dataclass
 class Rollout:
-    """One completion of a prompt. Reward and advantage are None until given, and stay so where they cannot be had."""
+    """One completion of a prompt. Reward and advantage are None until given, and stay so where they cannot be had.
+
+    `forced`: the index of an id that the thinking budget put in, and that the policy did not choose.
+    """
 
     prompt_ids: list[int]
     ids: np.ndarray
@@ -34,6 +38,7 @@ class Rollout:
     reward: float | None = None
     parts: dict[str, Any] = field(default_factory=dict)
     advantage: float | None = None
+    forced: int | None = None
 
 
 @dataclass
@@ -60,13 +65,16 @@ class Group:
             "advantage": rollout.advantage,
             "length": len(rollout.ids),
             "truncated": rollout.truncated,
+            "forced": rollout.forced,
         }
 
 
 class RolloutEngine:
     """Draws groups; compiles once for a run. `tokens` and `seconds` add up what was sampled, for the speed metric."""
 
-    def __init__(self, model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, seed: int) -> None:
+    def __init__(
+        self, model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, seed: int, mesh: Mesh | None = None
+    ) -> None:
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self.tokens, self.seconds = 0, 0.0
         sampling = Sampling(
@@ -76,8 +84,15 @@ class RolloutEngine:
             top_p=config.top_p,
             stop_ids=(tokenizer.im_end, tokenizer.end_of_text),
             think_end=tokenizer.think_end,
+            thinking_budget=config.thinking_budget,
         )
-        self._generate = Generator(model, sampling, config.prompts * config.group, config.prompt_length)
+        rows = config.prompts * config.group
+        if mesh is not None and rows % mesh.size:
+            raise ConfigError(
+                f"rollout.prompts x rollout.group makes {rows} completions at once, which do not divide among the "
+                f"{mesh.size} devices of this run"
+            )
+        self._generate = Generator(model, sampling, rows, config.prompt_length, mesh)
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Refuse, before any compute is spent, a problem whose prompt is longer than `rollout.prompt_length`."""
@@ -113,4 +128,5 @@ class RolloutEngine:
             truncated=completion.truncated,
             reply=parse_completion(self.tokenizer, ids),
             text=self.tokenizer.decode(ids),
+            forced=completion.forced,
         )

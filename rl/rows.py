@@ -1,4 +1,4 @@
-"""Completions as fixed-shape arrays for the training forward pass: prompt, then sampled ids, padded on the right."""
+"""Completions as arrays of few shapes for the training forward pass: prompt, then sampled ids, padded on the right."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,29 +10,46 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Row:
-    """One completion and what the loss needs of it; `weight` is that of each of its tokens."""
+    """One completion and what the loss needs of it; `weight` is that of each token but the one at index `forced`."""
 
     prompt_ids: Sequence[int]
     ids: np.ndarray
     logprobs: np.ndarray
     advantage: float
     weight: float
+    forced: int | None = None
+
+
+WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest there may be
+
+
+def by_length(rows: Sequence[Row]) -> list[Row]:
+    """The rows from short to long, so that those of one micro-batch are padded little; equals keep their order."""
+    return sorted(rows, key=_length)
 
 
 def batches(rows: Sequence[Row], size: int, length: int) -> Iterator[Batch]:
-    """Batches of `size` rows of `length` tokens; the last is filled up with empty rows, which weigh nothing.
+    """Batches of `size` rows in their order; the last is filled up with empty rows, which weigh nothing.
 
-    Arrays: tokens, targets, segments, positions (int32 [size, length]), weights, sampled (float32 [size, length]:
-    the weight of each target and the log-probability it was sampled with), advantage (float32 [size]).
+    Each is a quarter, a half, three quarters or all of `length` tokens wide, so that four shapes are compiled at most.
+    Arrays: tokens, targets, segments, positions (int32 [size, width]), weights, sampled (float32 [size, width]: the
+    weight of each target and the log-probability it was sampled with), advantage (float32 [size]).
     """
     for first in range(0, len(rows), size):
-        batch: Batch = {name: np.zeros((size, length), np.int32) for name in ("tokens", "targets", "segments")}
-        batch |= {name: np.zeros((size, length), np.float32) for name in ("weights", "sampled")}
-        batch["positions"] = np.tile(np.arange(length, dtype=np.int32), (size, 1))
+        chosen = rows[first : first + size]
+        longest = max(map(_length, chosen))
+        width = next(w for part in range(1, WIDTHS + 1) if (w := -(-length * part // WIDTHS)) >= longest)
+        batch: Batch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
+        batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
+        batch["positions"] = np.tile(np.arange(width, dtype=np.int32), (size, 1))
         batch["advantage"] = np.zeros(size, np.float32)
-        for place, row in enumerate(rows[first : first + size]):
+        for place, row in enumerate(chosen):
             _lay(batch, place, row)
         yield batch
+
+
+def _length(row: Row) -> int:
+    return len(row.prompt_ids) + len(row.ids)
 
 
 def _lay(batch: Batch, place: int, row: Row) -> None:
@@ -42,5 +59,7 @@ def _lay(batch: Batch, place: int, row: Row) -> None:
     batch["segments"][place, :end] = 1
     batch["targets"][place, : end - 1] = every[1:]
     batch["weights"][place, start - 1 : end - 1] = row.weight
+    if row.forced is not None:
+        batch["weights"][place, start - 1 + row.forced] = 0.0
     batch["sampled"][place, start - 1 : end - 1] = row.logprobs
     batch["advantage"][place] = row.advantage

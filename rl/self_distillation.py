@@ -18,17 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.sharding import Mesh
 
-from configs.emit import Emit
+from configs.emit import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import SelfDistillConfig
+from configs.reinforcement import SelfDistillConfig
+from configs.section import ConfigError
 from data.reasoning import Problem
 from data.tokenizer import tokenizer_for
 from model import optimizer
 from model.checkpoint import TrainCheckpoints
 from model.layers import Params
 from model.loss import token_logprobs
-from model.nautile import forward
+from model.nautile import forward, shapes
+from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_shardings, put_rows, replicated
 from rl.advantages import advantages
 from rl.reinforce import keep_steps
 from rl.rewards import verifiable
@@ -40,50 +43,53 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Student:
-    """The model that learns from its own traces."""
+    """The model that learns from its own traces, what it is asked, and where it works (as `rl.reinforce.Plan`)."""
 
     model: ModelConfig
     tokenizer: TokenizerConfig
     config: SelfDistillConfig
+    problems: Sequence[Problem]
+    identity: dict[str, Any]
+    work: Path
+    traces: Path
     seed: int
+    emit: Emit = silent
 
 
-def self_distil(
-    student: Student,
-    params: Params,
-    problems: Sequence[Problem],
-    identity: dict[str, Any],
-    work: Path,
-    traces: Path,
-    emit: Emit,
-) -> tuple[Params, dict[str, Any]]:
+def self_distil(student: Student, params: Params) -> tuple[Params, dict[str, Any]]:
     """`config.rounds` times: sample every problem, keep the traces with A > 0 in `traces`, train on them.
 
     Returns the new parameters and facts. Resumes after the last draw of sampling and the last finished round.
     """
-    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=identity)
+    mesh = make_mesh(student.config.fsdp, part="self_distill")
+    if student.config.batch_rows % mesh.size:
+        raise ConfigError(
+            f"self_distill.batch_rows {student.config.batch_rows} does not divide among the {mesh.size} devices"
+        )
+    work = student.work
+    params = jax.device_put(params, parameter_shardings(shapes(student.model), mesh))
+    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=student.identity)
     state: Params = params
     done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}
     if done is not None:
         state, facts = checkpoints.restore(done, params)
     for number in range(done or 0, student.config.rounds):
-        sampled = _sample(student, state, problems, number, work / f"samples-{number}.jsonl", emit)
+        sampled = _sample(student, state, number, mesh)
         kept = [row for row in sampled if row["advantage"] is not None and row["advantage"] > 0]
-        state, losses = _train(student, state, kept, number, emit)
+        state, losses = _train(student, state, kept, number, mesh)
         facts["rounds"].append(_facts(sampled, kept, losses))
         checkpoints.save(number + 1, state, facts)
         checkpoints.wait()
     checkpoints.close()
-    _publish(student.config.rounds, work, traces)
+    _publish(student.config.rounds, work, student.traces)
     return state, facts
 
 
-def _sample(
-    student: Student, params: Params, problems: Sequence[Problem], number: int, log: Path, emit: Emit
-) -> list[dict[str, Any]]:
-    """Groups for every problem, a batch at a time, each appended to `log` with its rewards and advantages."""
-    engine = RolloutEngine(student.model, tokenizer_for(student.tokenizer), student.config.rollout, student.seed)
+def _sample(student: Student, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
+    """Groups for every problem, a batch at a time, each appended to the round's log with rewards and advantages."""
+    log, problems, emit = student.work / f"samples-{number}.jsonl", student.problems, student.emit
+    engine = RolloutEngine(student.model, tokenizer_for(student.tokenizer), student.config.rollout, student.seed, mesh)
     engine.check(problems)
     size = student.config.rollout.prompts
     draws = -(-len(problems) // size)
@@ -116,26 +122,33 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 
 
 def _train(
-    student: Student, params: Params, kept: list[dict[str, Any]], number: int, emit: Emit
+    student: Student, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
 ) -> tuple[Params, list[float]]:
     """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are."""
-    config, rollout = student.config, student.config.rollout
+    config, rollout, emit = student.config, student.config.rollout, student.emit
     if not kept:
         logger.warning("round %d: no completion has a positive advantage; nothing is learnt from it", number)
         return params, []
     rows = [
-        Row(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0 / len(r["ids"]))
+        Row(
+            r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"],
+            1.0 / (len(r["ids"]) - (r["forced"] is not None)), r["forced"],
+        )
         for r in kept
-    ]
+    ]  # fmt: skip
     per_epoch = -(-len(rows) // config.batch_rows)
     tx = optimizer.build(config.optimizer, per_epoch * config.epochs)
-    state = jax.jit(tx.init)(params)
-    step = jax.jit(partial(update, student.model, tx), donate_argnums=1)
+    kinds = shapes(student.model)
+    places = parameter_shardings(kinds, mesh)
+    moments = optimizer_shardings(tx, kinds, places, mesh)
+    state = jax.jit(tx.init, out_shardings=moments)(params)
+    outs = (places, moments, replicated(mesh))
+    step = OnMesh(mesh, jax.jit(partial(update, student.model, tx), donate_argnums=1, out_shardings=outs))
     losses: list[float] = []
     for epoch in range(config.epochs):
         random.Random(f"{student.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, rollout.prompt_length + rollout.max_tokens):
-            params, state, loss = step(params, state, batch)
+            params, state, loss = step(params, state, put_rows(batch, mesh))
             losses.append(float(loss))
             place = number * per_epoch * config.epochs + len(losses)
             emit("metric", name="loss", step=place, value=losses[-1])
@@ -171,7 +184,26 @@ def _facts(sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: li
     }
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}
+    facts["curriculum"] = curriculum(sampled)
     return facts
+
+
+def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """By solve rate: problems, traces kept, the weight of one (its advantage) and of all of them together."""
+    found = []
+    for rate in sorted({row["solve_rate"] for row in sampled}):
+        rows = [row for row in sampled if row["solve_rate"] == rate]
+        weights = [row["advantage"] for row in rows if row["advantage"] is not None and row["advantage"] > 0]
+        found.append(
+            {
+                "solve_rate": rate,
+                "problems": len({row["position"] for row in rows}),
+                "traces": len(weights),
+                "weight": float(np.mean(weights)) if weights else 0.0,
+                "total": float(np.sum(weights)),
+            }
+        )
+    return found
 
 
 def _publish(rounds: int, work: Path, traces: Path) -> None:

@@ -1,9 +1,10 @@
 """Alignment as a stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from configs.schema import AlignConfig, EndpointConfig, JudgeConfig
+from configs.reinforcement import AlignConfig, JudgeConfig
+from configs.schema import EndpointConfig
 from data.endpoints import EndpointPool
 from data.held_out import contamination_of
 from data.reasoning import Problem
@@ -11,6 +12,7 @@ from rl.advantages import is_mastered
 from rl.judge import Judge, JudgeItem
 from rl.problems import Screen, load
 from rl.rewards import judged, verifiable
+from store.durable import write_json
 from tasks.job import Job
 from tasks.stage import stage
 
@@ -48,45 +50,59 @@ class Scorer:
         return JudgeItem(group.problem.question, rollout.text, group.problem.answer)
 
 
-@stage("align", version=2, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("align", version=2, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
 def align(job: Job) -> None:
-    """Check the judge, reinforce from the input checkpoint, publish the policy, every rollout and the calibration."""
+    """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
     from model.weights import load_weights, save_weights
-    from rl.calibration import calibrate
-    from rl.reinforce import Plan, on_device, reinforce
+    from rl.reinforce import Plan, check, on_device, reinforce
 
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
     screen = Screen(contamination_of(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
-    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    plan = Plan(model, tokenizer, config.rollout, config.policy, None, 0.0, job.seed)
-    rollouts = job.output("rollouts") / "rollouts.jsonl"
-    with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
-        pool.check()
-        judge = Judge(pool, config.judge)
-        calibration = calibrate(judge, _worked(problems[: config.judge.calibration_items // 2]), job.seed)
-        scorer = Scorer(judge, config.judge)
-        params, facts = reinforce(
-            plan,
-            on_device(params),
-            problems,
-            scorer,
-            [],
-            {"execution": job.key},
-            job.scratch,
-            rollouts,
-            job.emit,
-        )
+    guard: list[Problem] = []
+    if config.policy.guard_every is not None:
+        guarding = config.problems.model_copy(update={"count": config.policy.guard_problems})
+        guard = load(guarding, job.seed, "guard", screen)
     asked = endpoints[config.judge.endpoint]
-    facts["judge"] = {"model": asked.model, "rubric": config.judge.rubric, "stand_in": asked.stand_in}
-    facts["calibration"] = calibration
+    facts: dict[str, Any] = {"judge": {"model": asked.model, "rubric": config.judge.rubric, "stand_in": asked.stand_in}}
+    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
+    with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
+        judge = Judge(pool, config.judge)
+        plan = Plan(
+            model=model,
+            tokenizer=tokenizer,
+            rollout=config.rollout,
+            policy=config.policy,
+            problems=problems,
+            scorer=Scorer(judge, config.judge),
+            identity={"execution": job.key},
+            work=job.scratch,
+            rollouts=job.output("rollouts") / "rollouts.jsonl",
+            seed=job.seed,
+            guard_problems=guard,
+            emit=job.emit,
+        )
+        check(plan)
+        pool.check()
+        facts["calibration"] = _calibrated(job, judge, problems, config.judge, facts["judge"])
+        params, found = reinforce(plan, on_device(params))
+    facts |= found
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("rollouts", **facts, **screen.facts())
 
 
-def _worked(problems: Sequence[Problem]) -> list[JudgeItem]:
-    """Replies that are right: each problem's worked rationale and its answer."""
-    return [JudgeItem(p.question, f"{p.rationale}\n{p.answer}", p.answer) for p in problems]
+def _calibrated(
+    job: Job, judge: Judge, problems: Sequence[Problem], config: JudgeConfig, asked: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure the judge, write the `calibration` artifact, and return its figures without the answers."""
+    from rl.calibration import KINDS, calibrate
+
+    right = [JudgeItem(p.question, f"{p.rationale}\n{p.answer}", p.answer) for p in problems]
+    found = calibrate(judge, right[: config.calibration_items // len(KINDS)], job.seed)
+    answers = found.pop("answers")
+    write_json(job.output("calibration") / "calibration.json", {"judge": asked, **found, "answers": answers})
+    job.describe("calibration", judge=asked, **found)
+    return found

@@ -42,7 +42,9 @@ def markdown(plan: dict[str, Any]) -> str:
 
 
 def _stage(name: str, found: dict[str, Any], limit: int | None) -> str:
-    """One reinforcement stage: what stays in memory, and the peaks of its two halves."""
+    """One reinforcement stage: what stays in memory of a chip, and the peaks of its two halves; or why it cannot be."""
+    if "refused" in found:
+        return f"| {name} | {found['refused']} | | | | no |"
     peaks = [found["rollout"], *([found["update"]] if "update" in found else [])]
     update = "as pretraining"
     if "update" in found:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.schema import ReasonConfig
+from configs.reinforcement import ReasonConfig
 from data.held_out import contamination_of
 from data.reasoning import Problem
 from rl.problems import Screen, load
@@ -22,6 +22,7 @@ class Verifier:
         for group in groups:
             for rollout in group.rollouts:
                 rollout.reward = verifiable(group.problem, rollout.reply)
+                rollout.parts["correct"] = rollout.reward
 
     def mastered(self, group: "Group") -> bool:
         return False
@@ -42,19 +43,23 @@ def reason(job: Job) -> None:
         guarding = config.problems.model_copy(update={"count": config.policy.guard_problems})
         guard = load(guarding, job.seed, "guard", screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    plan = Plan(model, tokenizer, config.rollout, config.policy, config.balance, config.balance_epsilon, job.seed)
-    rollouts = job.output("rollouts") / "rollouts.jsonl"
-    params, facts = reinforce(
-        plan,
-        on_device(params),
-        problems,
-        Verifier(),
-        guard,
-        {"execution": job.key},
-        job.scratch,
-        rollouts,
-        job.emit,
+    plan = Plan(
+        model=model,
+        tokenizer=tokenizer,
+        rollout=config.rollout,
+        policy=config.policy,
+        problems=problems,
+        scorer=Verifier(),
+        identity={"execution": job.key},
+        work=job.scratch,
+        rollouts=job.output("rollouts") / "rollouts.jsonl",
+        seed=job.seed,
+        mode=config.balance,
+        epsilon=config.balance_epsilon,
+        guard_problems=guard,
+        emit=job.emit,
     )
+    params, facts = reinforce(plan, on_device(params))
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", balance=config.balance, **facts)
     job.describe("rollouts", **facts, **screen.facts())

@@ -13,7 +13,9 @@ _COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y = 152, 46, 34, 20
 
 
-def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", log_y: bool = False) -> str:
+def line_chart(
+    title: str, series: Mapping[str, Points], y_label: str = "", log_y: bool = False, x_label: str = "step"
+) -> str:
     """An `<svg>` of the series over their steps. Long ones are averaged down to 300 points; empty ones are left out."""
     import matplotlib
 
@@ -29,7 +31,7 @@ def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", log_
             marker = "o" if len(points) < 25 else ""
             axes.plot(steps, values, color=colour, label=name, linewidth=1.3, marker=marker, markersize=3)
         axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlabel("step")
+        axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         if log_y and all(y > 0 for points in drawn.values() for _, y in points):
             axes.set_yscale("log")

@@ -53,7 +53,7 @@ def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Any]]]:
 
 def _drawn(block: Block) -> Any:
     if isinstance(block, Chart):
-        return Markup(line_chart(block.title, block.series, block.y_label, block.log_y))
+        return Markup(line_chart(block.title, block.series, block.y_label, block.log_y, block.x_label))
     if isinstance(block, Bars):
         return Markup(bars_svg(block))
     if isinstance(block, Curve):

@@ -46,6 +46,7 @@ class Chart:
     series: Mapping[str, Points]
     y_label: str
     log_y: bool = False
+    x_label: str = "step"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ TRAINING = (
 )
 REINFORCEMENT = (
     _Plot("reward", "reward", "judge's reward", ("align",)),
-    _Plot("solve rate", "reward", "share right", ("reason",)),
-    _Plot("share right by the verifier", "reward_correct", "share right", ("align",)),
-    _Plot("solve rate of what it sampled", "solve_rate", "share right", ("self_distill",)),
+    _Plot("solve rate of what it sampled", "solve_rate", "share right"),
     _Plot("judge's marks", "reward_(reason|answer|follow)", "1 to 5", ("align",)),
     _Plot("accuracy on the guard problems", "guard_accuracy", "share right"),
     _Plot("KL to the start", "kl", "nats per token", _REINFORCED),
@@ -95,6 +94,11 @@ REINFORCEMENT = (
     _Plot("factor on g-", "balance_factor", "factor", ("reason",)),
     _Plot("shares of a step", "(zero_signal|truncated|finished_thinking)_share", "share", _REINFORCED),
     _Plot("length of completions", "length", "tokens", _REINFORCED),
+    _Plot("gradient", "(grad|update)_norm", "norm", _REINFORCED),
+    _Plot("clipped tokens", "clip_share", "share", _REINFORCED),
+    _Plot("unscored completions", "unscored", "completions", ("align",)),
+    _Plot("the sampler's log-probabilities against the learner's", "sampler_gap", "nats per token", _REINFORCED),
+    _Plot("speed of rollouts and updates", "(rollout|update)_tokens_per_second", "tokens/s"),
     _Plot("advantage-scaled loss", "loss", "nats per token", ("self_distill",)),
 )
 
@@ -109,7 +113,9 @@ def compose(found: Row) -> list[Section]:
             "Reinforcement and self-distillation",
             (
                 *_judge(found["stages"]),
+                *_calibrations(found["stages"]),
                 *_charts(found["curves"], REINFORCEMENT),
+                *_curricula(found["stages"]),
                 *_counts(found["stages"], ("align", "reason", "self_distill")),
             ),
         ),
@@ -216,6 +222,49 @@ def _judge(stages: Sequence[Row]) -> Iterator[Paragraph]:
             )
 
 
+_CALIBRATED = (
+    ("answers marked", "items", ""),
+    ("of them unscored", "unscored", ""),
+    ("agreement with what is known", "agreement", "share of right and wrong answers on their side of 50"),
+    ("mark of right answers", "mean_right", "overall, 0 to 100"),
+    ("mark of wrong answers", "mean_wrong", "overall, 0 to 100"),
+    ("spread", "spread", "standard deviation of the overall mark"),
+    ("different marks", "distinct", ""),
+    ("bias by length", "length_bias", "points that words which say nothing add to a right answer"),
+    ("bias by position", "position_bias", "points that the result at the front adds to a right answer"),
+)
+
+
+def _calibrations(stages: Sequence[Row]) -> Iterator[Table]:
+    """The judge on answers of known quality, beside its rewards."""
+    for row in stages:
+        found = row["facts"].get("calibration")
+        if not found:
+            continue
+        rows = [(f"chance to mark right above wrong: {mark}", _value(auc), "0.5 is chance")
+                for mark, auc in found.get("auc", {}).items()]  # fmt: skip
+        rows += [(title, _value(found.get(name)), said) for title, name, said in _CALIBRATED if name in found]
+        asked = found.get("judge", {})
+        title = f"{row['label']}: the judge {asked.get('model', '')} measured, rubric {asked.get('rubric', '')}"
+        yield Table(title, ("What", "Value", "Meaning"), tuple(rows), (), ())
+
+
+def _curricula(stages: Sequence[Row]) -> Iterator[Chart]:
+    """The curriculum of §4.4: what a trace weighs, and what its kind weighs together, by how often it was solved."""
+    for row in stages:
+        rounds = row["facts"].get("checkpoint", {}).get("rounds", [])
+        curriculum = rounds[-1].get("curriculum", []) if rounds else []
+        total = sum(one["total"] for one in curriculum)
+        if not total:
+            continue
+        solved = [one for one in curriculum if one["traces"]]
+        series = {
+            "weight of a trace": [(one["solve_rate"], one["weight"]) for one in solved],
+            "share of all weight": [(one["solve_rate"], one["total"] / total) for one in solved],
+        }
+        yield Chart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
+
+
 def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[Table]:
     """What each stage wrote of itself in its checkpoint's manifest, as far as it is numbers."""
     for row in stages:
@@ -229,6 +278,8 @@ def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
     """The numbers of nested facts, with the path to each as its name; in a list, those of its last member."""
     for name, value in facts.items():
         path = f"{before}{_words(name)}"
+        if name == "curriculum":
+            continue  # it is drawn
         if isinstance(value, list) and value and isinstance(value[-1], dict):
             value, path = value[-1], f"{path}, last"
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
 
-from configs.schema import SelfDistillConfig
+from configs.reinforcement import SelfDistillConfig
 from data.held_out import contamination_of
 from rl.problems import Screen, load
 from tasks.job import Job
@@ -19,10 +19,18 @@ def self_distill(job: Job) -> None:
     screen = Screen(contamination_of(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    traces = job.output("traces") / "traces.jsonl"
-    student = Student(model, tokenizer, config, job.seed)
-    identity = {"execution": job.key}
-    params, facts = self_distil(student, on_device(params), problems, identity, job.scratch, traces, job.emit)
+    student = Student(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        problems=problems,
+        identity={"execution": job.key},
+        work=job.scratch,
+        traces=job.output("traces") / "traces.jsonl",
+        seed=job.seed,
+        emit=job.emit,
+    )
+    params, facts = self_distil(student, on_device(params))
     save_weights(job.output("checkpoint"), params, model, tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("traces", **facts, **screen.facts())

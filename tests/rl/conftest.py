@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import OptimizerConfig, PolicyConfig, TaskConfig
+from configs.reinforcement import PolicyConfig
+from configs.schema import OptimizerConfig, TaskConfig
 from data.chat import Reply
 from data.reasoning import Problem
 from data.tokenizer import tokenizer_for

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.emit import silent
-from configs.schema import EndpointConfig, JudgeConfig
+from configs.reinforcement import JudgeConfig
+from configs.schema import EndpointConfig
 from configs.section import ConfigError, Retryable
 from data import retry
 from data.endpoints import EndpointPool
@@ -166,7 +167,11 @@ def test_calibration_tells_a_judge_that_knows_from_one_that_does_not(judge_of):
     with FakeOpenAI(reply=knows) as server:
         found = calibrate(judge_of(server), ITEMS)
     assert found["auc"] == {"reason": 0.5, "answer": 1.0, "follow": 0.5, "overall": 1.0}
-    assert (found["items"], found["unscored"]) == (24, 0)
+    assert (found["items"], found["unscored"]) == (48, 0)
+    assert found["agreement"] == 1.0
+    kinds = [answer["kind"] for answer in found["answers"]]
+    assert kinds == ["right"] * 12 + ["wrong"] * 12 + ["long"] * 12 + ["front"] * 12
+    assert found["answers"][0]["marks"] == {"reason": 3, "answer": 5, "follow": 4, "overall": 95}
     assert (found["mean_right"], found["mean_wrong"]) == (95, 10)
     assert found["spread"] == 42.5
 
@@ -174,7 +179,8 @@ def test_calibration_tells_a_judge_that_knows_from_one_that_does_not(judge_of):
 def test_calibration_counts_what_is_missing_and_invents_nothing(judge_of):
     with FakeOpenAI(reply=lambda body: "babble") as server:
         found = calibrate(judge_of(server), ITEMS[:4])
-    assert (found["items"], found["unscored"]) == (8, 8)
+    assert (found["items"], found["unscored"]) == (16, 16)
+    assert found["length_bias"] is found["position_bias"] is found["agreement"] is None
     assert set(found["auc"].values()) == {None}
     assert found["spread"] is found["length_correlation"] is found["mean_right"] is None
 
@@ -186,7 +192,23 @@ def test_calibration_sees_a_liking_for_length(judge_of):
 
     items = [JudgeItem(f"Q{n}?", "word " * n + "5", "5") for n in range(2, 12)]
     with FakeOpenAI(reply=by_length) as server:
-        assert calibrate(judge_of(server), items)["length_correlation"] > 0.99
+        found = calibrate(judge_of(server), items)
+    assert found["length_correlation"] > 0.99
+    assert found["length_bias"] > 20
+    assert found["position_bias"] == 0
+
+
+def test_calibration_sees_a_liking_for_where_the_result_stands(judge_of):
+    def by_first_line(body):
+        asked = body["messages"][1]["content"]
+        right = asked.partition("Right answer: ")[2].partition("\n")[0]
+        first = asked.rpartition("Answer to grade: ")[2].splitlines()[0]
+        return json.dumps({**GOOD, "overall": 90 if first == right else 60})
+
+    items = [JudgeItem(f"What is {n} + 1?", f"We add one.\n{n + 1}", str(n + 1)) for n in range(6)]
+    with FakeOpenAI(reply=by_first_line) as server:
+        found = calibrate(judge_of(server), items)
+    assert (found["position_bias"], found["length_bias"]) == (30, 0)
 
 
 def test_wrong_answers_are_wrong_and_of_the_same_kind():

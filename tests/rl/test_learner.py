@@ -7,23 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl.learner import Learner, _logprobs, pull, rows_of
+from model.sharding import make_mesh
+from rl.learner import Learner, logprobs, pull, rows_of
 from rl.rows import batches
+from rl.trainable import Trainable
 from tests.rl.conftest import group, policy
 
-LENGTH = 16
+LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 
 @cache
 def pulling(model):
-    return jax.jit(partial(pull, model, policy(), False), static_argnames="first")
+    return jax.jit(partial(pull, model, policy(), False, Trainable(model, ()), True))
+
+
+def learner_of(model, params, mode="equalise", **changes):
+    return Learner(model, policy(**changes), params, LENGTH, mode, make_mesh(1))
 
 
 def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False):
     rows = rows_of(groups)
     total = None
     for batch in batches(rows[::-1] if reverse else rows, micro_rows, length):
-        part = pulling(model)(params, None, batch, first=True)[0]
+        part = pulling(model)(params, {}, None, batch)[0]
         total = part if total is None else jax.tree.map(jnp.add, total, part)
     return total
 
@@ -53,7 +59,7 @@ def test_against_finite_differences(model, params, groups):
 
     @jax.jit
     def objective(params):
-        return -jnp.sum(_logprobs(params, model, batch)[0] * scale)
+        return -jnp.sum(logprobs(params, model, batch)[0] * scale)
 
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(3), len(leaves))
@@ -69,13 +75,13 @@ def test_against_finite_differences(model, params, groups):
 
 def test_a_balanced_step_splits_by_sign(model, params, groups):
     """g+ and g- measured by the learner are the norms of the gradients of the rows of either sign."""
-    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    learner = learner_of(model, params)
     measured = learner.update(groups)
     rows = rows_of(groups)
     for name, sign in (("norm_positive", 1), ("norm_negative", -1)):
         total = None
         for batch in batches([r for r in rows if r.advantage * sign > 0], 4, LENGTH):
-            part = pulling(model)(params, None, batch, first=True)[0]
+            part = pulling(model)(params, {}, None, batch)[0]
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         expected = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(total)))
         assert measured[name] == pytest.approx(expected, rel=1e-4)
@@ -83,7 +89,7 @@ def test_a_balanced_step_splits_by_sign(model, params, groups):
 
 
 def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, params, groups):
-    learner = Learner(model, policy(kl=0.5), params, LENGTH, "equalise")
+    learner = learner_of(model, params, kl=0.5)
     first = learner.update(groups)
     assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy is its reference still
     second = learner.update(groups)
@@ -91,7 +97,7 @@ def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, pa
 
 
 def test_groups_without_signal_change_nothing(model, params):
-    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    learner = learner_of(model, params)
     assert learner.update([group([1.0, 1.0, 1.0, 1.0]), group([None, 1.0, None, None])]) == {}
     close(learner.params, params, 0)
 
@@ -99,7 +105,7 @@ def test_groups_without_signal_change_nothing(model, params):
 def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
     lone = group([0.0, 0.0, 1.0, 0.0])
     lone.rollouts[2].advantage = None  # its positive completion is lost
-    learner = Learner(model, policy(), params, LENGTH, "equalise")
+    learner = learner_of(model, params)
     measured = learner.update([lone])
     assert measured["norm_positive"] == 0
     assert measured["balance_factor"] == 0
@@ -107,8 +113,39 @@ def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
 
 
 def test_inner_epochs_clip(model, params, groups):
-    learner = Learner(model, policy(inner_epochs=3, clip_ratio=0.01), params, LENGTH, "off")
+    learner = learner_of(model, params, "off", inner_epochs=3, clip_ratio=0.01)
     for g in groups:
         for rollout in g.rollouts:
             rollout.logprobs = np.full(len(rollout.ids), -6.0, np.float32)
     assert learner.update(groups)["clip_share"] > 0
+
+
+def test_a_forced_token_weighs_nothing(model, params):
+    """The end of a thinking budget is the sampler's choice: no term of its own, and no share of the tokens."""
+    one = group([1.0, 0.0], 5)
+    rows = rows_of([one])
+    one.rollouts[0].forced = 1
+    masked = rows_of([one])
+    tokens = [sum(len(r.ids) for r in one.rollouts), sum(len(r.ids) for r in one.rollouts) - 1]
+    assert [rows[1].weight, masked[1].weight] == pytest.approx([1 / n for n in tokens])
+    (batch,) = batches(masked[:1], 1, LENGTH)
+    start = len(one.rollouts[0].prompt_ids) - 1
+    assert batch["weights"][0, start + 1] == 0
+    assert (batch["weights"][0] > 0).sum() == len(one.rollouts[0].ids) - 1
+
+
+def test_named_parts_train_and_the_rest_is_shared_with_the_reference(model, params, groups):
+    learner = learner_of(model, params, kl=0.5, train=("blocks.attention",))
+    before = learner.params
+    assert learner.reference is learner.trained
+    held = {id(leaf) for leaf in jax.tree.leaves(learner.frozen)}
+    learner.update(groups)
+    after = learner.params
+    for path, leaf in jax.tree_util.tree_leaves_with_path(after):
+        was = next(v for p, v in jax.tree_util.tree_leaves_with_path(before) if p == path)
+        if path[1:2] and path[1].key == "attention":
+            assert np.any(np.asarray(leaf) != np.asarray(was))
+        else:
+            assert leaf is was
+            assert id(leaf) in held, "the reference and the policy hold one array of what is frozen"
+    assert set(learner.reference) == {"blocks"}

@@ -1,16 +1,27 @@
-"""A reinforcement run that is killed goes on to the same bytes; what has no score is counted and left out."""
+"""A reinforcement run that is killed anywhere goes on to the same bytes; what has no score is counted and left out."""
 
+import hashlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
+from rl import objectives
+from rl.advantages import advantages
 from rl.reinforce import keep_steps
-from tests.support.reinforcing import run
+from tests.support.fake_openai import FakeOpenAI, always, useful
+from tests.support.reinforcing import JUDGE, run
+
+DEADLINE_S = 400
+
+
+def judging(body):
+    """Marks that the request alone decides; every fifth reply or so is no mark at all."""
+    asked = hashlib.sha256(json.dumps(body["messages"]).encode()).digest()[0]
+    return "Well, that is hard to say." if asked % 5 == 0 else useful(body)
 
 
 def lines(path):
@@ -19,44 +30,124 @@ def lines(path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
+    """A run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, run(folder)
+    metrics = []
+    with FakeOpenAI(reply=judging) as server:
+        facts = run(folder, server.url, emit=lambda kind, **fields: metrics.append((kind, fields)))
+    return folder, facts, server.answered, metrics
+
+
+def started(folder, url, stop=""):
+    command = [sys.executable, "-m", "tests.support.reinforcing", str(folder), url, *([stop] if stop else [])]
+    return subprocess.Popen(command)
+
+
+def killed_when(child, ready):
+    """Wait until it is as far as `ready` says, and end it with no warning."""
+    until = time.monotonic() + DEADLINE_S
+    try:
+        while not ready():
+            assert child.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.slow
-def test_killed_in_a_rollout_it_resumes_to_the_same_bytes(whole, tmp_path):
-    command = [sys.executable, "-m", "tests.support.reinforcing", str(tmp_path)]
-    log = tmp_path / "rollouts.jsonl"
-    child = subprocess.Popen(command, env=os.environ.copy())
-    try:
-        # Past the save of step 2, before the end: the log has rows of step 3 that the resumed run must draw again.
-        while child.poll() is None and not any(row["step"] >= 3 for row in lines_so_far(log)):
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert not (tmp_path / "final").exists()
-    subprocess.run(command, check=True)
-    folder, _ = whole
+def test_killed_in_a_rollout_in_judging_and_in_an_update_it_resumes_to_the_same_bytes(whole, tmp_path):
+    folder, _, answered, _ = whole
+    stopped = tmp_path / "stopped"
+    with FakeOpenAI(reply=judging) as server:
+        killed_when(started(tmp_path, server.url, "rollout:3"), stopped.exists)
+        stopped.unlink()
+        killed_when(started(tmp_path, server.url, "update:3"), stopped.exists)
+        held = server.answered + 3  # in the middle of a group
+        server.faults = lambda arrival: None if server.answered < held else "hang"
+        killed_when(started(tmp_path, server.url), lambda: server.statuses["hang"] > 0)
+        assert not (tmp_path / "final").exists()
+        server.faults = lambda arrival: None if server.answered < held + 2 else "close"
+        assert started(tmp_path, server.url).wait(DEADLINE_S) == 75, "an outage is worth another try"
+        server.faults = always(None)
+        assert started(tmp_path, server.url).wait(DEADLINE_S) == 0
+        assert server.answered == answered, "no reply was asked for twice"
     assert (tmp_path / "rollouts.jsonl").read_bytes() == (folder / "rollouts.jsonl").read_bytes()
     for name in ("weights.safetensors", "config.json"):
         assert (tmp_path / "final" / name).read_bytes() == (folder / "final" / name).read_bytes()
 
 
-def lines_so_far(path):
-    """The whole lines of a file that is still being written."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
 def test_what_has_no_score_is_counted_and_left_out(whole):
-    folder, facts = whole
+    folder, facts, _, _ = whole
     rows = lines(folder / "rollouts.jsonl")
     assert len(rows) == facts["rollouts"]
     unscored = [row for row in rows if row["reward"] is None]
     assert 0 < len(unscored) == facts["unscored"]
     assert all(row["advantage"] is None for row in unscored)
     assert all(len(row["logprobs"]) == len(row["ids"]) == row["length"] for row in rows)
+
+
+def test_rewards_and_advantages_are_the_papers_of_what_the_judge_said(whole):
+    """Straight from the stored marks: r, and A_i = r_i - mean over the scored of the group."""
+    rows = lines(whole[0] / "rollouts.jsonl")
+    for row in rows:
+        marks = row["parts"]
+        if row["reward"] is not None:
+            weighed = 0.30 * marks["reason"] + 0.55 * marks["answer"] + 0.15 * marks["follow"]
+            expected = 0.5 * weighed / 5 + 0.5 * marks["overall"] / 100 - JUDGE.overlong_penalty * row["truncated"]
+            assert row["reward"] == pytest.approx(expected)
+    for first in range(0, len(rows), 4):
+        group = rows[first : first + 4]
+        scored = [row["reward"] for row in group if row["reward"] is not None]
+        for row in group:
+            if row["reward"] is None or len(scored) < 2:
+                assert row["advantage"] is None
+            else:
+                assert row["advantage"] == pytest.approx(row["reward"] - np.mean(scored))
+
+
+def test_what_a_practitioner_looks_at_is_said_of_every_step(whole):
+    said = [(fields["name"], fields["step"]) for kind, fields in whole[3] if kind == "metric"]
+    wanted = {
+        "reward", "reward_reason", "reward_answer", "reward_follow", "reward_overall", "solve_rate",
+        "zero_signal_share", "grad_norm", "update_norm", "learning_rate", "kl", "entropy", "clip_share", "length",
+        "truncated_share", "unscored", "sampler_gap", "rollout_tokens_per_second", "update_tokens_per_second",
+    }  # fmt: skip
+    for step in range(1, 5):
+        assert wanted <= {name for name, at in said if at == step}
+    gaps = [fields["value"] for _, fields in whole[3] if fields.get("name") == "sampler_gap"]
+    assert max(gaps) < 1e-4, "the sampler and the training forward pass agree"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_token_weights_of_groups_with_missing_scores(seed):
+    """Over a group's tokens and over groups, with the unscored left out of both: against straight numpy."""
+    rng = np.random.default_rng(seed)
+    rewards = [[None if rng.random() < 0.3 else float(rng.random()) for _ in range(4)] for _ in range(5)]
+    lengths = [[int(rng.integers(1, 9)) for _ in group] for group in rewards]
+    kept = [
+        [n for n, a in zip(group, advantages(given), strict=True) if a is not None]
+        for group, given in zip(lengths, rewards, strict=True)
+    ]
+    live = sum(bool(group) for group in kept)
+    for group, weights in zip(kept, objectives.token_weights(kept), strict=True):
+        assert weights == pytest.approx([1 / (np.sum(group) * live) for _ in group])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "returns"), [("stop", 0), ("roll_back", 1)])
+def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatch, action, returns):
+    """Readings to order (the tiny model solves nothing): 4 of 4 at the start, none after the first update."""
+    right = iter([True] * 4 + [False] * 4 + [True] * 40)
+    monkeypatch.setattr("rl.guard.verifiable", lambda problem, reply: float(next(right)))
+    settings = {"guard_every": 1, "guard_problems": 4, "guard_action": action, "guard_returns": 1}
+    with FakeOpenAI(reply=judging) as server:
+        facts = run(tmp_path, server.url, steps=2, **settings)
+    assert [reading["correct"] for reading in facts["guard"]] == [4, 0, 4][: 2 + returns]
+    assert facts["guard"][1]["went_back"] is bool(returns)
+    assert facts["steps"] == 1 + returns
+    assert facts["published_step"] == 2 * returns  # the later of equals; the start where nothing came after the fall
 
 
 def test_keep_steps_drops_later_rows_and_a_torn_line(tmp_path):

@@ -1,43 +1,85 @@
-"""A tiny reinforcement run as a process of its own: `python -m tests.support.reinforcing FOLDER`.
+"""A tiny alignment as a process of its own: `python -m tests.support.reinforcing FOLDER URL [PLACE:TIMES]`.
 
-The reward is the share of even ids, so that random completions of an untrained model already differ.
+The judge is the chat endpoint at URL. With PLACE (`rollout` or `update`) the process stops there, at that many times of
+coming by, writes FOLDER/stopped and waits to be killed. Exit code 75: an outage of the judge, to be tried again.
 """
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from configs.emit import silent
-from configs.schema import RolloutConfig
+from configs.emit import Emit, silent
+from configs.reinforcement import JudgeConfig, RolloutConfig
+from configs.schema import EndpointConfig
+from configs.section import Retryable
+from data import retry
+from data.endpoints import EndpointPool
 from model.nautile import initialise
 from model.weights import save_weights
+from rl.judge import Judge
+from rl.learner import Learner
 from rl.problems import ProblemsConfig, load
 from rl.reinforce import Plan, reinforce
+from rl.rollouts import RolloutEngine
+from tasks.align import Scorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
-
-class Even:
-    def score(self, groups):
-        for group in groups:
-            for number, rollout in enumerate(group.rollouts):
-                lost = group.position % 3 == 0 and number == 1
-                rollout.reward = None if lost else float((rollout.ids % 2 == 0).mean())
-
-    def mastered(self, group):
-        return False
+JUDGE = JudgeConfig(endpoint="judge")
 
 
-def run(folder: Path, steps: int = 6) -> dict:
-    model = tiny_model()
-    rollout = RolloutConfig(prompts=2, group=3, prompt_length=60, max_tokens=6)
-    plan = Plan(model, TOKENIZER, rollout, policy(steps=steps, save_every=2, refill=1), "equalise", 1e-8, seed=7)
-    problems = load(ProblemsConfig(tasks=SUMS, count=12), 0)
+def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: Any) -> dict:
+    """Align, in this process. `changes` are of the policy."""
+    retry.FIRST_BACKOFF_S, retry.OUTAGE_S = 0.01, 0.1
     folder.mkdir(parents=True, exist_ok=True)
-    params, facts = reinforce(
-        plan, initialise(model, 0), problems, Even(), [], {"run": 1}, folder, folder / "rollouts.jsonl", silent
-    )
+    endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
+    model = tiny_model()
+    with EndpointPool({"judge": endpoint}, folder / "replies.jsonl", emit) as pool:
+        plan = Plan(
+            model=model,
+            tokenizer=TOKENIZER,
+            rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
+            policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, **changes}),
+            problems=load(ProblemsConfig(tasks=SUMS, count=12), 0),
+            scorer=Scorer(Judge(pool, JUDGE), JUDGE),
+            identity={"run": 1},
+            work=folder,
+            rollouts=folder / "rollouts.jsonl",
+            seed=7,
+            guard_problems=load(ProblemsConfig(tasks=SUMS, count=4), 0, "guard") if "guard_every" in changes else (),
+            emit=emit,
+        )
+        params, facts = reinforce(plan, initialise(model, 0))
     save_weights(folder / "final", params, model, TOKENIZER)
     return facts
 
 
+def stop_at(folder: Path, place: str, times: int) -> None:
+    """Make this process stop at a place, for good."""
+    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_gather")}[place]
+    original, left = getattr(owner, name), [times]
+
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            (folder / "stopped").touch()
+            time.sleep(600)
+        return original(*arguments, **named)
+
+    setattr(owner, name, stopping)
+
+
+def main(folder: Path, url: str, stop: str = "") -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    if stop:
+        place, _, times = stop.partition(":")
+        stop_at(folder, place, int(times))
+    try:
+        run(folder, url)
+    except Retryable:
+        return 75
+    return 0
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -1,7 +1,8 @@
 import pytest
 
 from configs.emit import silent
-from configs.schema import JudgeConfig, ReportConfig
+from configs.reinforcement import JudgeConfig
+from configs.schema import ReportConfig
 from configs.section import ConfigError
 from store.durable import read_json
 from tasks.job import Job

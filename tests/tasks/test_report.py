@@ -8,6 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from configs.load import load
+from evals.tables import MISSING
 from store.artifacts import Store
 from tasks.report_data import Input, gather, scores
 from tasks.report_figures import MOST_POINTS, line_chart, pipeline_picture, thinned
@@ -144,6 +145,30 @@ def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
         ("rounds, last: traces", "5"),
         ("steps", "20"),
     )
+
+
+def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
+    measured = {"judge": {"model": "toy", "rubric": "one"}, "items": 8, "auc": {"overall": 0.57}, "length_bias": None}
+    curriculum = [
+        {"solve_rate": 0.0, "problems": 3, "traces": 0, "weight": 0.0, "total": 0.0},
+        {"solve_rate": 0.25, "problems": 2, "traces": 2, "weight": 0.75, "total": 1.5},
+        {"solve_rate": 0.5, "problems": 1, "traces": 2, "weight": 0.5, "total": 1.0},
+    ]
+    stages = [
+        {**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}},
+        {**data["stages"][0], "label": "sd", "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}}},
+    ]
+    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
+    (table,) = [b for b in blocks if isinstance(b, Table) and b.title.startswith("align: the judge toy measured")]
+    assert [row[:2] for row in table.rows] == [
+        ("chance to mark right above wrong: overall", "0.57"),
+        ("answers marked", "8"),
+        ("bias by length", MISSING),
+    ]
+    (chart,) = [b for b in blocks if isinstance(b, Chart) and b.title == "sd: weight by solve rate"]
+    assert chart.x_label == "solve rate of the problem"
+    assert chart.series["weight of a trace"] == [(0.25, 0.75), (0.5, 0.5)]
+    assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
 
 
 def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):

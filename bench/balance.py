@@ -1,0 +1,96 @@
+"""What the balance of stage 2 costs: a balanced step against a plain one, interleaved in one run.
+
+    python bench/balance.py [--repeats 7] [--widths 128 512] [--kl 0]
+
+Both learners take the same 64 completions a step (8 groups of 8, random ids of the lengths that rollouts have), in
+micro-batches of 16 rows. The balanced one splits them by the sign of their advantage, so its micro-batches are filled
+a little worse, holds two sums of gradients and takes two norms. Medians over the repeats, and their ratio; the worst
+split is shown too, with 7 wrong to 1 right. With a KL term (--kl) the balance needs a second backward pass, for the
+term stands outside it; its cost is then that of the pass.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import numpy as np
+
+from configs.model import ModelConfig
+from configs.parts import OptimizerConfig
+from configs.reinforcement import PolicyConfig
+from data.chat import Reply
+from data.reasoning import Problem
+from model.nautile import initialise, parameter_counts
+from model.sharding import make_mesh
+from rl.advantages import advantages
+from rl.learner import Learner
+from rl.rollouts import Group, Rollout
+
+PROMPT, COMPLETION, VOCABULARY = 32, 64, 2053
+
+
+def groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> list[Group]:
+    """`count` groups of `of` completions, `right` of each rewarded."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        rewards = [float(member < right) for member in range(of)]
+        rollouts = []
+        for reward, advantage in zip(rewards, advantages(rewards), strict=True):
+            ids = rng.integers(0, VOCABULARY, int(rng.integers(COMPLETION // 4, COMPLETION))).astype(np.int32)
+            prompt = rng.integers(0, VOCABULARY, PROMPT).tolist()
+            logprobs = -rng.random(len(ids)).astype(np.float32)
+            rollouts.append(Rollout(prompt, ids, logprobs, False, Reply("", "", True, True), "", reward, {}, advantage))
+        made.append(Group(number, Problem("random", number, "", "", ""), rollouts))
+    return made
+
+
+def seconds(learner: Learner, batch: list[Group]) -> float:
+    began = time.perf_counter()
+    learner.update(batch)
+    jax.block_until_ready(learner.trained)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--kl", type=float, default=0.0)
+    options = parser.parse_args()
+    policy = PolicyConfig(steps=1000, kl=options.kl, micro_rows=16, optimizer=OptimizerConfig(schedule="constant"))
+    for width in options.widths:
+        model = ModelConfig(
+            vocabulary=VOCABULARY, width=width, blocks=1, context=256, memory_heads=4, query_heads=4,
+            attention_heads=4, kv_heads=2, feed_forward=width * 8 // 3, compute_dtype="float32", remat="none",
+        )  # fmt: skip
+        params = initialise(model, 0)
+        modes = {"plain": None, "balanced": "equalise"}
+        learners = {
+            name: Learner(model, policy, params, PROMPT + COMPLETION, mode, make_mesh(1))
+            for name, mode in modes.items()
+        }
+        millions = sum(parameter_counts(model).values()) / 1e6
+        for right in (4, 1):
+            batch = groups(right)
+            for learner in learners.values():
+                seconds(learner, batch)  # compiles
+            times: dict[str, list[float]] = {name: [] for name in learners}
+            for _ in range(options.repeats):
+                for name, learner in learners.items():
+                    times[name].append(seconds(learner, batch))
+            medians = {name: statistics.median(found) for name, found in times.items()}
+            ratio = statistics.median(b / a for a, b in zip(times["plain"], times["balanced"], strict=True))
+            print(
+                f"width {width}, {millions:.2f}M parameters, {right} of 8 right, KL {options.kl:g}: plain "
+                f"{medians['plain'] * 1e3:.0f} ms, balanced {medians['balanced'] * 1e3:.0f} ms, ratio {ratio:.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

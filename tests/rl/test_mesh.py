@@ -1,0 +1,66 @@
+"""Eight devices sample, update and distil what one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.reinforcement import RolloutConfig
+from configs.section import ConfigError
+from data.tokenizer import tokenizer_for
+from model.sharding import make_mesh
+from rl.planning import plan
+from rl.rollouts import RolloutEngine
+from tests.rl.conftest import TOKENIZER, policy
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    command = [sys.executable, "-m", "tests.support.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_eight_devices_sample_and_update_as_one_does(told):
+    one, many = told["one"], told["many"]
+    assert many["ids"] == one["ids"]
+    for a, b in zip(many["logprobs"], one["logprobs"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    for a, b in zip(many["measured"], one["measured"], strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), name
+    assert (one["share"], many["share"]) == (1.0, 0.25)
+
+
+@pytest.mark.slow
+def test_eight_devices_distil_as_one_does(told):
+    assert told["many"]["loss"] == pytest.approx(told["one"]["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_plan_for_eight_needs_less_of_each(told):
+    one, many = told["one"]["plan"], told["many"]["plan"]
+    assert many["resident"] < one["resident"] / 3
+    assert many["cache"] == pytest.approx(one["cache"] / 8, rel=0.1)
+    assert many["rollout"] < one["rollout"]
+    assert many["update"] < one["update"]
+
+
+def test_what_does_not_divide_is_refused(model):
+    rollout = RolloutConfig(prompts=3, group=3, prompt_length=60, max_tokens=6)
+    mesh = make_mesh(1, 2 * make_mesh(1).devices.ravel().tolist())
+    with pytest.raises(ConfigError, match="9 completions at once, which do not divide among the 2 devices"):
+        RolloutEngine(model, tokenizer_for(TOKENIZER), rollout, 0, mesh)
+    even = rollout.model_copy(update={"group": 4})
+    with pytest.raises(ConfigError, match=r"3 policy\.micro_rows do not divide among 2 chips"):
+        plan(model, even, policy(micro_rows=3), None, mesh)

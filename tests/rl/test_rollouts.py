@@ -1,0 +1,31 @@
+"""What a rollout run refuses before it compiles anything."""
+
+import pytest
+from pydantic import ValidationError
+
+from configs.reinforcement import RolloutConfig
+from configs.section import ConfigError
+from data.reasoning import Problem
+from data.tokenizer import tokenizer_for
+from rl.rollouts import RolloutEngine
+from tests.rl.conftest import TOKENIZER
+
+ROLLOUT = RolloutConfig(prompts=2, group=2, prompt_length=24, max_tokens=6)
+
+
+def test_a_prompt_that_is_too_long_is_named(model):
+    engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 0)
+    engine.check([Problem("sums", 0, "1?", "1", "")])
+    with pytest.raises(ConfigError, match=r"rollout\.prompt_length is 24, but sums #7 has a prompt of \d+ tokens"):
+        engine.check([Problem("sums", 7, "What is one and one? " * 4, "2", "")])
+
+
+def test_prompt_and_completion_must_fit_the_context(model):
+    long = ROLLOUT.model_copy(update={"max_tokens": 120})
+    with pytest.raises(ConfigError, match="over the model's context of 128"):
+        RolloutEngine(model, tokenizer_for(TOKENIZER), long, 0)
+
+
+def test_a_group_of_one_compares_nothing():
+    with pytest.raises(ValidationError, match="an advantage compares completions"):
+        RolloutConfig(prompts=2, group=1, prompt_length=24, max_tokens=6)

@@ -1,0 +1,78 @@
+"""Rollouts and updates on one device and on eight; prints what each found.
+
+As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.reinforced_mesh FOLDER`. The eight split parameters
+over four (`fsdp`), rows over all.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.parts import OptimizerConfig
+from configs.reinforcement import RolloutConfig, SelfDistillConfig
+from data.tokenizer import tokenizer_for
+from model.nautile import initialise
+from model.sharding import make_mesh
+from rl import self_distillation
+from rl.advantages import advantages
+from rl.learner import Learner
+from rl.planning import plan
+from rl.problems import ProblemsConfig, load
+from rl.rollouts import RolloutEngine
+from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
+
+ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
+
+
+def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
+    """Two updates, each from fresh rollouts rewarded by their share of even ids."""
+    model = tiny_model()
+    problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
+    engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
+    settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
+    learner = Learner(model, settings, initialise(model, 0), 66, "equalise", mesh)
+    found: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
+    for draw in range(2):
+        groups = engine.sample(learner.params, problems, draw)
+        for group in groups:
+            rewards = [float((rollout.ids % 2 == 0).mean()) for rollout in group.rollouts]
+            for rollout, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
+                rollout.reward, rollout.advantage = reward, advantage
+                found["ids"].append(rollout.ids.tolist())
+                found["logprobs"].append(rollout.logprobs.tolist())
+        found["measured"].append(learner.update(groups))
+    table = learner.trained["embedding"]
+    found["share"] = table.addressable_shards[0].data.size / table.size
+    found["plan"] = plan(model, ROLLOUT, settings, "equalise", mesh)
+    return found
+
+
+def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
+    """A round of self-distillation, completions taken for right or wrong by their length; the last loss."""
+    self_distillation.make_mesh = lambda fsdp, part: mesh
+    self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
+    optimizer = OptimizerConfig(learning_rate=1e-3)
+    problems = ProblemsConfig(tasks=SUMS, count=8)
+    config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)
+    folder.mkdir(parents=True)
+    student = self_distillation.Student(
+        tiny_model(), TOKENIZER, config, load(problems, 0), {}, folder, folder / "traces.jsonl", 5
+    )
+    _, facts = self_distillation.self_distil(student, initialise(student.model, 0))
+    return facts["rounds"][0]["last_loss"]
+
+
+def main(folder: Path) -> None:
+    meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
+    told: dict[str, Any] = {}
+    for name, (mesh, fsdp) in meshes.items():
+        told[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
+    sys.stdout.write(json.dumps(told, default=np.ndarray.tolist))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
