@@ -102,7 +102,7 @@ def test_curves_calls_and_seconds_come_from_the_catalog(data):
     (call,) = data["calls"]
     assert (call["label"], call["calls"], call["cached"], call["tokens_out"]) == ("distill", 3, 1, 60)
     assert data["cost"]["dollars"] == pytest.approx(0.03)
-    assert data["cost"]["seconds"] == pytest.approx(12 * 1.5)
+    assert data["cost"]["seconds"] == pytest.approx(13 * 1.5)
 
 
 def test_every_input_is_in_the_lineage_with_what_it_read(chain, data):
