@@ -89,7 +89,7 @@ def test_lineage_of_the_last_evaluation_reaches_shards_and_calls(made):
 def test_sql_is_read_only(made):
     store, _ = made
     columns, rows = inspection.sql(store, "SELECT count(*) AS n FROM artifacts")
-    assert (columns, rows) == (["n"], [(18,)])
+    assert (columns, rows) == (["n"], [(21,)])
     with pytest.raises(ConfigError, match="refused"):
         inspection.sql(store, "DELETE FROM artifacts")
 
@@ -99,7 +99,7 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
     found = inspection.verify(copy, None)
-    assert found["artifacts"] == 18
+    assert found["artifacts"] == 21
     assert found["damaged"] == {
         outputs["distill"]["documents"]: ["documents.jsonl (its digest differs)"],
         outputs["align"]["rollouts"]: ["manifest.json"],

@@ -46,7 +46,7 @@ def test_the_whole_chain_runs_quietly_and_writes_nothing_outside_its_store(bench
     done = bench.first
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "13 stages in" in done.stdout
+    assert "14 stages in" in done.stdout
     assert "Prefect" not in done.stdout.replace("starting the embedded Prefect server", "")
     page = done.stdout.strip().splitlines()[-1].removeprefix("report: ")
     assert (bench.folder / page).read_text().startswith("<!doctype html>")
@@ -58,7 +58,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     before = {a.id: a.execution for a in Store(bench.store).list()}
     done = bench.run("run", str(TOY))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": reused") == 12
+    assert done.stdout.count(": reused") == 14
     assert ": started" not in done.stdout
     assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
@@ -67,7 +67,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     assert flow_run["parameters"]["config"]["name"] == "toy"
     runs = ask(bench.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
-    assert len(runs) == 12
+    assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
 
@@ -151,7 +151,7 @@ def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path):
 
     done = bench.run("run", str(TOY), "--until", "evaluate:pretrain", store=store)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": reused") == 3
+    assert done.stdout.count(": reused") == 5
     # The toy chain makes the same keys in every store, hence the same ids.
     assert {a.id for a in Store(store).list()} < {a.id for a in Store(bench.store).list()}
 
