@@ -51,13 +51,13 @@ def read(store: Path, *words: str):
 
 
 def digests(store: Path) -> dict[str, dict[str, str]]:
-    """Artifact folder -> file -> sha256, of everything published but the report, which tells times."""
+    """Artifact folder -> file -> sha256, of everything published but what tells times: the report and the card."""
     manifests = (store / "artifacts").glob("*/*/manifest.json")
     found = {str(m.parent.relative_to(store)): json.loads(m.read_text(encoding="utf-8"))["files"] for m in manifests}
     return {
         name: {file: entry["sha256"] for file, entry in files.items()}
         for name, files in found.items()
-        if not name.startswith(("artifacts/report/", "artifacts/evaluation/"))
+        if not name.startswith(("artifacts/report/", "artifacts/data_card/", "artifacts/evaluation/"))
     }
 
 

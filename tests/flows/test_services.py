@@ -17,6 +17,7 @@ from store.artifacts import Store
 from tests.support.toy_cli import environment
 
 pytestmark = pytest.mark.slow
+ENDED = ("COMPLETED", "FAILED", "CRASHED")
 SMALL = {"name": "fineweb_edu", "reader": "wikipedia", "form": "web", "records": 30}
 
 
@@ -70,16 +71,17 @@ def test_every_stage_and_the_pipeline_have_a_form(running):
     assert all("RunConfig" in json.dumps(one["parameter_openapi_schema"]) for one in told)
 
 
-def test_a_run_asked_for_in_the_form_does_its_work(running):
+def test_runs_asked_for_in_the_form_do_their_work(running):
     store, found = running
     api = found["server"].url
-    status, run = ask(api, "ingest/local", {"config": small()})
-    assert status == 201, run
-    deadline = time.monotonic() + 120
-    while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"]["type"]) not in ("COMPLETED", "FAILED", "CRASHED"):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert state == "COMPLETED"
+    for stage in ("held_out", "ingest"):
+        status, run = ask(api, f"{stage}/local", {"config": small()})
+        assert status == 201, run
+        deadline = time.monotonic() + 120
+        while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] not in ENDED:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        assert state["type"] == "COMPLETED", state["message"]
     assert len(store.list("tokens")) == 2
 
 
