@@ -80,7 +80,7 @@ def test_held_out_problems_carry_a_second_opinion(model, tmp_path):
     ("config", "message"),
     [
         (ProblemsConfig(source="gsm8k"), "held_out.source is 'gsm8k'"),
-        (ProblemsConfig(source="wikipedia"), "held_out.source is 'wikipedia'"),
+        (ProblemsConfig(source="jsonl", path="problems.jsonl"), "held_out.source is 'jsonl'"),
         (ProblemsConfig(), "held_out.tasks is empty"),
         (ProblemsConfig(tasks=(TaskConfig(name="chess"),)), "no task 'chess'"),
     ],
