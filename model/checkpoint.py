@@ -60,9 +60,9 @@ class TrainCheckpoints:
 
         Raises `Retryable` if this save or the one before it could not be written; the earlier steps stay intact.
         """
+        self.wait()  # `_saving` belongs to one save at a time
+        self._saving = step
         try:
-            self._manager.wait_until_finished()  # `_saving` belongs to one save at a time
-            self._saving = step
             self._manager.save(
                 step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
             )
@@ -75,6 +75,10 @@ class TrainCheckpoints:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_written(error) from error
+        if jax.process_index() == 0 and self._begun():
+            # Only now: marked before the rename, a process killed between the two would leave a run without a step
+            # that says it had one.
+            (self.folder / "begun").touch()
 
     def latest(self) -> int | None:
         """The newest step whose files are what was written, or None if nothing was ever saved.
@@ -137,7 +141,7 @@ class TrainCheckpoints:
 
     def _begun(self) -> bool:
         """Whether a step was ever completed here, even if its folder is gone since."""
-        return (self.folder / "begun").exists()
+        return (self.folder / "begun").exists() or any(step.name.isdigit() for step in self._steps.iterdir())
 
     def _write_digests(self) -> None:
         """Called by Orbax in its thread when the step's files are whole and not yet renamed into place."""
@@ -145,7 +149,6 @@ class TrainCheckpoints:
             return
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
         _write_atomically(folder / DIGESTS, {name: _digest(folder / name) for name in _payload(folder)})
-        (self.folder / "begun").touch()
 
     def _set_aside(self, step: int) -> None:
         place = self.folder / "damaged" / str(step)

@@ -29,7 +29,7 @@ CONFIG = "config.json"
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Write the two files of a checkpoint into `folder` (made if absent), each whole or not at all, weights first."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in _flatten(params).items()}
+    arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten(params).items()}
     partial = folder / f"{WEIGHTS}.partial"
     save_file(arrays, partial)
     _commit(partial, folder / WEIGHTS)
@@ -57,14 +57,14 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """
     model, tokenizer = _read_config(folder / CONFIG)
     path = folder / WEIGHTS
-    expected = _flatten(shapes(model))
+    expected = flatten(shapes(model))
     try:
         with safe_open(path, framework="numpy") as tensors:
             _compare(path, expected, tensors)
             loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path}: cannot be read as weights ({_line(error)}); make the checkpoint again") from None
-    return _unflatten(loaded), model, tokenizer
+    return unflatten(loaded), model, tokenizer
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
@@ -99,15 +99,17 @@ def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
             )
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by their path, names joined by dots, in the order of the names."""
     flat: dict[str, Any] = {}
     for name in sorted(tree):
         value = tree[name]
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 
-def _unflatten(flat: Mapping[str, Any]) -> Params:
+def unflatten(flat: Mapping[str, Any]) -> Params:
+    """The tree that `flatten` took apart."""
     tree: Params = {}
     for name, leaf in flat.items():
         *parents, last = name.split(".")

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from configs.schema import ProblemsConfig
+from configs.reinforcement import PolicyConfig, ProblemsConfig
 from configs.section import ConfigError
 from data import reasoning
 from data.decontaminate import Contamination
@@ -73,6 +73,13 @@ def load(config: ProblemsConfig, seed: int, split: Split = "train", screen: Scre
         if not problem.answer.strip():
             raise ConfigError(f"problems: {problem.task} #{problem.index} has no answer to check: {problem.question!r}")
     return found
+
+
+def load_guard(config: ProblemsConfig, policy: PolicyConfig, seed: int, screen: Screen | None = None) -> list[Problem]:
+    """The problems that the guard reads; none where `policy` has no guard. Errors as `load`."""
+    if policy.guard_every is None:
+        return []
+    return load(config.model_copy(update={"count": policy.guard_problems}), seed, "guard", screen)
 
 
 class Order:

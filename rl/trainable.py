@@ -9,7 +9,6 @@ the policy and its reference.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +16,7 @@ from configs.model import ModelConfig
 from configs.section import ConfigError
 from model.layers import Params
 from model.nautile import shapes
+from model.weights import flatten, unflatten
 
 BLOCKS = "blocks"
 
@@ -26,7 +26,7 @@ class Trainable:
 
     def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:
         self._model = model
-        leaves = _flat(shapes(model))
+        leaves = flatten(shapes(model))
         self._chosen: dict[str, tuple[int, ...] | None] = {}  # None: the whole leaf
         for name in names or _tops(leaves):
             found = _matches(name, leaves, model.blocks)
@@ -46,7 +46,7 @@ class Trainable:
     def part(self, params: Params) -> tuple[Params, Params]:
         """(trained, frozen): leaves are the given arrays themselves, but where only some blocks of one train."""
         trained, frozen = {}, {}
-        for path, leaf in _flat(params).items():
+        for path, leaf in flatten(params).items():
             rows = self._chosen.get(path, ())
             if rows is None:
                 trained[path] = leaf
@@ -54,11 +54,11 @@ class Trainable:
                 frozen[path] = leaf
             else:
                 trained[path], frozen[path] = leaf[np.array(rows)], leaf[self._others(rows)]
-        return _nested(trained), _nested(frozen)
+        return unflatten(trained), unflatten(frozen)
 
     def join(self, trained: Params, frozen: Params) -> Params:
         """The whole tree, as `part` was given it."""
-        moving, still = _flat(trained), _flat(frozen)
+        moving, still = flatten(trained), flatten(frozen)
         whole = {}
         for path in sorted({*moving, *still}):
             rows = self._chosen.get(path, ())
@@ -67,7 +67,7 @@ class Trainable:
                 whole[path] = jnp.concatenate([moving[path], still[path]])[places]
             else:
                 whole[path] = moving.get(path, still.get(path))
-        return _nested(whole)
+        return unflatten(whole)
 
     def _others(self, rows: tuple[int, ...]) -> np.ndarray:
         return np.array([row for row in range(self._model.blocks) if row not in rows])
@@ -87,18 +87,3 @@ def _matches(name: str, leaves: Mapping[str, Any], blocks: int) -> dict[str, tup
 
 def _tops(leaves: Mapping[str, Any]) -> list[str]:
     return sorted({path.partition(".")[0] for path in leaves})
-
-
-def _flat(tree: Params) -> dict[str, Any]:
-    return {".".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _nested(flat: Mapping[str, Any]) -> Params:
-    tree: Params = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree

@@ -10,7 +10,7 @@ from data.held_out import contamination_of
 from data.reasoning import Problem
 from rl.advantages import is_mastered
 from rl.judge import Judge, JudgeItem
-from rl.problems import Screen, load
+from rl.problems import Screen, load, load_guard
 from rl.rewards import judged, verifiable
 from store.durable import write_json
 from tasks.job import Job
@@ -61,10 +61,7 @@ def align(job: Job) -> None:
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
     screen = Screen(contamination_of(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
-    guard: list[Problem] = []
-    if config.policy.guard_every is not None:
-        guarding = config.problems.model_copy(update={"count": config.policy.guard_problems})
-        guard = load(guarding, job.seed, "guard", screen)
+    guard = load_guard(config.problems, config.policy, job.seed, screen)
     asked = endpoints[config.judge.endpoint]
     facts: dict[str, Any] = {"judge": {"model": asked.model, "rubric": config.judge.rubric, "stand_in": asked.stand_in}}
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from configs.reinforcement import ReasonConfig
 from data.held_out import contamination_of
-from data.reasoning import Problem
-from rl.problems import Screen, load
+from rl.problems import Screen, load, load_guard
 from rl.rewards import verifiable
 from tasks.job import Job
 from tasks.stage import stage
@@ -38,10 +37,7 @@ def reason(job: Job) -> None:
     config = job.part("reason", ReasonConfig)
     screen = Screen(contamination_of(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
-    guard: list[Problem] = []
-    if config.policy.guard_every is not None:
-        guarding = config.problems.model_copy(update={"count": config.policy.guard_problems})
-        guard = load(guarding, job.seed, "guard", screen)
+    guard = load_guard(config.problems, config.policy, job.seed, screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     plan = Plan(
         model=model,

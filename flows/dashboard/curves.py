@@ -88,7 +88,8 @@ def _charts(groups: dict[str, Sequence[str]], lines: dict[str, str], smooth: flo
 def chart(rows: Sequence[Row], lines: dict[str, str], smooth: float, logarithmic: bool = False) -> alt.LayerChart:
     """A line for each execution, metric and source; thinned points keep their extremes as a band."""
     table = pd.DataFrame(rows)
-    table["line"] = [_line_name(row, lines, table) for row in rows]
+    runs, names = table["execution"].nunique() > 1, table["name"].nunique() > 1
+    table["line"] = [_line_name(row, lines, runs, names) for row in rows]
     table["smooth"] = table.groupby("line")["value"].transform(lambda v: v.ewm(alpha=1.0 - smooth).mean())
     scale = alt.Scale(type="log" if logarithmic and (table["low"] > 0).all() else "linear", zero=False)
     several = alt.Legend(orient="bottom", title=None, symbolType="stroke") if table["line"].nunique() > 1 else None
@@ -108,11 +109,7 @@ def chart(rows: Sequence[Row], lines: dict[str, str], smooth: float, logarithmic
     return layers.properties(height=280).interactive(bind_y=False)
 
 
-def _line_name(row: Row, lines: dict[str, str], table: pd.DataFrame) -> str:
-    """As much of run, metric and source as tells the lines of this chart apart."""
-    parts = [lines[row["execution"]]] if table["execution"].nunique() > 1 else []
-    if table["name"].nunique() > 1:
-        parts.append(row["name"])
-    if row["source"]:
-        parts.append(row["source"])
-    return " · ".join(parts) or row["name"]
+def _line_name(row: Row, lines: dict[str, str], runs: bool, names: bool) -> str:
+    """As much of run, metric and source as tells the lines of a chart apart; `runs`, `names`: there are several."""
+    parts = [lines[row["execution"]] if runs else "", row["name"] if names else "", row["source"]]
+    return " · ".join(part for part in parts if part) or row["name"]

@@ -51,7 +51,7 @@ SELECT "set", count(*) AS texts FROM samples WHERE list_contains(?, execution) G
 _TEXTS = """
 SELECT "index", fields, count(*) OVER () AS found FROM samples
 WHERE list_contains(?, execution) AND "set" = ? AND (? = '' OR contains(lower(fields::VARCHAR), lower(?)))
-ORDER BY {order}, "index" LIMIT ? OFFSET ?
+AND {verdict} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
 _CALLS = """
 SELECT stage, purpose, endpoint, model, count(*) AS attempts, count(*) FILTER (cached) AS remembered,
@@ -106,7 +106,7 @@ def texts(
     catalog: Catalog, executions: Sequence[str], name: str, search: str = "", order: str = "as they came", page: int = 0
 ) -> tuple[int, list[Row]]:
     """How many samples of the set hold `search` (any case), and one page of them in the order named in `ORDERS`."""
-    sql = _TEXTS.format(order=ORDERS[order])
+    sql = _TEXTS.format(verdict="TRUE", order=ORDERS[order])
     found = catalog.query(sql, [list(executions), name, search, search, PAGE, page * PAGE])
     return (found[0]["found"] if found else 0), found
 
@@ -136,18 +136,14 @@ _VERDICTS = {
     "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
     "unfinished": "NOT (fields->>'finished_thinking')::BOOLEAN",
 }
-_ANSWERS = """
-SELECT "index", fields, count(*) OVER () AS found FROM samples
-WHERE list_contains(?, execution) AND "set" = ? AND (? = '' OR contains(lower(fields::VARCHAR), lower(?)))
-AND {verdict} ORDER BY "index" LIMIT ?
-"""
 
 
 def verdicts(
     catalog: Catalog, executions: Sequence[str], name: str, search: str, verdict: str
 ) -> tuple[int, list[Row]]:
     """Samples of an evaluation whose verdict is one of `_VERDICTS`: how many, and the first of them."""
-    found = catalog.query(_ANSWERS.format(verdict=_VERDICTS[verdict]), [list(executions), name, search, search, PAGE])
+    sql = _TEXTS.format(verdict=_VERDICTS[verdict], order=ORDERS["as they came"])
+    found = catalog.query(sql, [list(executions), name, search, search, PAGE, 0])
     return (found[0]["found"] if found else 0), found
 
 

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,7 @@ from tests.model.conftest import tiny_config
 from tests.support.stage_store import flip_byte
 
 TOKENIZER = TokenizerConfig(ranks=256)
+ROOT = Path(__file__).parents[2]
 IDENTITY = {"model": {"width": 32, "blocks": 2}, "data": {"web": "aa"}, "seed": 0}
 
 
@@ -212,3 +216,29 @@ def test_a_save_that_cannot_be_written_is_worth_a_retry(tmp_path):
     with pytest.raises(Retryable, match="checkpoint of step 2 could not be written"):
         save_and_wait(checkpoints, 2)
     assert (kept / "1" / "digests.json").is_file()
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from model.checkpoint import TrainCheckpoints
+
+class Dies(TrainCheckpoints):
+    def _write_digests(self):
+        super()._write_digests()
+        os._exit(9)
+
+checkpoints = Dies(Path(sys.argv[1]), 2, {"seed": 0})
+checkpoints.save(1, {"weights": np.ones(3)}, {})
+checkpoints.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_first_save_that_dies_just_before_it_is_whole_leaves_a_run_that_starts_anew(tmp_path):
+    assert subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], cwd=ROOT).returncode == 9
+    assert [path.name.startswith("1.orbax") for path in (tmp_path / "steps").iterdir()] == [True]
+    checkpoints = TrainCheckpoints(tmp_path, 2, {"seed": 0})
+    assert checkpoints.latest() is None
+    checkpoints.close()
