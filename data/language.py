@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-SURE = 0.9  # probability; of 2,000 English article questions the model is surely wrong about fewer than one in 500
+SURE = 0.9  # probability: of 2,000 article questions, all English, 1,902 are not told, 97 are `en`, one is not
 SHORTEST = 12  # letters
 
 

@@ -36,6 +36,7 @@ class Tally:
     uncounted: int = 0  # replies whose tokens the endpoint did not say
     unprobed: int = 0  # prompts whose probes all failed
     rejected: Counter[str] = field(default_factory=Counter)
+    contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
     asked: Counter[str] = field(default_factory=Counter)  # by teacher
     kept: Counter[str] = field(default_factory=Counter)
     sets: Counter[str] = field(default_factory=Counter)  # prompts by set
@@ -81,6 +82,8 @@ class Tally:
             self.languages[language(f"{task.prompt.query}\n{outcome.draft.answer}") or "?"] += 1
         else:
             self.rejected[outcome.reason or "unparsable"] += 1
+        if outcome.reason == "contaminated":
+            self.contaminated[outcome.said["benchmark"]] += 1
         self._pay(outcome, pool)
         group = self.samples.setdefault(outcome.reason or "kept", [])
         if len(group) < MOST:

@@ -1,8 +1,8 @@
 """Offline stand-ins of the benchmarks, for a machine with no network. Each says what it stands in for; none of its
 scores belongs beside a figure of the paper.
 
-The problems are held out by a hash of the question, so no training draw meets one. The Wikipedia questions are new,
-but the articles behind them are in the pretraining text, as the facts behind MMLU are in the web.
+The problems are held out by a hash of the question, so no training draw meets one. The Wikipedia questions are held
+out too: the stage `held_out` has a text that overlaps one left out of training. Other texts may tell the same fact.
 """
 
 import random

@@ -30,7 +30,7 @@ ROWS_PER_SHARD = 4096
 SAMPLES = 3  # of the kept documents and of each kind of rejected one, in the manifest
 
 
-@stage("distill", version=2, outputs=("documents", "tokens", "data_card"))
+@stage("distill", version=3, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
     """Check everything that is asked, distil, tokenise, draw the card. A resumed run does no finished file again."""
     config = job.part("distill", DistillConfig)
@@ -57,6 +57,7 @@ def distill(job: Job) -> None:
     samples = {name: rows[:SAMPLES] for name, rows in found.tally.samples.items()}
     told = {**counts, "exemplars": len(index), "prompt_sets": found.gathered.facts()}
     told["held_out"] = None if questions is None else len(questions)
+    told["contaminated"] = None if questions is None else dict(found.tally.contaminated)
     job.describe("documents", **told, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
     # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.

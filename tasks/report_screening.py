@@ -33,12 +33,13 @@ def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> 
             found["copies"][label] = {reason: facts["rejected"].get(reason, 0) for reason in COPIES}
         if isinstance(facts.get("contaminated"), Mapping):
             found["overlaps"][label] = dict(facts["contaminated"])
-            found["hits"] += [{"label": label, **hit} for hit in _some(folder, facts)]
-        elif kind == "documents":
+        if kind == "documents":
             refused = facts.get("samples", {}).get("contaminated", ())
             found["hits"] += [
                 {"label": label, **row["said"], "begins": row["query"]} for row in refused if "said" in row
             ]
+        elif isinstance(facts.get("contaminated"), Mapping):
+            found["hits"] += [{"label": label, **hit} for hit in _some(folder, facts)]
     return found
 
 

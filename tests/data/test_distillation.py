@@ -309,6 +309,7 @@ def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
         found = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
+    assert found.tally.contaminated == {"gsm8k": 1}
     (row,) = found.rejected
     assert (row["reason"], row["benchmark"], row["example"], row["words"]) == (
         "contaminated",

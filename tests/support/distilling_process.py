@@ -1,0 +1,52 @@
+"""A process that distils, to be killed: `python distilling_process.py URL FOLDER PROMPTS`.
+
+FOLDER keeps everything between its lives: `retrieval/`, `replies.jsonl`, `work/` and `out/`, and `counts.json` at the
+end of the one that gets there.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from configs.distill import DistillConfig, IndexConfig, TeacherConfig
+from configs.emit import silent
+from configs.endpoint import EndpointConfig
+from data.distillation import distil
+from data.embeddings import Encoder
+from data.endpoints import EndpointPool
+from data.exemplars import write_exemplars
+from data.records import SynthRecord
+from data.retrieval import ExemplarIndex, build_index
+
+PRICES = (0.5, 1.5)  # dollars per million tokens in and out
+QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?")
+
+
+def endpoint(url: str, **fields: object) -> EndpointConfig:
+    """The teacher: patient with a busy machine, and with many attempts."""
+    told = {"concurrency": 256, "timeout_s": 10.0, "attempts": 9}
+    told |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
+    return EndpointConfig(kind="openai", model="fake", url=url, **{**told, **fields})
+
+
+def write_index(folder: Path) -> None:
+    """Five exemplars and their vectors in `folder/retrieval`."""
+    (folder / "retrieval").mkdir(parents=True)
+    records = [SynthRecord(query, "One. Two.", "3", synth_id=f"e/{n}") for n, query in enumerate(QUERIES)]
+    write_exemplars(folder / "exemplars.jsonl", records)
+    build_index(folder / "exemplars.jsonl", Encoder(), IndexConfig(), folder / "retrieval")
+
+
+def main() -> None:
+    """Distil what is left."""
+    url, folder, prompts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    config = DistillConfig(prompts=prompts, chunk=max(8, prompts // 20), teachers=(TeacherConfig(endpoint="teacher"),))
+    index = ExemplarIndex(folder / "retrieval", Encoder())
+    with EndpointPool({"teacher": endpoint(url)}, folder / "replies.jsonl", silent) as pool:
+        found = distil(config, pool, index, folder / "out", folder / "work", 1, silent)
+        counts = {"prompts": found.tally.prompts, "accepted": found.tally.accepted, "dollars": pool.spent}
+    (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(found.tally.rejected)}))
+
+
+if __name__ == "__main__":
+    main()
