@@ -1,6 +1,6 @@
 """The endpoint pool against a server in another process: capacity under faults, a kill -9, rate limits, a big ledger.
 
-    PYTHONPATH=. python bench/endpoints.py [capacity] [kill] [limits] [ledger] [--requests 10000] [--rounds 3] [--json FILE]
+    PYTHONPATH=. python bench/endpoints.py [capacity kill limits ledger] [--requests 10000] [--rounds 3] [--json FILE]
 
 capacity: 256 under way, 50 ms an answer, and 5 % 429, 2 % 500, 1 % that hang, 1 % cut, 1 % invalid JSON; against the
 plain loop one writes first with the openai client (a semaphore of 256, the client's own retries), turn about in one
