@@ -85,7 +85,11 @@ class PretrainConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """Paper §5: zero-shot, strict. `ways`: `generate` is the paper's; `likelihood` also weighs each option's text."""
+    """Paper §5: zero-shot, strict. `ways`: `generate` is the paper's; `likelihood` also weighs each option's text.
+
+    A checkpoint's answer has up to `max_tokens` tokens, or what its context leaves after a prompt of that size
+    (`evals.answerers.buckets`). A prompt above `prompt_length` tokens is not asked, and counted.
+    """
 
     benchmarks: tuple[BenchmarkChoice, ...]
     ways: Annotated[tuple[Way, ...], Field(min_length=1)] = ("generate",)

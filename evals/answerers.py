@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -65,16 +65,20 @@ class CheckpointAnswerer:
 
         self._params, self._model, found, self.name = load_checkpoint(folder, tokenizer)
         self._tokenizer = tokenizer_for(found)
-        self._sampling = Sampling(
+        sampling = Sampling(
             max_tokens=config.max_tokens,
             temperature=config.temperature,
             stop_ids=(self._tokenizer.im_end, self._tokenizer.end_of_text),
         )
-        self._longest = config.prompt_length
-        self._generators = {
-            length: Generator(self._model, self._sampling, config.batch, length)
-            for length in buckets(config.prompt_length)
-        }
+        if config.prompt_length >= self._model.context:
+            raise ConfigError(
+                f"evaluate.prompt_length is {config.prompt_length}, and leaves no room for an answer in the model's "
+                f"context of {self._model.context}"
+            )
+        self._generators = {}
+        for length in buckets(config.prompt_length):
+            room = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
+            self._generators[length] = Generator(self._model, room, config.batch, length)
         self.batch = config.batch
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
@@ -140,11 +144,12 @@ class EndpointAnswerer:
 
 
 def buckets(longest: int) -> list[int]:
-    """The prompt lengths to compile for: halves of `longest` down to 256, so short prompts pay for little padding."""
-    lengths = [longest]
-    while lengths[-1] % 2 == 0 and lengths[-1] // 2 >= SMALLEST_BUCKET:
-        lengths.append(lengths[-1] // 2)
-    return lengths[::-1]
+    """The prompt lengths to compile for: 256, 512, … and `longest`, so that short prompts pay for little padding."""
+    lengths, length = [], SMALLEST_BUCKET
+    while length < longest:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, longest]
 
 
 def _from_chat(reply: ChatReply) -> Answer:

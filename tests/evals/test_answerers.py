@@ -81,7 +81,7 @@ def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
 
 def test_short_prompts_get_a_shorter_shape():
     assert buckets(1024) == [256, 512, 1024]
-    assert buckets(1000) == [500, 1000]
+    assert buckets(1000) == [256, 512, 1000]
     assert buckets(128) == [128]
 
 
@@ -107,8 +107,18 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(checkpoint, tmp_path):
 def test_a_missing_checkpoint_and_too_long_a_prompt_are_refused(checkpoint, tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json"):
         CheckpointAnswerer(tmp_path, CONFIG)
-    with pytest.raises(ConfigError, match="over the model's context of 160"):
-        CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"max_tokens": 99}))
+    with pytest.raises(ConfigError, match="no room for an answer in the model's context of 160"):
+        CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 160}))
+
+
+def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint, monkeypatch):
+    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
+    answers = longer.answer([PROMPTS[0], "sea " * 40], SEEDS[:2])
+    assert [one.tokens_in > 128 for one in answers] == [False, True]
+    assert answers[0].tokens_out > 10
+    assert answers[1].tokens_out <= 10
+    assert answers[1].truncated == (answers[1].tokens_out == 10 and not answers[1].reply.finished)
 
 
 SECTION = {
