@@ -30,6 +30,7 @@ class SourceConfig(Section):
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: everything there is
     tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning"
+    worked_share: Share = 1.0  # of its records, those that show their reasoning; the others give the answer alone
     validation_share: Share = 0.01
     exemplars: NonNegativeInt = 0  # records kept aside for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096

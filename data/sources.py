@@ -1,5 +1,6 @@
 """Every corpus behind one interface: a list of files, and the rows of each as batches, the same each time."""
 
+import hashlib
 import itertools
 import logging
 import shutil
@@ -65,11 +66,12 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
         yield _filtered(batch, source)
 
 
-def synth_record(problem: Problem) -> SynthRecord:
-    """A generated problem in SYNTH's form: the exercise is its task."""
+def synth_record(problem: Problem, worked_share: float = 1.0) -> SynthRecord:
+    """A generated problem in SYNTH's form: the exercise is its task. Of the others the reasoning is empty."""
+    drawn = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
     return SynthRecord(
         query=problem.question,
-        synthetic_reasoning=problem.rationale,
+        synthetic_reasoning=problem.rationale if drawn < worked_share else "",
         synthetic_answer=problem.answer,
         exercise=problem.task,
         synth_id=f"{problem.task}/{problem.index}",
@@ -82,7 +84,7 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
-        made = map(synth_record, problems(source.tasks, seed, "train"))
+        made = (synth_record(one, source.worked_share) for one in problems(source.tasks, seed, "train"))
         yield from batched(itertools.islice(made, file.first, end), "synth")
     elif source.reader == "hub":
         try:

@@ -175,3 +175,20 @@ def test_a_manifest_is_kept_as_it_was(tmp_path):
 def test_a_reader_of_the_other_form_is_refused():
     with pytest.raises(ConfigError, match="reader 'wikipedia' gives form 'web', not 'synth'"):
         list_files(source(reader="wikipedia", form="synth"), 0, None)
+
+
+def test_a_share_of_the_generated_problems_shows_its_reasoning(tmp_path):
+    source = SourceConfig(
+        name="s",
+        reader="reasoning",
+        form="synth",
+        records=400,
+        worked_share=0.25,
+        tasks=(TaskConfig(name="chain_sum"),),
+    )
+    (file,) = list_files(source, 1, tmp_path)
+    (batch,) = read_file(source, 1, file, tmp_path)
+    bare = batch.columns["synthetic_reasoning"].count("")
+    assert len(batch) == 400
+    assert 270 < bare < 330
+    assert all(batch.columns["synthetic_answer"])
