@@ -25,11 +25,11 @@ from store.durable import not_writable
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3
+TRIES = 4
 TOGETHER = 8
 CHUNK = 8 * 2**20
-# How long a silent server is waited for; botocore's own minutes and retries would be multiplied by ours.
-_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
+# How long a silent server is waited for. botocore's own tries are off: s3fs's five and ours would multiply them.
+_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}}}
 _PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _MEND = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)

@@ -12,14 +12,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from moto.server import ThreadedMotoServer
-
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 @contextmanager
 def object_store() -> Iterator[str]:
     """The address of a running server."""
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
