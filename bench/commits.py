@@ -11,6 +11,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,20 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 
+_gate: Any = None  # of this process: all begin at once
 
-def commit_all(root: str, name: str, count: int, gate: Any, told: Any) -> None:
-    """Commit `count` times; the seconds that each took go to `told`."""
+
+def _enter(gate: Any) -> None:
+    global _gate
+    _gate = gate
+
+
+def commit_all(root: str, name: str, count: int) -> list[float]:
+    """Commit `count` times; the seconds that each took."""
     store = Store(root)
     catalog = Catalog(store)
     emit = EventWriter(store.root / "events" / f"{name}.jsonl", name, stage="bench")
-    gate.wait()
+    _gate.wait()
     waits = []
     for step in range(count):
         begun = time.perf_counter()
@@ -32,20 +40,16 @@ def commit_all(root: str, name: str, count: int, gate: Any, told: Any) -> None:
         catalog.ingest()
         waits.append(time.perf_counter() - begun)
     emit.close()
-    told.put(waits)
+    return waits
 
 
 def crowd(root: Path, names: list[str], count: int) -> list[float]:
     """The waits of all commits of `names`, each a process, let go at once."""
     context = multiprocessing.get_context("spawn")
-    gate, told = context.Barrier(len(names)), context.Queue()
-    processes = [context.Process(target=commit_all, args=(str(root), name, count, gate, told)) for name in names]
-    for process in processes:
-        process.start()
-    waits = [wait for _ in processes for wait in told.get()]
-    for process in processes:
-        process.join()
-    return waits
+    gate = context.Barrier(len(names))
+    with ProcessPoolExecutor(len(names), mp_context=context, initializer=_enter, initargs=(gate,)) as pool:
+        waits = pool.map(commit_all, [str(root)] * len(names), names, [count] * len(names))
+        return [wait for told in waits for wait in told]
 
 
 def lost_and_double(root: Path, names: list[str], count: int) -> tuple[int, int]:

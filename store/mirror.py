@@ -140,6 +140,15 @@ class Mirror:
         )
         return [f"{words} at the remote" for words in (*text, *unfit, *(f"{n} (its digest differs)" for n in wrong))]
 
+    def unusable(self) -> list[str]:
+        """Names at the remote that should be manifests of artifacts and are not sound. Their files reach no machine."""
+        here = dict(self._here())
+        names = {name: _making(name) for name in self.remote.names("manifests")}
+        unknown = [name for name, making in names.items() if making is None or making not in here]
+        return [
+            f"{self.remote.url}/manifests/{name}" for name in unknown if not _making(name) or not self._manifest(name)
+        ]
+
     def remove(self, artifact: "Artifact") -> None:
         """Remove a making from the remote: its manifest first, so that nobody finds half of it."""
         self.remote.delete([_manifest_name(artifact)])
