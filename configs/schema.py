@@ -14,6 +14,7 @@ from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
 from configs.parts import OptimizerConfig, Share, TaskConfig
 from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, SelfDistillConfig
+from configs.retention import RetentionConfig
 from configs.screening import DeduplicateConfig
 from configs.section import Section
 
@@ -175,6 +176,7 @@ class RunConfig(Section):
     self_distill: SelfDistillConfig
     evaluate: EvaluateConfig
     report: ReportConfig = ReportConfig()
+    retention: RetentionConfig = RetentionConfig()
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":

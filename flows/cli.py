@@ -17,7 +17,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from configs.section import ConfigError, Retryable
-from flows.cli_operate import operating, store_app
+from flows.cli_operate import operating
+from flows.cli_store import store_app
 from flows.serve_command import serve
 from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 

@@ -1,13 +1,12 @@
-"""The commands of `nautile` that keep it running: services, dashboard, and the store's upkeep."""
+"""The commands of `nautile` that keep it running: services and the dashboard."""
 
 from typing import Annotated
 
 import typer
 
-from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
+from flows.terminal import ConfigArgument, console_for, the_store
 
 operating = typer.Typer()
-store_app = typer.Typer(no_args_is_help=True, help="Look after the store: check, rebuild the catalog, free space.")
 
 
 @operating.command()
@@ -64,40 +63,3 @@ def down() -> None:
 
     for service in services.down(the_store()):
         console_for().print(f"ended {service.name} (process {service.pid})")
-
-
-@store_app.command()
-def verify(
-    artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
-    as_json: Json = False,
-) -> None:
-    """Read every byte and compare it with its digest. Exit code 2 if anything is damaged."""
-    from flows import inspection
-    from flows.text import verify_table
-
-    found = inspection.verify(the_store(), artifact)
-    show_as(found, as_json, verify_table)
-    if found["damaged"]:
-        raise typer.Exit(2)
-
-
-@store_app.command()
-def rebuild(as_json: Json = False) -> None:
-    """Empty the catalog and fill it from manifests and event files."""
-    from flows.text import count_table
-    from store.catalog import Catalog
-
-    show_as(Catalog(the_store()).rebuild(), as_json, count_table)
-
-
-@store_app.command()
-def gc(
-    days: Annotated[float, typer.Option(help="how long unfinished work may lie untouched before it goes")] = 7.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
-    as_json: Json = False,
-) -> None:
-    """Remove what nothing rests on: replaced artifacts, stale unfinished work, rests of removals."""
-    from flows import inspection
-    from flows.text import garbage_table
-
-    show_as(inspection.garbage(the_store(), days, dry_run), as_json, lambda rows: garbage_table(rows, dry_run))

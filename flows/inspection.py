@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from configs.retention import RetentionConfig
 from configs.schema import RunConfig
 from configs.section import ConfigError
 from flows.plan import Execution, plan
@@ -10,6 +11,8 @@ from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from store.durable import read_json
 from store.garbage import collect, find_garbage
+from store.mirror import Mirror, is_absent
+from store.tables import TABLES
 
 Row = dict[str, Any]
 
@@ -22,6 +25,7 @@ WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DE
 def status(store: Store, config: RunConfig) -> list[Row]:
     """A row for each execution of the plan: made, damaged (its manifest cannot be read; `verify` reads the files too),
     running, interrupted (its work is kept), failed, or not made."""
+    store.refresh()
     last = {row["key"]: row for row in _fresh(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
     for execution in plan(config):
@@ -55,6 +59,7 @@ def status(store: Store, config: RunConfig) -> list[Row]:
 
 def artifacts(store: Store, kind: str | None, superseded: bool) -> list[Row]:
     """A row for each artifact, oldest first."""
+    store.refresh()
     found = store.list(kind, superseded=superseded)
     if kind and not found and kind not in (kinds := {name for name, *_ in store.folders()}):
         raise ConfigError(f"no artifacts of kind {kind!r}; there are {', '.join(sorted(kinds)) or 'none of any kind'}")
@@ -62,14 +67,22 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[Row]:
 
 
 def show(store: Store, artifact_id: str) -> Row:
-    """The whole manifest, the path, and what damage there is (every byte is read)."""
+    """The whole manifest, the path, where its files are, and what damage there is (every byte is read)."""
+    store.refresh()
     artifact = store.get(artifact_id)
-    return {"id": artifact.id, "path": str(artifact.path), "damaged": store.verify(artifact), **artifact.manifest}
+    return {
+        "id": artifact.id,
+        "path": str(artifact.folder),
+        "at": _at(artifact),
+        "damaged": store.verify(artifact),
+        **artifact.manifest,
+    }
 
 
 def lineage(store: Store, artifact_id: str) -> list[Row]:
     """What the artifact was made from, itself first, as rows that nest: `made` is the id of what read it."""
     wanted = ("depth", "name", "made", "id", "kind", "stage", "created", "bytes", "commit", "calls", "key", "execution")
+    store.refresh()
     return [{name: row[name] for name in wanted} for row in Catalog(store).lineage(artifact_id)]
 
 
@@ -78,26 +91,31 @@ def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     return _fresh(store).select(query)
 
 
-def verify(store: Store, artifact_id: str | None) -> Row:
+def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row:
     """`artifacts`: how many were checked; `damaged`: id -> its damaged files by name. Every byte is read.
 
-    Without an id all are checked, those whose manifests cannot be read included.
+    Without an id all are checked, those whose manifests cannot be read included; `remote`: at the remote too.
     """
+    store.refresh()
     if artifact_id:
         artifact = store.get(artifact_id)
-        checked = {artifact.id: store.verify(artifact)}
+        checked = {artifact.id: store.verify(artifact, remote=remote)}
     else:
-        readable = {artifact.path: artifact for artifact in store.list(superseded=True)}
+        readable = {artifact.folder: artifact for artifact in store.list(superseded=True)}
         checked = {}
         for kind, key, number, folder in store.folders():
             name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
-            checked[name] = store.verify(readable[folder]) if folder in readable else ["manifest.json"]
+            whole = folder in readable
+            checked[name] = store.verify(readable[folder], remote=remote) if whole else ["manifest.json"]
+        if remote and store.mirror is not None:
+            checked |= {name: ["manifest.json at the remote"] for name in store.mirror.unusable()}
     return {"artifacts": len(checked), "damaged": {name: files for name, files in checked.items() if files}}
 
 
-def garbage(store: Store, days: float, dry_run: bool) -> list[Row]:
+def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = RetentionConfig()) -> list[Row]:
     """A row for each thing that went, or with `dry_run` would go. The catalog follows."""
-    found = find_garbage(store, stale_days=days)
+    store.refresh()
+    found = find_garbage(store, stale_days=days, rules=rules)
     if not dry_run:
         found = collect(store, found)
         if store.catalog_path.exists():
@@ -105,10 +123,45 @@ def garbage(store: Store, days: float, dry_run: bool) -> list[Row]:
     return [{"path": str(item.path.relative_to(store.root)), "bytes": item.bytes, "why": item.reason} for item in found]
 
 
+def push(store: Store, artifact_id: str | None = None) -> list[Row]:
+    """A row for each artifact that was sent to the remote. With an id that one, all its files once more."""
+    mirror = _mirror(store)
+    if artifact_id is None:
+        return [_row(artifact) for artifact in mirror.push_all()]
+    store.refresh()
+    return [_row(artifact) for artifact in mirror.push([store.get(artifact_id)], again=True)]
+
+
+def fetch(store: Store, artifact_id: str) -> Row:
+    """The row of an artifact whose files are now here."""
+    mirror = _mirror(store)
+    store.refresh()
+    artifact = store.get(artifact_id)
+    mirror.fetch(artifact)
+    return _row(artifact)
+
+
+def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
+    """Table -> rows written to the Parquet file `out`, or with table `all` to `out/<table>.parquet`."""
+    catalog = _fresh(store)
+    if table != "all":
+        return {table: catalog.export(table, out, overwrite=overwrite)}
+    files = {one.name: out / f"{one.name}.parquet" for one in TABLES}
+    if there := [path for path in files.values() if path.exists() and not overwrite]:
+        raise ConfigError(f"{there[0]} is there already: name another folder, or say --overwrite")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+    return {name: catalog.export(name, path, overwrite=overwrite) for name, path in files.items()}
+
+
 def latest_report(store: Store, artifact_id: str | None = None) -> Artifact:
     """The report named, else the newest one. Raises `ConfigError` if there is none."""
     if artifact_id:
+        store.refresh()
         return store.get(artifact_id if "/" in artifact_id else f"report/{artifact_id}")
+    store.refresh()
     found = store.list("report")
     if not found:
         raise ConfigError(f"no report in {store.root} yet: `nautile run` makes one")
@@ -122,6 +175,7 @@ def checkpoint_folder(name: str | None) -> Path:
     if name and Path(name).is_dir():
         raise ConfigError(f"{name}: no checkpoint there: a folder with config.json and weights.safetensors is meant")
     store = Store()
+    store.refresh()
     if name:
         found = store.get(name)
         if found.kind != "checkpoint":
@@ -149,6 +203,7 @@ def _found(store: Store, execution: Execution) -> tuple[list[Artifact], str | No
 
 
 def _fresh(store: Store) -> Catalog:
+    store.refresh(events=True)
     if not store.root.exists():
         raise ConfigError(f"no store at {store.root} yet: `nautile run` makes one, NAUTILE_STORE names another")
     catalog = Catalog(store)
@@ -166,5 +221,19 @@ def _row(artifact: Artifact) -> Row:
         "superseded": artifact.superseded,
         "key": artifact.key,
         "execution": artifact.execution,
-        "path": str(artifact.path),
+        "path": str(artifact.folder),
+        "at": _at(artifact),
     }
+
+
+def _at(artifact: Artifact) -> str:
+    """Where its files are: here, both (here and at the remote), or remote."""
+    if artifact.mirror is None or not artifact.mirror.has(artifact):
+        return "here"
+    return "remote" if is_absent(artifact.folder) else "both"
+
+
+def _mirror(store: Store) -> Mirror:
+    if store.mirror is None:
+        raise ConfigError(f"the store {store.root} has no remote: set NAUTILE_STORE to a URL (s3://bucket/prefix)")
+    return store.mirror

@@ -35,6 +35,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     store = Store(store_root)
     executions = planning.plan(config)
     chosen = choose(executions, selection)
+    store.refresh()
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
     done: Outputs = {}

@@ -64,6 +64,7 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     store = Store()
     executions = planning.plan(config)
     chosen = choose(executions, selection)
+    store.refresh()
     given_artifacts(store, executions, chosen, typed)
     log_file = prefect_env.quiet(store)
     board = Board(e.label for e in executions if e.label in chosen)

@@ -59,7 +59,7 @@ def artifact_table(rows: list[dict[str, Any]]) -> Table:
 def manifest_view(manifest: dict[str, Any]) -> RenderableType:
     """The facts and inputs first; files and configuration after."""
     head = Table.grid(padding=(0, 2))
-    for name in ("id", "stage", "version", "created", "commit", "host", "execution", "path"):
+    for name in ("id", "stage", "version", "created", "commit", "host", "execution", "path", "at"):
         head.add_row(Text(name, style="dim"), Text(str(manifest.get(name))))
     damaged = manifest["damaged"]
     whole = Text("whole", style="green") if not damaged else Text(f"damaged: {', '.join(damaged)}", style="bold red")

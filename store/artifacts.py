@@ -5,6 +5,9 @@
     <root>/staging/<key>/                 work in progress; survives a crash, so a retry goes on from there
     <root>/events/*.jsonl  logs/  locks/  catalog.duckdb
 
+With a remote (store/mirror.py) the root is a folder of this machine where the same things lie, artifacts without
+their files until somebody asks for their `path`.
+
 Two processes that publish one key are safe without any lock: a rename onto a folder that is not empty fails, so the
 first wins and the second takes what it finds.
 """
@@ -14,16 +17,19 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from configs.section import ConfigError, Retryable, fingerprint
 from store import manifest as manifests
 from store.durable import not_writable, sync_folder, write_json, writing
 from store.locks import KeyLock
 from store.manifest import stage_key
+from store.mirror import Mirror, is_absent, moment
+from store.place import place_of, record
+from store.remote import Remote
 from store.verification import damaged_files, trust_files
 
 __all__ = ["Artifact", "Store", "refusal", "stage_key"]
@@ -35,9 +41,17 @@ class Artifact:
 
     kind: str
     key: str
-    path: Path
+    folder: Path
     manifest: dict[str, Any]
     superseded: int = 0
+    mirror: Mirror | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def path(self) -> Path:
+        """Where its files lie; fetched and verified first if only the remote has them. Raises as `Mirror.fetch`."""
+        if self.mirror is not None and is_absent(self.folder):
+            self.mirror.fetch(self)
+        return self.folder
 
     @property
     def id(self) -> str:
@@ -62,8 +76,14 @@ class Store:
     """The artifacts under one root. Cheap to construct; nothing is created until something is written."""
 
     def __init__(self, root: str | Path | None = None) -> None:
-        """`root` None: `$NAUTILE_STORE`, else `./.nautile`. Raises `ConfigError` for a URL that is not `file://`."""
-        self.root = _local(str(root if root is not None else os.environ.get("NAUTILE_STORE") or ".nautile"))
+        """`root` None: `$NAUTILE_STORE`, else `./.nautile`; see store/place.py. Raises `ConfigError`."""
+        self.root, self.url = place_of(str(root if root is not None else os.environ.get("NAUTILE_STORE") or ".nautile"))
+        self.mirror = Mirror(self, Remote(self.url)) if self.url else None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return self.url or str(self.root)
 
     @property
     def catalog_path(self) -> Path:
@@ -77,8 +97,16 @@ class Store:
             probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
             probe.unlink()
+            if self.url:
+                record(self.root, self.url)
         except OSError as error:
             raise ConfigError(not_writable(self.root, error)) from error
+
+    def refresh(self, *, events: bool = False) -> None:
+        """With a remote: learn what other machines have published, with `events` of their event files too."""
+        if self.mirror is not None:
+            self.prepare()
+            self.mirror.refresh(events=events)
 
     def find(self, kind: str, key: str, *, made_by: str | None = None) -> Artifact | None:
         """The live artifact, None if there is none.
@@ -88,12 +116,12 @@ class Store:
         folder = self._folder(kind, key)
         if not folder.is_dir():
             return None
-        manifest = manifests.read_manifest(folder)
-        if manifest is None and not folder.is_dir():
+        artifact = self.read(kind, key, 0, folder)
+        if artifact is None and not folder.is_dir():
             return None  # superseded between the two looks
-        if manifest is None:
+        if artifact is None:
             raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.NAME], made_by))
-        return Artifact(kind, key, folder, manifest)
+        return artifact
 
     def get(self, artifact_id: str) -> Artifact:
         """The artifact that `kind/prefix`, `kind/prefix.n` or a bare key prefix means.
@@ -104,20 +132,20 @@ class Store:
         prefix, _, number = rest.partition(".")
         wanted = 0 if not number else int(number) if number.isdigit() else -1
         matches = [
-            (found, folder)
+            (found, key, n, folder)
             for found, key, n, folder in self.folders(kind if slash else None)
             if prefix and key.startswith(prefix) and n == wanted
         ]
         if not matches:
-            raise ConfigError(f"no artifact {artifact_id!r} in {self.root}: `nautile artifacts` lists what there is")
+            raise ConfigError(f"no artifact {artifact_id!r} in {self.place}: `nautile artifacts` lists what there is")
         if len(matches) > 1:
-            some = ", ".join(f"{found}/{folder.name[:16]}" for found, folder in matches[:4])
+            some = ", ".join(f"{found}/{folder.name[:16]}" for found, _, _, folder in matches[:4])
             raise ConfigError(
                 f"artifact id {artifact_id!r} means more than one ({some}): give more digits, or the kind"
             )
-        found, folder = matches[0]
-        artifact = self._read(found, folder)
+        artifact = self.read(*matches[0])
         if artifact is None:
+            found, _, _, folder = matches[0]
             raise ConfigError(refusal(f"{found}/{folder.name[:12]}", [manifests.NAME], None))
         return artifact
 
@@ -206,24 +234,49 @@ class Store:
             trust_files(self.root, folder, files)
         return artifact
 
-    def verify(self, artifact: Artifact) -> list[str]:
-        """The damaged files by name (changed, missing, unexpected), every byte read. Empty: the artifact is whole."""
-        if manifests.read_manifest(artifact.path) is None:
+    def verify(self, artifact: Artifact, *, remote: bool = True) -> list[str]:
+        """The damaged files by name (changed, missing, unexpected), every byte read. Empty: the artifact is whole.
+
+        `remote`: those that the remote has too, where there is one. Raises `ConfigError` or `Retryable` if it fails.
+        """
+        if manifests.read_manifest(artifact.folder) is None:
             return [manifests.NAME]
-        return damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=False)
+        here = is_absent(artifact.folder)
+        damaged = [] if here else damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=False)
+        if remote and self.mirror is not None and self.mirror.has(artifact):
+            damaged += self.mirror.verify(artifact)
+        return damaged
 
     def check(self, artifact: Artifact) -> None:
         """Raise `ConfigError`, with the way out, if the artifact is damaged. What was read once is not read again.
 
-        Raises `Retryable` if another process put a new one in its place meanwhile.
+        Of one that only the remote has, names and sizes are looked at: its digests are, when it is fetched. Raises
+        `Retryable` if another process put a new one in its place meanwhile, or if the remote cannot be reached.
         """
-        damaged = damaged_files(self.root, artifact.path, artifact.manifest["files"], trust=True)
+        if self.mirror is not None and is_absent(artifact.folder):
+            damaged = self.mirror.present(artifact)
+        else:
+            damaged = damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=True)
         if not damaged:
             return
-        there = manifests.read_manifest(artifact.path)
+        there = manifests.read_manifest(artifact.folder)
         if there is None or there["execution"] == artifact.execution:
-            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["label"]))
+            mend = (
+                "" if self.mirror is None else f" (`nautile store fetch {artifact.id}` mends a copy that was fetched)"
+            )
+            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["label"]) + mend)
         raise Retryable(f"artifact {artifact.id} was made anew by another run while it was read")
+
+    def shelve(self, source: Path, kind: str, key: str, made: tuple[datetime, str]) -> None:
+        """Move a making from elsewhere into its place: live if it is newer than the live one, else superseded."""
+        folder = self._folder(kind, key)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        live = self.read(kind, key, 0, folder)
+        older = live is not None and moment(live.manifest) > made
+        while not _moved(source, self._free_name(folder) if older else folder):
+            if not older:
+                self._set_aside(folder)
+        sync_folder(folder.parent)
 
     def discard(self, folder: Path) -> None:
         """Remove a folder so that a crash halfway leaves nothing under its name."""
@@ -240,16 +293,21 @@ class Store:
             raise ValueError(f"not a kind and a key: {kind!r}, {key!r}")
         return self.root / "artifacts" / kind / key
 
-    def _read(self, kind: str, folder: Path) -> Artifact | None:
-        key, _, number = folder.name.partition(".")
+    def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:
+        """The artifact in one of `folders()`; None if its manifest is damaged, or is another artifact's."""
         manifest = manifests.read_manifest(folder)
-        return None if manifest is None else Artifact(kind, key, folder, manifest, int(number or 0))
+        if manifest is None or (manifest["kind"], manifest["key"]) != (kind, key):
+            return None
+        return Artifact(kind, key, folder, manifest, number, self.mirror)
+
+    def _free_name(self, folder: Path) -> Path:
+        """The next `<key>.<n>`."""
+        taken = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
+        return folder.with_name(f"{folder.name}.{max(taken, default=0) + 1}")
 
     def _set_aside(self, folder: Path) -> None:
-        taken = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
-        target = folder.with_name(f"{folder.name}.{max(taken, default=0) + 1}")
         try:
-            folder.rename(target)
+            folder.rename(self._free_name(folder))
         except FileNotFoundError:
             return  # somebody else set it aside
         except OSError as error:
@@ -258,7 +316,7 @@ class Store:
 
     def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
         """The live artifacts (and with `superseded` the replaced ones) whose manifests can be read, oldest first."""
-        found = [self._read(k, folder) for k, _, n, folder in self.folders(kind) if superseded or not n]
+        found = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
         return sorted((a for a in found if a), key=lambda a: (a.manifest["created"], a.id))
 
 
@@ -281,12 +339,3 @@ def _moved(source: Path, target: Path) -> bool:
             return False
         raise
     return True
-
-
-def _local(root: str) -> Path:
-    parts = urlsplit(root)
-    if "://" in root and parts.scheme != "file":
-        raise ConfigError(f"NAUTILE_STORE {root!r}: only a local folder or a file:// URL can hold the store")
-    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"NAUTILE_STORE {root!r}: a file:// URL names a path on this machine (file:///path)")
-    return Path(unquote(parts.path) if parts.scheme == "file" else root).expanduser().absolute()

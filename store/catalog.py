@@ -1,7 +1,9 @@
 """The catalog: six DuckDB tables over the manifests and event files, built from them and rebuilt at any time.
 
 While one process has a DuckDB file open to write, every other open of it fails, read-only ones too. So nobody keeps
-it open: each transaction is open, work, close (about 50 ms), tried again with jitter while another has the file.
+it open: each transaction is open, work, close (about 50 ms). Who opens it queues at a lock of ours first: DuckDB's own
+can only be polled, and it does not keep apart one process that closes the file and one that opens it (eight that
+committed at once broke it, in one of three trials; bench/commits.py). Others that open the file are waited for still.
 A bookkeeping table says how far each file has been taken in; a cursor and its rows are written in one transaction.
 """
 
@@ -10,6 +12,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +22,12 @@ import duckdb
 
 from configs.section import ConfigError, Retryable
 from store import manifest as manifests
-from store.artifacts import Artifact, Store
+from store.artifacts import Store
 from store.durable import writing
 from store.events import READ_LIMIT, read_events
 from store.lineage import MACROS, WITH_CALLS
+from store.locks import turn
+from store.migrations import NewerCatalog, migrate, refuse_newer, schema_of
 from store.tables import (
     ARTIFACTS,
     BY_EVENT,
@@ -80,6 +85,8 @@ class Catalog:
         """
         try:
             return self._rebuild(patience)
+        except NewerCatalog:
+            raise
         except ConfigError as error:
             logger.warning("the catalog is begun anew: %s", error)
         with writing(self.store.root):
@@ -107,6 +114,31 @@ class Catalog:
             self.ingest(patience=patience)
             return self._select(sql, parameters, patience)
 
+    def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
+        """Write `table` to the Parquet file `out`, whole or not at all; returns its rows.
+
+        Raises `ConfigError` for an unknown table, a file that is there (without `overwrite`) or cannot be written.
+        """
+        known = [known.name for known in TABLES]
+        if table not in known:
+            raise ConfigError(f"no table {table!r}: there are {', '.join(known)}")
+        if out.exists() and not overwrite:
+            raise ConfigError(f"{out} is there already: name another file, or say --overwrite")
+        temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
+        where = str(temporary).replace("'", "''")
+        keys = ", ".join(next(known.key for known in TABLES if known.name == table))
+        try:
+            _, rows = self.select(
+                f"COPY (FROM {table} ORDER BY {keys}) TO '{where}' (FORMAT parquet, COMPRESSION zstd)",
+                patience=patience,
+            )
+            temporary.replace(out)
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return rows[0][0]
+
     def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
         """Every artifact that `artifact_id` was made from, itself first: a row of `artifacts` each, with `depth`, the
         `name` under which `made` read it, and `calls`, the number of endpoint calls of its making.
@@ -119,7 +151,7 @@ class Catalog:
 
     def _select(self, sql: str, parameters: Sequence[Any], patience: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._open(patience, read_only=True) as connection:
-            if _schema(connection) != SCHEMA:
+            if schema_of(connection) != SCHEMA:
                 raise _Outdated
             try:
                 result = connection.execute(sql, list(parameters))
@@ -175,11 +207,11 @@ class Catalog:
             found.add(name)
             if known.get(name) == stamp:
                 continue
-            manifest = manifests.read_manifest(folder)
-            if manifest is None:
+            artifact = self.store.read(kind, key, number, folder)
+            if artifact is None:
                 found.discard(name)
                 continue
-            new.append((name, stamp, Artifact(kind, key, folder, manifest, number)))
+            new.append((name, stamp, artifact))
         gone = [name for name in known if name.startswith("artifacts/") and name not in found]
         for name in (*gone, *(name for name, _, _ in new)):
             _forget(connection, name)
@@ -193,11 +225,14 @@ class Catalog:
     @contextmanager
     def _transaction(self, patience: float) -> Iterator[duckdb.DuckDBPyConnection]:
         with writing(self.store.root):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            (self.store.root / "locks").mkdir(parents=True, exist_ok=True)
         with self._open(patience, read_only=False) as connection:
             try:
+                version = schema_of(connection)
+                refuse_newer(self.path, version)
+                whole = version == SCHEMA or (version > 0 and migrate(connection, self.path, version))
                 connection.execute("BEGIN")
-                if _schema(connection) != SCHEMA:
+                if not whole:
                     _drop(connection)
                 yield connection
                 connection.execute("COMMIT")
@@ -207,7 +242,10 @@ class Catalog:
     @contextmanager
     def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         deadline = time.monotonic() + patience
-        with _within:
+        queue = self.store.root / "locks" / "catalog.lock"
+        with _within, turn(queue, deadline, shared=read_only) as mine:
+            if not mine:
+                raise CatalogBusy(f"{self.path} is kept busy by other processes of this machine")
             connection = self._connect(deadline, read_only)
             try:
                 yield connection
@@ -232,14 +270,6 @@ class Catalog:
 def _broken(path: Path, error: duckdb.Error) -> str:
     text = str(error).strip().splitlines()[0]
     return f"the catalog {path} cannot be used ({text}); if it is damaged, `nautile store rebuild` mends it"
-
-
-def _schema(connection: duckdb.DuckDBPyConnection) -> int:
-    """The version of the tables in the file, 0 if there are none."""
-    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'ingested'").fetchone():
-        return 0
-    found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
-    return found[0] if found else 0
 
 
 def _drop(connection: duckdb.DuckDBPyConnection) -> None:

@@ -7,6 +7,7 @@ rename is only as durable as its folder.
 import errno
 import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import Any
 
 from configs.section import ConfigError
 
+logger = logging.getLogger(__name__)
+
+LARGEST_JSON = 512 * 2**20
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
@@ -65,11 +69,24 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def read_json(path: Path) -> Any | None:
-    """The JSON in `path`; None if there is no such file or it is not JSON."""
+def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
+    """The JSON in `path`; None if there is no such file, it is not JSON, is nested too deep or over `limit` bytes."""
     try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            logger.warning("%s: over %d bytes of JSON are not read", path, limit)
+            return None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    return parsed(data)
+
+
+def parsed(data: bytes) -> Any | None:
+    """The JSON in `data`; None if it is none, or nests deeper than the parser goes."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
         return None
 
 

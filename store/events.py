@@ -18,6 +18,7 @@ from typing import Any
 
 from configs.section import fingerprint
 from store.durable import is_full_or_read_only, read_json, write_json
+from store.soundness import DEEPEST, LARGEST_EVENT, too_deep
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,12 @@ class EventWriter:
         }
         if kind == "run":
             event["id"] = str(fields["id"])
-        self._write(to_json(event).encode() + b"\n")
+        line = to_json(event).encode() + b"\n"
+        if len(line) > LARGEST_EVENT:
+            raise ValueError(
+                f"an event {kind!r} of {self.stage or 'a stage'} has {len(line)} bytes: {LARGEST_EVENT} at most"
+            )
+        self._write(line)
         self._count_live(kind, fields)
 
     def close(self) -> None:
@@ -163,21 +169,24 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
     """The events from byte `offset` on, in about `limit` bytes, and the offset to go on from.
 
     A last line without its newline is left for the next time; a whole line that is not an event (torn by a crash
-    that was written on after) is passed over and logged.
+    that was written on after, nested too deep, over 32 MiB) is passed over and logged, a longer one piece by piece.
     """
     with path.open("rb") as file:
         file.seek(offset)
-        block = file.read(limit)
-        while block and b"\n" not in block and (more := file.read(limit)):
+        block = bytearray(file.read(limit))
+        while block and b"\n" not in block[-limit:] and len(block) <= LARGEST_EVENT and (more := file.read(limit)):
             block += more  # a line longer than the limit
-    whole = block[: block.rfind(b"\n") + 1]
+    if len(block) > LARGEST_EVENT and b"\n" not in block:
+        logger.warning("%s: a line of over %d bytes at byte %d is passed over", path, LARGEST_EVENT, offset)
+        return [], offset + len(block)
+    whole = bytes(block[: block.rfind(b"\n") + 1])
     events = []
     for line in whole.splitlines():
-        event = _parse(line)
+        event = _parse(line) if len(line) <= LARGEST_EVENT else None
         if event is not None:
             events.append(event)
         elif line.strip():
-            logger.warning("%s: a torn line of %d bytes is passed over", path, len(line))
+            logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is passed over", path, len(line))
     return events, offset + len(whole)
 
 
@@ -216,7 +225,9 @@ def _named(value: Any) -> Any:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return None
+    if line.count(b"[") + line.count(b"{") > DEEPEST and too_deep(event):
         return None
     whole = isinstance(event, dict) and isinstance(event.get("fields"), dict)
     return event if whole and {"id", "kind", "execution", "time"} <= event.keys() else None

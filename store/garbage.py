@@ -1,7 +1,8 @@
 """What the store no longer needs: staging that leads nowhere, replaced artifacts that nothing rests on, broken rests.
 
 A replaced artifact stays as long as a live one, or another that stays, was made from it: lineage never breaks. Live
-artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use.
+artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use, and
+what retention rules (configs/retention.py) let go. What goes, goes from the remote too.
 """
 
 import time
@@ -9,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.retention import RetentionConfig
 from store import manifest as manifests
 from store.artifacts import Artifact, Store
 from store.durable import read_json, writing
+from store.mirror import is_absent
+from store.retention import age, closure, making, roots
 
 STALE_DAYS = 7.0
 
@@ -20,15 +24,22 @@ STALE_DAYS = 7.0
 class Garbage:
     """A folder or file that can go, the space it takes, and why."""
 
-    path: Path
+    path: Path  # of what lies at the remote alone, where it would lie here
     bytes: int
     reason: str
     key: str | None = None  # its lock must be free for it to go
+    artifact: Artifact | None = None  # one that the remote may have too
+    remote: tuple[str, ...] = ()  # names at the remote
 
 
-def find_garbage(store: Store, *, stale_days: float = STALE_DAYS) -> list[Garbage]:
-    """What `collect` would remove. Unfinished staging counts once nobody has touched it for `stale_days`."""
-    return [*_staging(store, stale_days), *_artifacts(store), *_memories(store)]
+def find_garbage(
+    store: Store, *, stale_days: float = STALE_DAYS, rules: RetentionConfig = RetentionConfig()
+) -> list[Garbage]:
+    """What `collect` would remove. Unfinished work counts once nobody has touched it for `stale_days`.
+
+    Raises `ConfigError` for a pin that means no artifact.
+    """
+    return [*_staging(store, stale_days), *_artifacts(store, rules), *_memories(store), *_orphans(store, stale_days)]
 
 
 def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
@@ -40,7 +51,11 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
             if lock is not None and not lock.try_acquire():
                 continue
             try:
-                if item.path.is_dir():
+                if store.mirror is not None and item.artifact is not None and store.mirror.has(item.artifact):
+                    store.mirror.remove(item.artifact)
+                if item.remote and store.mirror is not None:
+                    store.mirror.remote.delete(item.remote)
+                elif item.path.is_dir():
                     store.discard(item.path)
                 else:
                     item.path.unlink(missing_ok=True)
@@ -72,34 +87,28 @@ def _is_published(store: Store, folder: Path) -> bool:
     return found >= set(done.get("outputs", [""]))
 
 
-def _artifacts(store: Store) -> Iterator[Garbage]:
-    needed = _needed(store.list(superseded=True))
-    for kind, key, number, folder in store.folders():
-        manifest = manifests.read_manifest(folder)
+def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
+    artifacts = store.list(superseded=True)
+    needed = closure(artifacts, roots(store, artifacts, rules))
+    found = {artifact.folder: artifact for artifact in artifacts}
+    for _, key, number, folder in store.folders():
+        artifact = found.get(folder)
         if not (folder / manifests.NAME).exists():
             yield Garbage(folder, _size(folder), "no manifest: not an artifact", key)
-        elif number and manifest is None:
+        elif artifact is None and number:
             yield Garbage(folder, _size(folder), "superseded, and its manifest is damaged", key)
-        elif number and manifest is not None and (kind, key, manifest["execution"]) not in needed:
-            yield Garbage(folder, _size(folder), "superseded, and nothing that is live rests on it", key)
+        elif artifact is not None and making(artifact) not in needed:
+            size = artifact.bytes if is_absent(folder) else _size(folder)
+            why = "superseded, and nothing that is live rests on it" if number else "retired by the rules, "
+            yield Garbage(folder, size, why if number else why + age(artifact), key, artifact)
 
 
-def _needed(artifacts: list[Artifact]) -> set[tuple[str, str, str]]:
-    """(kind, key, execution) of every live artifact and of all they were made from."""
-    by_making = {(a.kind, a.key, a.execution): a for a in artifacts}
-    open_ends = [making for making, artifact in by_making.items() if not artifact.superseded]
-    needed: set[tuple[str, str, str]] = set()
-    while open_ends:
-        making = open_ends.pop()
-        if making in needed:
-            continue
-        needed.add(making)
-        if making in by_making:
-            manifest = by_making[making].manifest
-            for name, full_id in manifest["inputs"].items():
-                kind, _, key = full_id.partition("/")
-                open_ends.append((kind, key, manifest["input_executions"][name]))
-    return needed
+def _orphans(store: Store, stale_days: float) -> Iterator[Garbage]:
+    if store.mirror is not None:
+        for name, (size, names) in store.mirror.orphans(time.time() - 86400 * stale_days).items():
+            yield Garbage(
+                store.root / "artifacts" / name, size, "an upload that was cut short", None, None, tuple(names)
+            )
 
 
 def _memories(store: Store) -> Iterator[Garbage]:

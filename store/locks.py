@@ -1,9 +1,14 @@
-"""One worker a key: an flock on a file of the store, which the kernel drops when the process that holds it dies."""
+"""One worker a key: an flock on a file of the store, which the kernel drops when the process that holds it dies.
+
+And a queue for the catalog's file, shared by those who read and alone for who writes.
+"""
 
 import fcntl
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -60,3 +65,32 @@ class KeyLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextmanager
+def turn(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
+    """Wait for a turn at what `path` stands for, until `deadline` (monotonic seconds); False if none came.
+
+    To ask an flock costs microseconds, so it is asked often and a turn is noticed within milliseconds. Where the file
+    cannot be opened (a store that may only be read) there is no queue, and everybody has a turn.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, deadline)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, kind: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(random.uniform(0.001, 0.005))

@@ -5,6 +5,7 @@ that a flipped byte in the manifest shows as well as one in a payload file. It h
 the environment variables of keys, never their values.
 """
 
+import logging
 import os
 import re
 import socket
@@ -18,9 +19,26 @@ from typing import Any
 import configs
 from configs.section import ConfigError, fingerprint
 from store.durable import read_json, sha256_of, sync_folder
+from store.soundness import FORMAT, LARGEST_MANIFEST, fault_of, safe_name
+from store.soundness import MANIFEST as NAME
 
-FORMAT = 1
-NAME = "manifest.json"
+__all__ = [
+    "FORMAT",
+    "KEY",
+    "KIND",
+    "NAME",
+    "code_commit",
+    "describe_files",
+    "host",
+    "now",
+    "read_manifest",
+    "sealed",
+    "sound",
+    "stage_key",
+]
+
+logger = logging.getLogger(__name__)
+
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -42,7 +60,7 @@ def describe_files(source: Path) -> dict[str, dict[str, Any]]:
     """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders.
 
     Hidden `.*.tmp` files, left by a write that a crash cut short, are removed. Raises `ValueError` if there is no file,
-    or something that is neither a file nor a folder.
+    something that is neither a file nor a folder, or a name that a reader of the manifest would refuse.
     """
     paths = []
     for path in sorted(source.rglob("*")):
@@ -52,6 +70,8 @@ def describe_files(source: Path) -> dict[str, dict[str, Any]]:
             path.unlink()
         elif path.is_file() and path != source / NAME:
             paths.append(path.relative_to(source).as_posix())
+            if not safe_name(paths[-1]):
+                raise ValueError(f"{source}: a file of an artifact cannot be called {paths[-1]!r}")
     if not paths:
         raise ValueError(f"{source}: nothing to publish, the folder holds no file")
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
@@ -70,15 +90,26 @@ def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in `folder`; None if it is missing, is not JSON, or its seal does not fit."""
-    manifest = read_json(folder / NAME)
+    """The manifest in `folder`; None if it is missing, is no plain file, or not `sound`."""
+    path = folder / NAME
+    if path.is_symlink() or not path.is_file():
+        return None
+    return sound(read_json(path, limit=LARGEST_MANIFEST), str(path))
+
+
+def sound(manifest: Any, where: str) -> dict[str, Any] | None:
+    """`manifest` if it is one whose seal fits and whose shape is right (store/soundness.py), else None, logged."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
-    unsealed = {name: value for name, value in manifest.items() if name != "seal"}
     try:
-        return manifest if fingerprint(unsealed) == manifest.get("seal") else None
-    except ValueError:
+        if fingerprint({name: value for name, value in manifest.items() if name != "seal"}) != manifest.get("seal"):
+            return None
+    except (ValueError, RecursionError):
         return None
+    if fault := fault_of(manifest):
+        logger.warning("%s is refused: %s", where, fault)
+        return None
+    return manifest
 
 
 def now() -> str:

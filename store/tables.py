@@ -13,7 +13,7 @@ from typing import Any
 
 from store.artifacts import Artifact
 
-SCHEMA = 1
+SCHEMA = 2  # another one wants a step in store/migrations.py
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ ARTIFACTS = Table(
         "config": "JSON",
         "facts": "JSON",
         "files": "JSON",  # path -> {bytes, sha256}
+        "label": "VARCHAR",  # the stage and its use: evaluate:align
     },
     ("id",),
 )
@@ -160,7 +161,8 @@ BY_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
     manifest = artifact.manifest
     return {
-        **{name: manifest[name] for name in ("stage", "version", "execution", "run", "digest", "commit", "host")},
+        **{name: manifest[name] for name in ("stage", "label", "version", "execution", "run", "digest")},
+        **{name: manifest[name] for name in ("commit", "host")},
         "id": artifact.id,
         "kind": artifact.kind,
         "key": artifact.key,

@@ -7,6 +7,7 @@ reading them; `nautile store verify` trusts nothing and reads everything.
 """
 
 import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,13 +28,16 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
     `trust`: believe an earlier digest of a file whose size, times and inode have not changed.
     """
     damaged = [f"{name} (not in the manifest)" for name in _unexpected(folder, files)]
+    links = _links(folder)
     kept = _memory(root, folder)
     remembered = (read_json(kept) or {}) if trust else {}
     stamps: dict[str, list[int]] = {}
     doubtful: list[str] = []
     for name, told in sorted(files.items()):
         stamp = _stamp(folder / name)
-        if stamp is None:
+        if any(name == link or name.startswith(f"{link}/") for link in links):
+            damaged.append(f"{name} (reached by a link)")
+        elif stamp is None:
             damaged.append(f"{name} (missing)")
         elif stamp[0] != told["bytes"]:
             damaged.append(f"{name} ({stamp[0]} bytes, not {told['bytes']})")
@@ -86,10 +90,22 @@ def _digest(path: Path) -> str:
 
 def _stamp(path: Path) -> list[int] | None:
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError:
         return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _links(folder: Path) -> list[str]:
+    """Symbolic links in `folder`: what lies behind one is not of the artifact, whatever its bytes."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        found += [
+            os.path.join(parent, name) for name in (*folders, *files) if os.path.islink(os.path.join(parent, name))
+        ]
+    return [os.path.relpath(path, folder) for path in found]
 
 
 def _unexpected(folder: Path, files: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from store.catalog import Catalog, CatalogBusy
 from store.durable import write_json, writing
 from store.events import read_live
 from store.manifest import code_commit, host, now
+from store.mirror import is_absent
 from tasks.calling import command, crash, environment, judge
 from tasks.child import pause, run_child
 from tasks.crew import Crews, threads
@@ -42,6 +43,7 @@ def run_stage(
     """See `Stage.run`. `crews` gives who does the units of a stage that has rounds."""
     store = Store(context.store_root)
     store.prepare()
+    store.refresh()
     given = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
     key = stage.key(section, {name: artifact.full_id for name, artifact in given.items()})
     return _Attempt(store, stage, section, given, context, key, crews).run()
@@ -125,12 +127,16 @@ class _Attempt:
             outputs=outputs,
         )
         self._ingest(INGEST_PATIENCE_S)
+        self._send(outputs)
         self._notify("reused", outputs=outputs)
         return outputs
 
     def _make(self) -> dict[str, str]:
         for artifact in self.inputs.values():
             self.store.check(artifact)
+            if is_absent(artifact.folder):
+                self._notify("waiting", note=f"{artifact.id} is fetched from {self.store.place}")
+                _ = artifact.path
         with writing(self.store.root):
             space = open_workspace(self.store, self.key, self.inputs, force=self.context.force)
             if space.last_run:
@@ -149,6 +155,8 @@ class _Attempt:
             raise
         self._ended("done", outputs=outputs)
         self._ingest()
+        # Only now: what fails here is tried again by the next attempt, which finds everything made and sends the rest.
+        self._send(outputs)
         self._notify("done", outputs=outputs)
         return outputs
 
@@ -277,7 +285,9 @@ class _Attempt:
             if space.path.is_dir():
                 space.record(None)
             self._ingest(INGEST_PATIENCE_S if stopped else None)
-        except (OSError, ConfigError) as problem:
+            if not stopped:
+                self._send()
+        except (OSError, ConfigError, Retryable) as problem:
             logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
         self._notify("cancelled" if stopped else "failed", error=text)
 
@@ -303,6 +313,12 @@ class _Attempt:
         self.row |= fields
         with writing(self.store.root):
             journal(self.store).run(self.row)
+
+    def _send(self, outputs: dict[str, str] | None = None) -> None:
+        """Send what was made, and how it was made, to the store's remote, where it has one."""
+        if self.store.mirror is not None:
+            self.store.mirror.push([self.store.get(name) for name in (outputs or {}).values()])
+            self.store.mirror.push_events()
 
     def _ingest(self, patience: float | None = None) -> None:
         """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""

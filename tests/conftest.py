@@ -1,8 +1,45 @@
-"""Before anything imports JAX: the CPU alone, and one compilation cache for all tests, kept between runs."""
+"""Before anything imports JAX: the CPU alone, and one compilation cache for all tests, kept between runs.
+
+And a store with a remote, for the tests of more than one room.
+"""
 
 import os
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+
+@pytest.fixture(scope="session")
+def object_store_address():
+    from tests.support.object_store import object_store
+
+    with object_store() as address:
+        yield address
+
+
+@pytest.fixture
+def machine(object_store_address, monkeypatch, tmp_path):
+    """`machine("a")`: a store with a remote as the machine of that name has it, all with one remote of this test."""
+    import s3fs
+
+    from store.artifacts import Store
+    from tests.support.object_store import CREDENTIALS, bucket
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_store_address)
+    s3fs.S3FileSystem.clear_instance_cache()
+    url = f"s3://{bucket()}/run"
+
+    def make(name):
+        monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / name))
+        store = Store(url)
+        store.prepare()
+        return store
+
+    yield make
+    s3fs.S3FileSystem.clear_instance_cache()

@@ -154,7 +154,7 @@ def test_a_line_that_is_no_event_is_passed_over(path, caplog):
     emit("metric", name="b", step=1, value=1.0)
     events, _ = read_events(path)
     assert [event["fields"]["name"] for event in events] == ["a", "b"]
-    assert caplog.text.count("torn line") == 5
+    assert caplog.text.count("a torn line") == 5
 
 
 def test_a_full_disk_is_an_error_and_not_a_lost_event():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.section import ConfigError, canonical
-from store.manifest import read_manifest, sealed, stage_key
-from tests.support.stage_store import filled, flip_byte, key_of
+from store.manifest import read_manifest, stage_key
+from tests.support.stage_store import filled, flip_byte, manifest_of
 
 SECTION = {"seed": 7, "reason": {"steps": 3, "rates": [1e-05, 0.1, 1.0], "name": "Ωμέγα", "none": None, "on": True}}
 INPUTS = {"checkpoint": f"checkpoint/{'0123456789abcdef' * 4}"}
@@ -80,7 +80,7 @@ def test_a_short_id_has_no_place_in_a_key():
 
 
 def test_any_flipped_byte_of_a_manifest_breaks_its_seal(tmp_path):
-    manifest = sealed({"format": 1, "key": key_of("x"), "facts": {"rows": 3, "share": 0.5, "none": None}})
+    manifest = manifest_of()
     path = filled(tmp_path, {"manifest.json": json.dumps(manifest)}) / "manifest.json"
     assert read_manifest(tmp_path) == manifest
     whole = path.read_bytes()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from store.artifacts import Artifact, Store
+from store.manifest import sealed
 
 
 def key_of(word: str) -> str:
@@ -37,3 +38,19 @@ def flip_byte(path: Path, position: int = 0) -> None:
 def damage(store: Store) -> dict[str, list[str]]:
     """id -> damaged files of every artifact whose manifest can be read, superseded ones too. Whole ones map to []."""
     return {artifact.id: store.verify(artifact) for artifact in store.list(superseded=True)}
+
+
+def manifest_of(**fields: Any) -> dict[str, Any]:
+    """A sealed manifest of no artifact in particular, with `fields` in place of its own."""
+    plain = {
+        "format": 1,
+        "kind": "tokens",
+        "key": key_of("x"),
+        "stage": "toy",
+        "version": 1,
+        "config": {},
+        "inputs": {},
+    }
+    plain |= {"input_executions": {}, "outputs": ["tokens"], "files": {}, "digest": key_of("y"), "facts": {"rows": 3}}
+    plain |= {"commit": None, "created": "2026-01-02T03:04:05+00:00", "execution": "e1", "run": "", "label": "toy"}
+    return sealed(plain | {"host": "here"} | fields)

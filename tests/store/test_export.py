@@ -1,0 +1,50 @@
+import duckdb
+import pytest
+
+from configs.section import ConfigError
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from tests.support.stage_store import published
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    published(store, "tokens", "in")
+    emit = EventWriter(store.root / "events" / "child.jsonl", "e1", stage="toy")
+    for step in range(3):
+        emit("metric", name="loss", step=step, value=step / 2)
+    emit("sample", index=0, text="it's é")
+    catalog = Catalog(store)
+    catalog.ingest()
+    return catalog
+
+
+@pytest.mark.parametrize("table", ["artifacts", "metrics", "samples", "calls"])
+def test_a_table_comes_back_from_parquet_as_it_was(catalog, tmp_path, table):
+    out = tmp_path / "it's.parquet"
+    rows = catalog.export(table, out)
+    with duckdb.connect() as connection:
+        found = connection.read_parquet(str(out)).fetchall()
+    assert sorted(found) == sorted(tuple(row.values()) for row in catalog.query(f"FROM {table}"))
+    assert rows == len(found)
+
+
+def test_a_file_that_is_there_is_replaced_only_when_told(catalog, tmp_path):
+    out = tmp_path / "x.parquet"
+    out.write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        catalog.export("metrics", out)
+    assert out.read_text() == "mine"
+    assert catalog.export("metrics", out, overwrite=True) == 3
+    assert out.read_bytes()[:4] == b"PAR1"
+
+
+def test_what_cannot_be_exported_says_why_and_leaves_nothing(catalog, tmp_path):
+    with pytest.raises(ConfigError, match="no table 'dreams': there are artifacts, inputs"):
+        catalog.export("dreams", tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"x\.parquet"):
+        catalog.export("metrics", tmp_path / "no" / "x.parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]

@@ -1,0 +1,256 @@
+"""A store with a remote, as two machines see it: over a socket, to an S3-compatible server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import s3fs
+
+from configs.section import ConfigError, Retryable
+from store import remote as remotes
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from store.garbage import collect, find_garbage
+from store.soundness import ABSENT, MIRRORED
+from tests.support.object_store import Cutter
+from tests.support.stage_crowd import ROOT
+from tests.support.stage_store import flip_byte, key_of, manifest_of, published
+
+
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+def raw(store):
+    """The files at the remote as the server has them."""
+    filesystem, base = s3fs.S3FileSystem(use_listings_cache=False), store.url.removeprefix("s3://")
+    return filesystem, base, sorted(name.removeprefix(f"{base}/") for name in filesystem.find(base))
+
+
+def send(store, *artifacts):
+    return [artifact.id for artifact in store.mirror.push(artifacts or store.list(superseded=True))]
+
+
+def test_a_second_machine_knows_reads_and_reuses_what_the_first_has_made(pair):
+    a, b = pair
+    tokens = published(a, "tokens", "in", {"a.txt": "one", "deep/b.txt": "two"})
+    base = published(a, "checkpoint", "out", {"w.bin": "w" * 5000}, inputs={"web": tokens})
+    emit = EventWriter(a.root / "events" / "child.jsonl", base.execution, stage="toy")
+    emit("metric", name="loss", step=1, value=0.5)
+    assert [artifact.id for artifact in a.mirror.push_all()] == [tokens.id, base.id]
+    assert a.mirror.push_all() == []
+
+    b.refresh(events=True)
+    assert [artifact.id for artifact in b.list()] == [tokens.id, base.id]
+    assert {row["id"] for row in Catalog(b).lineage(base.id)} == {tokens.id, base.id}
+    assert Catalog(b).query("SELECT value FROM metrics") == [{"value": 0.5}]
+    found = b.find("checkpoint", base.key)
+    assert found.manifest == base.manifest
+    assert not (found.folder / "w.bin").exists()
+    b.check(found)
+    assert not (found.folder / "w.bin").exists()
+    assert (found.path / "w.bin").read_text() == "w" * 5000
+    assert (b.get(tokens.id).path / "deep/b.txt").read_text() == "two"
+    assert b.verify(found) == []
+    assert (found.folder / MIRRORED).exists()
+    assert not (found.folder / ABSENT).exists()
+    assert Catalog(b).rebuild()["artifacts"] == 2
+    assert Store(b.root).url == b.url
+
+
+def test_the_manifest_is_the_last_to_come(pair, monkeypatch):
+    a, b = pair
+    artifact = published(a, "tokens", "in", {f"{i}.txt": str(i) for i in range(5)})
+    put, sent = a.mirror.remote.put, []
+
+    def put_some(source, name):
+        if len(sent) == 3:
+            raise Retryable("the line is cut")
+        sent.append(name)
+        put(source, name)
+
+    monkeypatch.setattr(a.mirror.remote, "put", put_some)
+    monkeypatch.setattr(a.mirror.remote, "together", lambda function, items: [function(item) for item in items])
+    with pytest.raises(Retryable, match="cut"):
+        send(a)
+    assert len(raw(a)[2]) == 3
+    b.refresh()
+    assert b.list() == []
+    sent.clear()
+    assert send(a) == [artifact.id]
+    assert len(sent) == 2  # the three that were there were not sent again
+    b.refresh()
+    assert b.verify(b.get(artifact.id)) == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "short", "long", "gone"])
+def test_damage_at_the_remote_is_refused_by_name_and_nothing_of_it_is_kept(pair, harm):
+    a, b = pair
+    artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
+    a.mirror.push_all()
+    filesystem, base, _ = raw(a)
+    name = f"{base}/payload/tokens/{artifact.key}/{artifact.execution}/a.txt"
+    if harm == "gone":
+        filesystem.rm_file(name)
+    else:
+        filesystem.pipe_file(name, {"flip": b"abd", "short": b"ab", "long": b"abcd"}[harm])
+    b.refresh()
+    found = b.get(artifact.id)
+    words = {"flip": "its digest differs", "short": "2 bytes, not 3", "long": "4 bytes, not 3", "gone": "missing"}[harm]
+    with pytest.raises(ConfigError, match=rf"{artifact.id} at s3://.* is damaged: a\.txt \({words}\)"):
+        _ = found.path
+    assert not (found.folder / "a.txt").exists()
+    assert b.verify(found) == [f"a.txt ({words}) at the remote"]
+    if harm != "flip":
+        with pytest.raises(ConfigError, match="is damaged"):
+            b.check(found)
+    assert send(a) == []
+    a.mirror.push([a.get(artifact.id)], again=True)
+    assert (found.path / "a.txt").read_text() == "abc"
+
+
+def test_a_damaged_copy_is_mended_from_the_remote(pair):
+    a, _ = pair
+    artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
+    a.mirror.push_all()
+    flip_byte(artifact.folder / "a.txt")
+    with pytest.raises(ConfigError, match=f"nautile store fetch {artifact.id}"):
+        a.check(artifact)
+    a.mirror.fetch(artifact)
+    assert a.verify(artifact) == []
+    (artifact.folder / "b.txt").unlink()
+    a.mirror.fetch(artifact)
+    a.check(artifact)
+
+
+def test_the_newest_making_is_the_live_one_on_every_machine(pair):
+    a, b = pair
+    first = published(a, "tokens", "in", {"a.txt": "first"})
+    reader = published(a, "checkpoint", "out", inputs={"web": first})
+    a.mirror.push_all()
+    b.refresh()
+    published(b, "tokens", "in", {"a.txt": "second"}, supersede=True)
+    b.mirror.push_all()
+    a.refresh()
+    assert (a.find("tokens", first.key).path / "a.txt").read_text() == "second"
+    assert (a.get(f"{first.id}.1").path / "a.txt").read_text() == "first"
+    assert {row["execution"] for row in Catalog(a).lineage(reader.id)} == {reader.execution, first.execution}
+    published(a, "tokens", "in", {"a.txt": "third"}, supersede=True)
+    third = machine_of(a, "c")
+    third.refresh()
+    b.refresh()
+    a.mirror.push_all()
+    third.refresh()
+    assert [artifact.superseded for artifact in third.list("tokens", superseded=True)] == [1, 2, 0]
+    assert (third.find("tokens", first.key).path / "a.txt").read_text() == "third"
+    assert (third.get(f"{first.id}.1").path / "a.txt").read_text() == "first"
+
+
+def machine_of(store, name):
+    os.environ["NAUTILE_STORE_CACHE"] = str(store.root.with_name(name))
+    return Store(store.url)
+
+
+def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
+    a, b = pair
+    filesystem, base, _ = raw(a)
+    file = {"bytes": 3, "sha256": key_of("x")}
+    hostile = {
+        "climbs": manifest_of(files={"../../../../climbed": file}, execution="climbs"),
+        "other": manifest_of(files={"a.txt": file}, execution="another"),
+        "deep": json.loads("[" * 300 + "]" * 300),
+    }
+    for execution, manifest in hostile.items():
+        filesystem.pipe_file(f"{base}/manifests/tokens/{key_of('x')}/{execution}.json", json.dumps(manifest).encode())
+    filesystem.pipe_file(f"{base}/manifests/tokens/../../x.json", b"{}")
+    filesystem.pipe_file(f"{base}/manifests/tokens/{key_of('x')}/huge.json", b" " * (33 * 2**20))
+    filesystem.pipe_file(f"{base}/events/..climbed.jsonl", b"{}\n")
+    filesystem.pipe_file(f"{base}/events/deep/er.jsonl", b"{}\n")
+    b.refresh(events=True)
+    assert b.list() == []
+    assert not list(tmp_path.rglob("*climbed*"))
+    kept = {path.relative_to(b.root).as_posix() for path in b.root.rglob("*") if path.is_file()}
+    assert {name for name in kept if not name.startswith("locks/")} == {"remote.json"}
+    assert caplog.text.count("is damaged and not used") == 4
+    assert caplog.text.count("is no event file of ours") == 2
+
+
+@pytest.mark.slow
+def test_a_sender_killed_midway_is_finished_by_the_next_run(pair):
+    a, b = pair
+    made = [published(a, "tokens", f"t{i}", {f"{j}.bin": f"{i}{j}" * 20000 for j in range(12)}) for i in range(6)]
+    command = [sys.executable, "-m", "tests.support.object_store", str(a.root)]
+    for round_ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        count = len(raw(a)[2])
+        while process.poll() is None and len(raw(a)[2]) <= count + 8 * round_:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        b.refresh()
+        assert all(b.verify(artifact) == [] for artifact in b.list())
+    a.mirror.push_all()
+    b.refresh()
+    assert {artifact.id for artifact in b.list()} == {artifact.id for artifact in made}
+    assert all(b.get(artifact.id).path and b.verify(b.get(artifact.id)) == [] for artifact in made)
+
+
+def test_a_cut_connection_is_one_message_and_the_next_try_goes_on(pair, object_store_address, monkeypatch):
+    a, b = pair
+    artifact = published(a, "tokens", "in", {f"{i}.bin": str(i) * 50000 for i in range(8)})
+    monkeypatch.setattr(remotes, "TRIES", 1)
+    cutter = Cutter(object_store_address, 150_000)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cutter.address)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(Retryable, match=f"the store {a.url} cannot be reached"):
+        Store(a.root).mirror.push([artifact])
+    cutter.mend()
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert send(Store(a.root), artifact) == [artifact.id]
+    cutter.close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_store_address)
+    s3fs.S3FileSystem.clear_instance_cache()
+    b.refresh()
+    assert b.verify(b.get(artifact.id)) == []
+
+
+def test_what_the_operator_must_mend_is_said_once_and_plainly(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "lost"))
+    with pytest.raises(ConfigError, match=r"the store s3://nautile-no-such-bucket/x refuses .* check the bucket"):
+        Store("s3://nautile-no-such-bucket/x").refresh()
+    machine("a")
+    with pytest.raises(ConfigError, match="is the cache of s3://"):
+        Store("s3://another/x")
+    for bad in ("memory://x", "http://host/x", "nosuch://x/y", "s3://", "simplecache::s3://b/x"):
+        with pytest.raises(ConfigError, match="NAUTILE_STORE"):
+            Store(bad)
+    with pytest.raises(ConfigError, match="Credentials come from the environment") as error:
+        Store("s3://key:hunter2@bucket/x")
+    assert "hunter2" not in str(error.value)
+
+
+def test_removing_reaches_the_remote_and_the_other_machines_forget(pair):
+    a, b = pair
+    first = published(a, "tokens", "in", {"a.txt": "first"})
+    a.mirror.push_all()
+    published(a, "tokens", "in", {"a.txt": "second"}, supersede=True)
+    a.mirror.push_all()
+    b.refresh()
+    assert len(b.list(superseded=True)) == 2
+    gone = collect(a, find_garbage(a))
+    assert [item.path.name for item in gone] == [f"{first.key}.1"]
+    assert not [name for name in raw(a)[2] if first.execution in name]
+    b.refresh()
+    assert [artifact.superseded for artifact in b.list(superseded=True)] == [0]
+    filesystem, base, _ = raw(a)
+    filesystem.pipe_file(f"{base}/payload/tokens/{key_of('half')}/e9/a.bin", b"half")
+    assert find_garbage(a) == []
+    rests = find_garbage(a, stale_days=-1)
+    assert [item.bytes for item in rests if item.remote] == [4]
+    collect(a, rests)
+    assert not [name for name in raw(a)[2] if "e9" in name]

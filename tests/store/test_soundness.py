@@ -1,0 +1,146 @@
+"""Manifests, events and folders as somebody who means harm would write them: refused, nothing overwritten."""
+
+import json
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.durable import read_json
+from store.events import EventWriter, read_events
+from store.manifest import describe_files, read_manifest
+from store.soundness import LARGEST_EVENT, safe_name, too_deep
+from tests.support.stage_store import filled, key_of, manifest_of, published
+
+FILE = {"bytes": 1, "sha256": key_of("x")}
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    return store
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+@given(st.text(alphabet=st.sampled_from("ab./\\\0\n~"), max_size=12))
+def test_a_safe_name_stays_inside_its_folder(tmp_path_factory, name):
+    if safe_name(name):
+        folder = tmp_path_factory.getbasetemp() / "inside"
+        path = folder / name
+        assert folder in path.parents
+        assert path.resolve().is_relative_to(folder.resolve())
+        assert path.relative_to(folder).as_posix() == name
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a\nb", "manifest.json", "x" * 256]
+)
+def test_a_name_that_leads_elsewhere_is_not_safe(name):
+    assert not safe_name(name)
+    assert safe_name("deep/.hidden/b c.txt")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"files": {"../../outside": FILE}},
+        {"files": {"/etc/passwd": FILE}},
+        {"files": {"a": {"bytes": -1, "sha256": key_of("x")}}},
+        {"files": {"a": {"bytes": "1", "sha256": key_of("x")}}},
+        {"files": {"a": {"bytes": 1, "sha256": "../x"}}},
+        {"files": ["a"]},
+        {"kind": "../tokens"},
+        {"execution": "../../e"},
+        {"inputs": {"web": "tokens/../x"}},
+        {"inputs": {"web": f"tokens/{key_of('w')}"}},
+        {"created": "yesterday"},
+        {"label": None},
+        {"facts": json.loads(nested(70))},
+        {"config": {"a": json.loads(nested(70))}},
+    ],
+)
+def test_a_manifest_with_a_right_seal_and_a_wrong_shape_is_refused(tmp_path, fields, caplog):
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest_of(**fields)))
+    assert read_manifest(tmp_path) is None
+    assert "manifest.json is refused" in caplog.text
+
+
+def test_a_manifest_that_is_nested_without_end_or_is_no_file_is_refused(tmp_path):
+    path = tmp_path / "manifest.json"
+    for text in (nested(10**6), '{"format":1,"facts":' * 10**5, '{"format": 1, "facts": 1' + "0" * 10**5 + "}"):
+        path.write_text(text)
+        assert read_manifest(tmp_path) is None
+    path.unlink()
+    path.symlink_to(filled(tmp_path / "else", {"m.json": json.dumps(manifest_of())}) / "m.json")
+    assert read_manifest(tmp_path) is None
+    path.unlink()
+    path.mkdir()
+    assert read_manifest(tmp_path) is None
+
+
+def test_ten_gigabytes_of_json_are_not_read(tmp_path, store):
+    """The file is sparse: it takes no disk, and as much memory as anything that would read it whole."""
+    live = published(store, "tokens", "one")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for path in (live.folder / "manifest.json", store.root / "events" / "hostile.jsonl"):
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.truncate(10 * 2**30)
+    assert read_manifest(live.folder) is None
+    assert read_json(store.root / "events" / "hostile.jsonl", limit=2**20) is None
+    events, reached = read_events(store.root / "events" / "hostile.jsonl")
+    assert events == []
+    assert LARGEST_EVENT < reached < 2 * LARGEST_EVENT
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 512 * 2**20
+
+
+def test_a_line_too_long_or_too_deep_is_passed_over_and_the_next_is_taken(store, caplog):
+    path = store.root / "events" / "child.jsonl"
+    emit = EventWriter(path, "e1", stage="toy")
+    emit("metric", name="a", step=1, value=1.0)
+    head = b'{"id":"x","kind":"sample","execution":"e1","time":1,"fields":{"index":1,"deep":'
+    with path.open("ab") as file:
+        file.write(head + nested(500).encode() + b"}}\n")
+        file.write(head + nested(10**5).encode() + b"}}\n")
+        file.write(head + b'"' + b"x" * (LARGEST_EVENT + 2**20) + b'"}}\n')
+    emit("metric", name="b", step=1, value=1.0)
+    assert Catalog(store).ingest() == 2
+    assert Catalog(store).query("SELECT name FROM metrics ORDER BY 1") == [{"name": "a"}, {"name": "b"}]
+    assert caplog.text.count("too long or too deep") == 3
+    with pytest.raises(ValueError, match="an event 'sample' of toy has"):
+        emit("sample", index=2, text="x" * (LARGEST_EVENT + 1))
+
+
+def test_links_in_an_artifact_are_damage_whatever_they_lead_to(store, tmp_path):
+    artifact = published(store, "tokens", "one", {"a.txt": "same", "deep/b.txt": "same"})
+    outside = filled(tmp_path / "outside", {"a.txt": "same", "b.txt": "same"})
+    (artifact.folder / "a.txt").unlink()
+    (artifact.folder / "a.txt").symlink_to(outside / "a.txt")
+    (artifact.folder / "deep/b.txt").unlink()
+    (artifact.folder / "deep").rmdir()
+    (artifact.folder / "deep").symlink_to(outside)
+    assert store.verify(artifact)[-2:] == ["a.txt (reached by a link)", "deep/b.txt (reached by a link)"]
+
+
+def test_an_artifact_under_another_name_is_damaged(store):
+    artifact = published(store, "tokens", "one")
+    artifact.folder.rename(artifact.folder.with_name(key_of("other")))
+    assert store.list() == []
+    assert Catalog(store).ingest() == 0
+
+
+def test_what_a_reader_would_refuse_is_not_published(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be called '\.absent'"):
+        describe_files(filled(tmp_path, {".absent": ""}))
+
+
+def test_depth_is_counted_by_levels():
+    assert not too_deep(json.loads(nested(3)), limit=3)
+    assert too_deep(json.loads(nested(4)), limit=3)
+    assert not too_deep({"a": [1, {"b": "["}]}, limit=3)

@@ -1,0 +1,97 @@
+"""An S3-compatible server of this process (moto), spoken to over a socket, and a proxy before it that cuts connections.
+
+`python -m tests.support.object_store ROOT` publishes nothing by itself: it sends all that the store at ROOT has.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextmanager
+def object_store() -> Iterator[str]:
+    """The address of a running server."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def bucket() -> str:
+    """A new bucket at the server that the environment names."""
+    import s3fs
+
+    name = f"nautile-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem().mkdir(name)
+    return name
+
+
+class Cutter:
+    """A proxy that lets `bytes_through` bytes pass to the server, then drops that connection and every later one."""
+
+    def __init__(self, address: str, bytes_through: int) -> None:
+        host, port = address.removeprefix("http://").split(":")
+        self._behind = (host, int(port))
+        self.left = bytes_through
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def mend(self) -> None:
+        self.left = sys.maxsize
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                ours, _ = self._listener.accept()
+            except OSError:
+                return
+            theirs = socket.create_connection(self._behind)
+            for one, other, counted in ((ours, theirs, True), (theirs, ours, False)):
+                threading.Thread(target=self._carry, args=(one, other, counted), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        try:
+            while block := source.recv(2**14):
+                if counted:
+                    self.left -= len(block)
+                if self.left <= 0:
+                    break
+                target.sendall(block)
+        except OSError:
+            pass
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def main(root: str) -> None:
+    from store.artifacts import Store
+
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    store = Store(root)
+    assert store.mirror is not None
+    store.mirror.push_all()
+    sys.stdout.write(f"sent by {os.getpid()}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
