@@ -147,8 +147,8 @@ class Round:
 
 
 def offered(said: str) -> list[str] | None:
-    """The words of the command that mends a damaged artifact, as the message has it, without `nautile run`."""
-    found = re.search(r"is damaged.*?Make it anew with `nautile run ([^`]+)`", said, re.DOTALL)
+    """The words of the command that a message offers against a damaged artifact, without `nautile run`."""
+    found = re.search(r"[Mm]ake it anew(?: with|:) `nautile run ([^`]+)`", said)
     return shlex.split(found[1]) if found else None
 
 
@@ -349,12 +349,9 @@ class Chaos:
         found = one.nautile("store", "verify")
         if not found["damaged"]:
             return False
-        said = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "store", "verify"], cwd=ROOT, capture_output=True, text=True,
-            env=one.environment | {"NAUTILE_STORE": str(one.store), "COLUMNS": "1000"},
-        ).stdout  # fmt: skip
+        said = next(iter(found["remedies"].values()))
         flipped[-1] |= {"commands": 1, "outcome": "found by verify, went on by one command", "said": said[:400]}
-        one.start(*(offered(said) or []))
+        one.start(*(word if word != "CONFIG" else self.config for word in offered(said) or []))
         return True
 
     def _judge(self, one: Round, plain: dict[str, Any]) -> list[str]:

@@ -73,7 +73,8 @@ class FakeOpenAI:
     `dollars`: of the whole answers that were sent, and `answers` how many each prompt got. `most_at_once`: requests
     under way together. `limit`: requests a second let through, and how many at once; refusals beyond it are 429s, told
     before in the headers of `states` ("openai", "mistral"). `said`: in the message of every fault. `batches`: the
-    batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price. `port`: 0 for one that is free.
+    batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price.
+    `port`: 0 for one that is free.
     """
 
     reply: Reply = useful
