@@ -1,15 +1,17 @@
 """A chaos run: the pipeline under faults at random moments, and what is left of them at its end.
 
-    python bench/chaos.py OUT [--config chain|local|FILE] [--faults 50] [--each-round 10] [--seed 1] [--minutes 8]
+    python bench/chaos.py OUT [--config toy|chain|local|FILE] [--faults 50] [--each-round 10] [--seed 1] [--minutes 8]
                               [--kinds "full disk,clock jump"] [--stop-s 30]
 
 `chain` (the default) is tests/support/chain.toml, the whole pipeline at toy size with every stage real, its teacher a
-server in a process of its own. First it is run undisturbed. Then come rounds, each in a new store: `nautile run CONFIG`
-meets faults at seeded moments (a share of them while it is still starting), each is answered by the same command again
-if the run has stopped (for a damaged artifact, by the command its message offers first), and at the round's end the
-store must verify, its payloads and rows must be those of the undisturbed run, a catalog rebuilt from the files must be
-the same, and nothing may be left running. Ends after `--minutes`, and goes on from there when called again: a round
-that was cut off is begun anew. Writes OUT/faults.jsonl, table.json and table.md.
+server in a process of its own; `toy` is the same chain of quick stand-in stages (tests/support/toy_stages.py), slowed
+down to some seconds each, for many faults in little time: it has no teacher and no workers to lose. First it is run
+undisturbed. Then come rounds, each in a new store: `nautile run CONFIG` meets faults at seeded moments (a share of them
+while it is still starting), each is answered by the same command again if the run has stopped (for a damaged artifact,
+by the command its message offers first), and at the round's end the store must verify, its payloads and rows must be
+those of the undisturbed run, a catalog rebuilt from the files must be the same, and nothing may be left running. Ends
+after `--minutes`, and goes on from there when called again: a round that was cut off is begun anew. Writes
+OUT/faults.jsonl, table.json and table.md.
 
 The full disk is real: the store lies on a tmpfs of its own (`mount`, as root; else the fault is left out). The clock is
 a preloaded library (bench/clock.c, needs a C compiler; else left out): every process of the run reads a wall clock that
@@ -81,6 +83,7 @@ class Round:
     external: Teacher | None
     clock: Path | None
     stop_s: float
+    module: str = "flows.cli"
     flow: Any = None
     begun: int = 0
     log: Path = field(init=False)
@@ -111,7 +114,7 @@ class Round:
         with self.log.open("ab") as output:
             output.write(f"$ nautile run {shlex.join(words or (self.config,))}\n".encode())
             self.flow = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", "run", *(words or (self.config,))],
+                [sys.executable, "-m", self.module, "run", *(words or (self.config,))],
                 env=self.environment | {"NAUTILE_STORE": str(self.store)},
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
@@ -123,7 +126,7 @@ class Round:
     def nautile(self, *words: str) -> Any:
         """A read command's answer; verification that finds damage is an answer too."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words, "--json"],
+            [sys.executable, "-m", self.module, *words, "--json"],
             env=self.environment | {"NAUTILE_STORE": str(self.store)}, cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 2) or not done.stdout:
@@ -163,6 +166,8 @@ class Chaos:
         self.faults = self.out / "faults.jsonl"
         self.disk = self.out / "disk"
         kinds = options.kinds.split(",") if options.kinds else [fault.name for fault in FAULTS]
+        if options.config == "toy":
+            kinds = [name for name in kinds if name not in ("kill the teacher", "kill a worker")]
         self.kinds = [fault for fault in FAULTS if fault.name in kinds]
         self.teacher = Teacher(options.port) if options.config == "chain" else None
         self.config = self._config()
@@ -171,7 +176,7 @@ class Chaos:
 
     def _config(self) -> str:
         if self.options.config != "chain":
-            return self.options.config
+            return str(ROOT / "tests/support/toy.toml") if self.options.config == "toy" else self.options.config
         path = self.out / "chain.toml"
         chain = (ROOT / "tests/support/chain.toml").read_text(encoding="utf-8")
         url = f"http://127.0.0.1:{self.options.port}/v1"
@@ -206,7 +211,11 @@ class Chaos:
         if clock:
             clock.write_bytes(bytes(8))
             environment |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(clock)}
-        return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s)
+        toy = self.options.config == "toy"
+        if toy:
+            environment["NAUTILE_TOY_STEP_S"] = "0.15"
+        module = "tests.support.toy_cli" if toy else "flows.cli"
+        return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s, module)
 
     def plain(self) -> dict[str, Any]:
         """What an undisturbed run makes, run once."""
@@ -247,7 +256,9 @@ class Chaos:
             self._mounts()
         folder = (self.disk if self.own_disk else self.out / "rounds") / str(number)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.out / "plain/store/compiled", folder / "store/compiled")
+        (folder / "store").mkdir(parents=True)
+        if (compiled := self.out / "plain/store/compiled").exists():
+            shutil.copytree(compiled, folder / "store/compiled")
         clock = self.out / "clock" if self.clock_library else None
         one = self.round(folder, clock)
         one.log = self.out / f"round-{number}.log"

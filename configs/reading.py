@@ -12,7 +12,7 @@ from typing import Any
 from configs.section import ConfigError
 
 CONFIG_LIMIT = 4 * 2**20
-INDEX_LIMIT = 2**30  # a million shards
+INDEX_LIMIT = 256 * 2**20  # of some 800,000 shards
 
 
 def read_text(path: Path, limit: int = CONFIG_LIMIT) -> str:

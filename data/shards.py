@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.model import TokenizerConfig
-from configs.reading import INDEX_LIMIT, read_json
+from configs.reading import INDEX_LIMIT, read_text
 from configs.section import ConfigError
 from data.packing import Packed
 from data.tokenizer import tokenizer_for
@@ -163,7 +163,7 @@ def read_index(folder: Path) -> Index:
     Raises `ConfigError` naming the artifact or the shard.
     """
     try:
-        plain = read_json(folder / "index.json", INDEX_LIMIT)
+        plain = json.loads(_index_text(folder))
         if plain["format"] != FORMAT:
             raise ConfigError(f"tokens artifact {folder}: format {plain['format']!r}, not {FORMAT!r}; {REBUILD}")
         index = Index(
@@ -173,7 +173,7 @@ def read_index(folder: Path) -> Index:
             form=plain["form"],
             shards=tuple(ShardEntry(**entry) for entry in plain["shards"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({error}); {REBUILD}") from None
@@ -187,6 +187,15 @@ def read_index(folder: Path) -> Index:
             found = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             raise ConfigError(f"tokens artifact {folder}: shard {entry.file} {found}; {REBUILD}")
     return index
+
+
+def _index_text(folder: Path) -> str:
+    path = folder / "index.json"
+    try:
+        return read_text(path, INDEX_LIMIT)
+    except ConfigError as error:
+        told = str(error).removeprefix(f"{path}:").strip()
+        raise ConfigError(f"tokens artifact {folder}: index.json {told}; {REBUILD}") from None
 
 
 def _fault(entry: ShardEntry, index: Index) -> str | None:
