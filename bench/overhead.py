@@ -105,7 +105,7 @@ def stage(options: argparse.Namespace) -> None:
             medians = tell(found)
     through, alone_s, bare = medians.values()
     print(
-        f"overhead: {through - bare:.2f} s over a bare process; Prefect's part {through - alone_s:.2f} s (aim: under 3 s)"
+        f"overhead: {through - bare:.2f} s over a bare process, {through - alone_s:.2f} s of it Prefect's (aim: < 3 s)"
     )
 
 
