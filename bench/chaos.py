@@ -25,6 +25,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -426,6 +427,7 @@ def main() -> None:
     parser.add_argument("--stop-s", type=float, default=30.0)
     parser.add_argument("--kinds", default="")
     parser.add_argument("--port", type=int, default=47311)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of every `finally`
     Chaos(parser.parse_args()).run()
 
 
