@@ -25,6 +25,7 @@ from model.nautile import shapes
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
+LARGEST = 2**24  # of any dimension; their products still fit into 64 bits, and nothing is made before they are compared
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
@@ -73,7 +74,11 @@ def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
         table = read_json(path)
         if table["format"] != FORMAT:
             raise ConfigError(f"{path}: format {table['format']!r}, and this version reads format {FORMAT} only")
-        return ModelConfig.model_validate(table["model"]), TokenizerConfig.model_validate(table["tokenizer"])
+        model = ModelConfig.model_validate(table["model"])
+        for name, value in model:
+            if isinstance(value, int) and value > LARGEST:
+                raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
+        return model, TokenizerConfig.model_validate(table["tokenizer"])
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None
     except ValidationError as error:
