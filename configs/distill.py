@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.endpoint import refuse_secrets
 from configs.parts import Share
 from configs.section import Section
 
@@ -25,6 +26,7 @@ class EmbeddingConfig(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "EmbeddingConfig":
+        refuse_secrets("index.embedding", self.key_variable, self.url)
         if self.kind == "openai" and not self.url:
             raise ValueError(f"index.embedding: kind 'openai' needs `url` for model {self.model!r}")
         if self.kind == "minilm" and (self.model, self.width) != ("all-MiniLM-L6-v2-int8", 384):

@@ -1,10 +1,14 @@
 """A chat endpoint's section: where it is, what it costs, how hard it may be asked, who stands in for it."""
 
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.section import Section
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class BatchConfig(Section):
@@ -48,12 +52,28 @@ class EndpointConfig(Section):
     stand_in: bool = False  # shown beside every result that rests on it
 
     @model_validator(mode="after")
+    def _no_secrets(self) -> "EndpointConfig":
+        refuse_secrets(f"endpoint for model {self.model!r}", self.key_variable, self.url)
+        return self
+
+    @model_validator(mode="after")
     def _reachable(self) -> "EndpointConfig":
         if self.kind == "openai" and not self.url:
             raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
         if self.kind == "embedded" and self.mode == "batch":
             raise ValueError(f"endpoint for model {self.model!r}: the embedded model has no batch interface")
         return self
+
+
+def refuse_secrets(where: str, key_variable: str, url: str) -> None:
+    """Raise `ValueError` if one of them holds a key: a section is written into manifests and shown in forms."""
+    if key_variable and not _VARIABLE.fullmatch(key_variable):
+        raise ValueError(f"{where}: `key_variable` is the NAME of an environment variable, not a key")
+    parts = urlsplit(url)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(
+            f"{where}: `url` may hold no password and no query; keys come from the environment, by `key_variable`"
+        )
 
 
 def known_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from configs.endpoint import with_fallbacks
 from configs.evaluation import MADE_TO_NUMBER
+from configs.reading import read_text
 from configs.schema import RunConfig
 from configs.section import ConfigError
 
+MOST_EXTENDED = 20
 STAGES = (
     "held_out",
     "ingest",
@@ -36,6 +38,8 @@ def load(name: str | Path) -> RunConfig:
         return RunConfig.model_validate(_read(path, seen=()))
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep") from None
 
 
 def locate(name: str | Path) -> Path:
@@ -104,12 +108,10 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in seen:
         raise ConfigError(f"{path}: `extends` goes in a circle through {', '.join(p.name for p in seen)}")
+    if len(seen) > MOST_EXTENDED:
+        raise ConfigError(f"{path}: `extends` goes on through more than {MOST_EXTENDED} files")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
+        table = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     if "extends" not in table:

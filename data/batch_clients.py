@@ -8,12 +8,15 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from configs.endpoint import EndpointConfig
 from data.calls import CallError, ChatRequest
-from data.clients import Heard, OpenAIClient, chat_body, client_for
+from data.clients import Heard, chat_body, client_for
 from data.retry import reason_of
+
+if TYPE_CHECKING:
+    from data.openai_client import OpenAIClient
 
 LABEL = "nautile_job"  # in a job's metadata: by it a job is found whose id was never kept
 CHAT = "/v1/chat/completions"
@@ -60,14 +63,14 @@ class BatchClient(Protocol):
 def batch_client(config: EndpointConfig, heard: Heard) -> BatchClient:
     """The batch interface of an endpoint."""
     patient = config.model_copy(update={"timeout_s": FILES_TAKE * config.timeout_s, "concurrency": 8})
-    client = client_for(patient, config.url, heard)
-    return OpenAIBatches(client, config) if isinstance(client, OpenAIClient) else MistralBatches(client, config)
+    client: Any = client_for(patient, config.url, heard)
+    return MistralBatches(client, config) if config.kind == "mistral" else OpenAIBatches(client, config)
 
 
 class OpenAIBatches:
     """OpenAI's: /files and /batches."""
 
-    def __init__(self, client: OpenAIClient, config: EndpointConfig) -> None:
+    def __init__(self, client: "OpenAIClient", config: EndpointConfig) -> None:
         self._client, self._config, self.url = client, config, client.url
 
     def line(self, digest: str, request: ChatRequest) -> dict[str, Any]:

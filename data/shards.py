@@ -11,6 +11,7 @@ Two bytes a row and two to four a piece: at most 2.1 bytes a token for a small v
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.model import TokenizerConfig
+from configs.reading import INDEX_LIMIT, read_text
 from configs.section import ConfigError
 from data.packing import Packed
 from data.tokenizer import tokenizer_for
 
 FORMAT = "nautile-tokens-1"
+_SHARD = re.compile(r"shards/(train|validation)-[0-9]{5,}-[0-9]{5,}\.bin")
 REBUILD = "build it again with `nautile run --force --only ingest`"
 Split = Literal["train", "validation"]
 
@@ -160,7 +163,7 @@ def read_index(folder: Path) -> Index:
     Raises `ConfigError` naming the artifact or the shard.
     """
     try:
-        plain = json.loads((folder / "index.json").read_bytes())
+        plain = json.loads(_index_text(folder))
         if plain["format"] != FORMAT:
             raise ConfigError(f"tokens artifact {folder}: format {plain['format']!r}, not {FORMAT!r}; {REBUILD}")
         index = Index(
@@ -170,22 +173,42 @@ def read_index(folder: Path) -> Index:
             form=plain["form"],
             shards=tuple(ShardEntry(**entry) for entry in plain["shards"]),
         )
-    except OSError as error:
-        raise ConfigError(
-            f"tokens artifact {folder}: index.json cannot be read ({error.strerror}); {REBUILD}"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({error}); {REBUILD}") from None
     if index.fingerprint != tokenizer_for(index.tokenizer).fingerprint:
         raise ConfigError(f"tokens artifact {folder}: written with other token ids than this tokenizer's; {REBUILD}")
     for entry in index.shards:
-        size = file_size(folder / entry.file)
+        if fault := _fault(entry, index):
+            raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({fault}); {REBUILD}")
+        size = None if (folder / entry.file).is_symlink() else file_size(folder / entry.file)
         if size != entry.bytes:
             found = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             raise ConfigError(f"tokens artifact {folder}: shard {entry.file} {found}; {REBUILD}")
     return index
+
+
+def _index_text(folder: Path) -> str:
+    path = folder / "index.json"
+    try:
+        return read_text(path, INDEX_LIMIT)
+    except ConfigError as error:
+        told = str(error).removeprefix(f"{path}:").strip()
+        raise ConfigError(f"tokens artifact {folder}: index.json {told}; {REBUILD}") from None
+
+
+def _fault(entry: ShardEntry, index: Index) -> str | None:
+    """What makes an entry one that we never wrote: a name outside the folder, or counts that do not fit its bytes."""
+    if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
+        return f"no shard of ours is called {str(entry.file)[:80]!r}"
+    counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
+    if any(type(count) is not int or count < 0 for count in counts):
+        return f"{entry.file}: counts are whole numbers from 0 on"
+    each = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
+    size = entry.tokens * token_type(index.tokenizer.vocabulary).itemsize
+    size += each * _count_type(index.row_length).itemsize
+    return None if size == entry.bytes else f"{entry.file}: its counts make {size} bytes, not {entry.bytes}"
 
 
 def verify_shards(folder: Path, index: Index) -> None:

@@ -75,7 +75,7 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{where}: line {number} is not JSON ({error})") from None
             if not isinstance(record, dict):
                 raise ConfigError(f"{where}: line {number} is not a JSON object")

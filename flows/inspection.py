@@ -92,9 +92,10 @@ def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row:
-    """`artifacts`: how many were checked; `damaged`: id -> its damaged files by name. Every byte is read.
+    """`artifacts`: how many were checked; `damaged`: id -> its damaged files by name; `remedies`: id -> what to do.
 
-    Without an id all are checked, those whose manifests cannot be read included; `remote`: at the remote too.
+    Every byte is read. Without an id all are checked, those whose manifests cannot be read included; `remote`: at the
+    remote too.
     """
     store.refresh()
     if artifact_id:
@@ -109,7 +110,21 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row
             checked[name] = store.verify(readable[folder], remote=remote) if whole else ["manifest.json"]
         if remote and store.mirror is not None:
             checked |= {name: ["manifest.json at the remote"] for name in store.mirror.unusable()}
-    return {"artifacts": len(checked), "damaged": {name: files for name, files in checked.items() if files}}
+    damaged = {name: files for name, files in checked.items() if files}
+    return {"artifacts": len(checked), "damaged": damaged, "remedies": {name: _remedy(store, name) for name in damaged}}
+
+
+def _remedy(store: Store, artifact_id: str) -> str:
+    try:
+        artifact = store.get(artifact_id)
+    except ConfigError:
+        if "." in artifact_id:
+            return "it was replaced: `nautile store gc` removes it"
+        return "`nautile run CONFIG` says which stage is to be made anew"
+    label = artifact.manifest["label"]
+    if artifact.superseded:
+        return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
+    return f"make it anew: `nautile run CONFIG --only {label} --force`"
 
 
 def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = RetentionConfig()) -> list[Row]:

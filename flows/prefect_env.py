@@ -13,10 +13,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from store.artifacts import Store
 log = logging.getLogger(__name__)
 
 STARTUP_S = 180.0
+RESTARTS = 10
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -78,14 +80,8 @@ def api() -> Iterator[str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         port = free_port()
         url = f"http://127.0.0.1:{port}/api"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
-            env={**os.environ, **_SERVER, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": output.name},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C is for the run, which still has states to report
-        )
+        environment = {**os.environ, **_SERVER}
+        process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
             import prefect.main  # noqa: F401 - takes seconds, as the server does: both at once
@@ -95,11 +91,53 @@ def api() -> Iterator[str]:
             _end(process)
             raise
     log.info("embedded Prefect server at %s", url)
+    keeper = _Keeper(process, lambda: _start(port, output.name, environment))
     try:
         yield url
     finally:
         _drain()
-        _end(process)
+        keeper.close()
+
+
+def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with open(log_name, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
+            env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the run, which still has states to report
+        )
+
+
+class _Keeper:
+    """Starts the server again, at its port, should it die: its states are in its database, and Prefect's client tries
+    a call that was refused for about a minute. Without it a run whose server was killed hung for minutes, and failed.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._process, self._start = process, start
+        self._over = threading.Event()
+        # A thread that stays: the server ends with the thread that started it (`die_with`).
+        self._thread = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the server."""
+        self._over.set()
+        self._thread.join()
+        _end(self._process)
+
+    def _keep(self) -> None:
+        for _ in range(RESTARTS):
+            while self._process.poll() is None:
+                if self._over.wait(0.5):
+                    return
+            log.warning("the embedded Prefect server ended with %s: started again", self._process.returncode)
+            self._process = self._start()
+        log.error("the embedded Prefect server ended more than %d times", RESTARTS)
+        self._over.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:

@@ -65,7 +65,10 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     executions = planning.plan(config)
     chosen = choose(executions, selection)
     store.refresh()
-    given_artifacts(store, executions, chosen, typed)
+    try:
+        given_artifacts(store, executions, chosen, typed)
+    except ConfigError as error:
+        raise ConfigError(with_config(str(error), typed)) from None
     log_file = prefect_env.quiet(store)
     board = Board(e.label for e in executions if e.label in chosen)
     if "PREFECT_API_URL" not in os.environ:
@@ -126,6 +129,11 @@ def command(typed: str, selection: Selection, stopped_at: str | None = None) -> 
     return f"{name} run {shlex.quote(typed)}{selection.again(stopped_at)}"
 
 
+def with_config(message: str, typed: str) -> str:
+    """A message of the store's, which names commands without knowing the configuration, with the one at hand."""
+    return message.replace("nautile run CONFIG ", f"nautile run {shlex.quote(typed)} ")
+
+
 def reason_of(update: StageUpdate) -> str:
     """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
     said = visible(update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
@@ -136,7 +144,7 @@ def account(
     err: Console, label: str, cause: BaseException | None, typed: str, selection: Selection, log_file: Path
 ) -> None:
     """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""
-    why = visible(str(cause).removeprefix(f"stage {label}: "))
+    why = with_config(visible(str(cause).removeprefix(f"stage {label}: ")), typed)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
     err.print(Text(f"What was finished is kept. Go on with: {command(typed, selection, label)}"), soft_wrap=True)
     err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)

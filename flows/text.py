@@ -123,9 +123,9 @@ def service_table(running: list[Any]) -> Table:
 
 
 def verify_table(found: dict[str, Any]) -> RenderableType:
-    table = _table("artifact", "damaged files")
+    table = _table("artifact", "damaged files", "what to do")
     for name, files in found["damaged"].items():
-        table.add_row(name, Text("; ".join(files), style="bold red"))
+        table.add_row(name, Text("; ".join(files), style="bold red"), Text(found["remedies"][name]))
     if not found["damaged"]:
         return Text(f"{found['artifacts']} artifacts, all whole")
     return Group(table, Text(f"{found['artifacts']} artifacts, {len(found['damaged'])} damaged"))

@@ -7,7 +7,7 @@ safetensors or from a numpy archive (.npz): nothing is ever unpickled.
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +34,7 @@ def load_author_weights(
     tokenizer = tokenizer or TokenizerConfig()
     changes = {"vocabulary": tokenizer.vocabulary, "decay": "window"}
     model = ModelConfig(**changes) if model is None else model.model_copy(update=changes)
-    tensors = _read(path)
-    _check(path, tensors, model)
+    tensors = _read(path, model)
     table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
     names = [*sca_names(model), "attention"]
@@ -95,34 +94,63 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """All tensors as float32, less what stands before "embedding.weight" in every name."""
+def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+    """All tensors as float32, less what stands before "embedding.weight" in every name.
+
+    Their shapes are compared first: a few bytes of an archive can unpack to any amount of zeros.
+    """
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                tensors = {name: archive[name].astype(np.float32) for name in archive.files}
-        else:
-            with safe_open(path, framework="flax") as opened:
-                tensors = {name: np.asarray(opened.get_tensor(name), np.float32) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, ValueError, BadZipFile, SafetensorError) as error:
+            with ZipFile(path) as archive:
+                members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+                names = _checked(path, {name: _npy_shape(archive, member) for name, member in members.items()}, model)
+                return {plain: _npy(archive, members[name]) for plain, name in names.items()}
+        with safe_open(path, framework="flax") as opened:
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            names = _checked(path, found, model)
+            return {plain: np.asarray(opened.get_tensor(name), np.float32) for plain, name in names.items()}
+    except ConfigError:
+        raise
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, BadZipFile, SafetensorError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{path}: cannot be read as safetensors or as a numpy archive (.npz): {line}") from None
-    prefixes = [name.removesuffix("embedding.weight") for name in tensors if name.endswith("embedding.weight")]
-    return {name.removeprefix(prefixes[0] if prefixes else ""): tensor for name, tensor in tensors.items()}
 
 
-def _check(path: Path, tensors: Mapping[str, np.ndarray], model: ModelConfig) -> None:
+def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
+    """What the header of an array in the archive says, which is all that is read of it."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f"{member} is of the array format {version}")
+        shape, _, kind = headers[version](file)
+        if kind.hasobject:
+            raise ValueError(f"{member} holds pickled objects")
+        return shape
+
+
+def _npy(archive: ZipFile, member: str) -> np.ndarray:
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
+
+
+def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> dict[str, str]:
+    """Our name of each tensor -> its name in the file. Raises `ConfigError` unless all are the model's."""
+    prefixes = [name.removesuffix("embedding.weight") for name in shapes if name.endswith("embedding.weight")]
+    names = {name.removeprefix(prefixes[0] if prefixes else ""): name for name in shapes}
     expected = dict(author_shapes(model))
     for name, shape in expected.items():
-        if name not in tensors:
+        if name not in names:
             raise ConfigError(f"{path}: lacks the tensor `{name}` of shape {shape}")
-        found = tensors[name].shape
-        rows_fit = name == "embedding.weight" and found[1:] == shape[1:] and found[0] >= shape[0]
+        found = shapes[names[name]]
+        spare = 2 * shape[0] + 1024  # rows that nothing reads, for the table to shard
+        rows_fit = name == "embedding.weight" and found[1:] == shape[1:] and shape[0] <= found[0] <= spare
         if found != shape and not rows_fit:
             raise ConfigError(f"{path}: `{name}` has shape {found}, and this model's is {shape}")
-    for name in tensors:
+    for name in names:
         if name not in expected:
             raise ConfigError(f"{path}: holds the tensor `{name}`, which this model does not have")
+    return names
 
 
 def _within(tensors: Mapping[str, np.ndarray], index: int) -> Reader:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from configs.model import ModelConfig, TokenizerConfig
+from configs.reading import read_json
 from configs.section import ConfigError
 from model.layers import Params
 from model.nautile import shapes
@@ -24,6 +25,7 @@ from model.nautile import shapes
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
+LARGEST = 2**24  # of any dimension; their products still fit into 64 bits, and nothing is made before they are compared
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
@@ -69,12 +71,14 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
 
 def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path)
         if table["format"] != FORMAT:
             raise ConfigError(f"{path}: format {table['format']!r}, and this version reads format {FORMAT} only")
-        return ModelConfig.model_validate(table["model"]), TokenizerConfig.model_validate(table["tokenizer"])
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a checkpoint's configuration ({_line(error)})") from None
+        model = ModelConfig.model_validate(table["model"])
+        for name, value in model:
+            if isinstance(value, int) and value > LARGEST:
+                raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
+        return model, TokenizerConfig.model_validate(table["tokenizer"])
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None
     except ValidationError as error:

@@ -34,8 +34,8 @@ def from_file(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Probl
 def _problem(path: Path, number: int, line: str) -> Problem:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{number}: not a line of JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}:{number}: not a line of JSON ({error})") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{path}:{number}: not an object with `question` and `answer`")
     texts = {name: row.get(name, default) for name, default in _FIELDS.items()}

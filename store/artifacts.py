@@ -27,6 +27,7 @@ from store import manifest as manifests
 from store.durable import not_writable, sync_folder, write_json, writing
 from store.locks import KeyLock
 from store.manifest import stage_key
+from store.mending import damaged_in, mend
 from store.mirror import Mirror, is_absent, moment
 from store.place import place_of, record
 from store.remote import Remote
@@ -221,12 +222,15 @@ class Store:
             }
             write_json(source / manifests.NAME, manifests.sealed(manifest))
             folder.parent.mkdir(parents=True, exist_ok=True)
+            replaced, damaged = None, damaged_in(self.root, folder) if supersede else []
             while not _moved(source, folder):
                 if not supersede:
                     self.discard(source)
                     break
-                self._set_aside(folder)
+                replaced = self._set_aside(folder)
             sync_folder(folder.parent)
+            if replaced is not None:
+                mend(replaced, folder, damaged)
         artifact = self.find(kind, key, made_by=label or stage)
         if artifact is None:
             raise ConfigError(f"{kind}/{key[:12]} vanished from {self.root} while it was published")
@@ -305,14 +309,17 @@ class Store:
         taken = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
         return folder.with_name(f"{folder.name}.{max(taken, default=0) + 1}")
 
-    def _set_aside(self, folder: Path) -> None:
+    def _set_aside(self, folder: Path) -> Path | None:
+        target = self._free_name(folder)
         try:
-            folder.rename(self._free_name(folder))
+            folder.rename(target)
         except FileNotFoundError:
-            return  # somebody else set it aside
+            return None  # somebody else set it aside
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
+            return None
+        return target
 
     def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
         """The live artifacts (and with `superseded` the replaced ones) whose manifests can be read, oldest first."""
@@ -321,12 +328,15 @@ class Store:
 
 
 def refusal(artifact_id: str, damaged: list[str], stage: str | None) -> str:
-    """The one message about a damaged artifact: which, what is wrong with it, and how to make it anew."""
+    """The one message about a damaged artifact: which, what is wrong with it, and how to make it anew.
+
+    The store does not know which file the configuration was read from: whoever does puts it in place of CONFIG.
+    """
     name = stage or "STAGE"  # a manifest that cannot be read does not say which
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     return (
-        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Make it anew with `nautile run "
-        f"--only {name} --force`, or with all that follows from it: `nautile run --from {name} --force`"
+        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Make it anew with `nautile run CONFIG "
+        f"--only {name} --force`, or with all that follows from it: `nautile run CONFIG --from {name} --force`"
     )
 
 

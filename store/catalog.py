@@ -296,8 +296,8 @@ def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str,
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             logger.warning("%s: event %s is passed over: %s", name, event["id"], error)
             continue
-        rows = by_table.setdefault(event["kind"], {})
-        if row["id"] not in rows or row["time"] >= rows[row["id"]]["time"]:
+        rows, order = by_table.setdefault(event["kind"], {}), BY_EVENT[event["kind"]].order
+        if row["id"] not in rows or order(row) >= order(rows[row["id"]]):
             rows[row["id"]] = row
     for kind, rows in by_table.items():
         _insert(connection, BY_EVENT[kind], list(rows.values()))

@@ -1,7 +1,8 @@
 """The catalog's tables, and how a manifest or an event becomes a row of one.
 
 Times are UTC. Every column that is not known is NULL. Rows are keyed by ids that the truth carries, so that taking a
-file in twice changes nothing; of two events with one id the newer is the row.
+file in twice changes nothing; of two events with one id the newer is the row. But the end of a run is its end, even by
+a clock that was set back since it began, or by the clock of another host.
 """
 
 import json
@@ -23,6 +24,11 @@ class Table:
     name: str
     columns: dict[str, str]
     key: tuple[str, ...]
+    open_state: str = ""  # of a row with a `state`: the one that any other ends, whatever the clocks say
+
+    def order(self, row: dict[str, Any]) -> tuple[bool, datetime]:
+        """Of two rows with one id, the one that is greater by this stays."""
+        return bool(self.open_state) and row["state"] != self.open_state, row["time"]
 
     def create(self) -> str:
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
@@ -33,12 +39,16 @@ class Table:
         names = list(self.columns)
         values = ", ".join(f"unnest(?::{self.columns[name].split()[0]}[])" for name in names)
         others = [name for name in names if name not in self.key]
-        newer = f" WHERE excluded.time >= {self.name}.time" if "time" in names else ""
+        newer = f" WHERE {self._order('excluded')} >= {self._order(self.name)}" if "time" in names else ""
         updates = ", ".join(f"{name} = excluded.{name}" for name in others)
         return (
             f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
         )
+
+    def _order(self, row: str) -> str:
+        ended = f"{row}.state IS DISTINCT FROM '{self.open_state}'" if self.open_state else "FALSE"
+        return f"({ended}, {row}.time)"
 
 
 ARTIFACTS = Table(
@@ -102,6 +112,7 @@ RUNS = Table(
         "time": "TIMESTAMP",
     },
     ("id",),
+    open_state="running",
 )
 METRICS = Table(
     "metrics",

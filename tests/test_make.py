@@ -58,3 +58,14 @@ def test_set_up_is_done_once(bare):
     done = make("-n", "run", folder=bare)
     assert "pip install" not in done.stdout
     assert "pip install" in make("-n", "-W", "requirements.lock", "run", folder=bare).stdout
+
+
+def test_what_is_imported_is_compiled_once(monkeypatch):
+    """Containers forbid it by a variable, and each of a run's processes would compile a thousand modules anew."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    done = subprocess.run(
+        ["make", "-s", "-f", "-", "told"], input=f"include {ROOT / 'Makefile'}\ntold:\n\t@env\n",
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout

@@ -22,6 +22,7 @@ from data.records import SynthRecord
 from data.retrieval import Neighbour
 from data.teacher import COMPACT, TEMPLATES, teacher_request
 from data.validation import verdict
+from tests.support.listening import listening
 
 EMBEDDED = EndpointConfig(kind="embedded", model=MODEL, concurrency=2, structured="grammar")
 CONFIG = DistillConfig(
@@ -68,6 +69,7 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
         assert kept.count(None) >= 2
         local = pool._endpoints["local"]._local
         first = local.pids
+        assert [listening(pid) for pid in first] == [{"127.0.0.1"}] * len(first)
         os.kill(first[0], signal.SIGKILL)
         (again,) = pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 121, 0.0, 0)])
         assert isinstance(again, ChatReply)

@@ -104,6 +104,10 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
         outputs["distill"]["documents"]: ["documents.jsonl (its digest differs)"],
         outputs["align"]["rollouts"]: ["manifest.json"],
     }
+    assert found["remedies"] == {
+        outputs["distill"]["documents"]: "make it anew: `nautile run CONFIG --only distill --force`",
+        outputs["align"]["rollouts"]: "`nautile run CONFIG` says which stage is to be made anew",
+    }
 
 
 def test_garbage_is_told_before_it_goes(copy):

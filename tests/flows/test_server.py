@@ -13,6 +13,7 @@ from data.chat import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
 from model.generate import Generator, Sampling
 from model.weights import load_weights
+from tests.support.listening import listening
 from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER, save_checkpoint, serving
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,10 @@ def generated(checkpoint):
 def test_long_stays_long(client):
     """What the tests of overload and of leaving rest on."""
     assert client.completions.create(**LONG).usage.completion_tokens == 100
+
+
+def test_it_listens_to_this_machine_alone(server):
+    assert listening(server.process.pid) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0, 0), (0.7, 11)])

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-import psutil
 import pytest
 
 from configs.load import load
@@ -14,6 +13,7 @@ from flows import services
 from flows.deployments import deployments
 from flows.prefect_env import free_port
 from store.artifacts import Store
+from tests.support.listening import listening
 from tests.support.toy_cli import environment
 
 pytestmark = pytest.mark.slow
@@ -58,9 +58,11 @@ def test_all_three_answer_on_loopback(running):
     _, found = running
     assert set(found) == {"server", "deployments", "dashboard"}
     assert all(service.alive() and service.url.startswith("http://127.0.0.1:") for service in found.values())
-    for service in found.values():
-        for one in psutil.Process(service.pid).net_connections("tcp"):
-            assert one.status != psutil.CONN_LISTEN or one.laddr.ip == "127.0.0.1"
+    assert {service.name: listening(service.pid) for service in found.values()} == {
+        "server": {"127.0.0.1"},
+        "deployments": set(),
+        "dashboard": {"127.0.0.1"},
+    }
 
 
 def test_every_stage_and_the_pipeline_have_a_form(running):

@@ -98,8 +98,8 @@ def test_damage_is_named_and_the_way_out_offered(store, damage, told):
     assert f"{artifact.id} is damaged: {told}." in str(refused.value)
     assert "--force" in str(refused.value)
     if told != "manifest.json":
-        assert "`nautile run --only ingest:web --force`" in str(refused.value)
-        assert "`nautile run --from ingest:web --force`" in str(refused.value)
+        assert "`nautile run CONFIG --only ingest:web --force`" in str(refused.value)
+        assert "`nautile run CONFIG --from ingest:web --force`" in str(refused.value)
 
 
 def test_a_manifest_that_cannot_be_read_is_no_artifact_to_find(store):

@@ -278,3 +278,22 @@ def test_a_damaged_manifest_has_no_row(store, catalog):
     flip_byte(artifact.path / "manifest.json", 60)
     catalog.ingest()
     assert catalog.query("SELECT count(*) AS n FROM artifacts WHERE kind = 'tokens'") == [{"n": 0}]
+
+
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_an_end_stays_the_end_though_the_clock_was_set_back(store, catalog, monkeypatch, first, between):
+    """The process of a run was killed; the next one, an hour before by its clock, says how the run ended."""
+    begun, ended = (first, "b" if first == "a" else "a")  # the files are read by their names
+    noon = 1_767_268_800 * 10**9
+    monkeypatch.setattr("time.time_ns", lambda: noon)
+    writer(store, begun, execution="")("run", id="r", state="running", label="reason")
+    if between:
+        catalog.ingest()
+    monkeypatch.setattr("time.time_ns", lambda: noon - 3600 * 10**9)
+    writer(store, ended, execution="")("run", id="r", state="interrupted", label="reason")
+    catalog.ingest()
+    assert catalog.query("SELECT state FROM runs") == [{"state": "interrupted"}]
+    before = everything(catalog)
+    catalog.rebuild()
+    assert everything(catalog) == before

@@ -74,6 +74,7 @@ class FakeOpenAI:
     under way together. `limit`: requests a second let through, and how many at once; refusals beyond it are 429s, told
     before in the headers of `states` ("openai", "mistral"). `said`: in the message of every fault. `batches`: the
     batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price.
+    `port`: 0 for one that is free.
     """
 
     reply: Reply = useful
@@ -86,6 +87,7 @@ class FakeOpenAI:
     limit: tuple[float, float] | None = None
     states: str = ""
     said: str = "a fault to order"
+    port: int = 0
 
     def __post_init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -146,7 +148,7 @@ class FakeOpenAI:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=2**24)
+        server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, limit=2**24)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         self._ready.set()
         await self._stop.wait()

@@ -1,7 +1,8 @@
 """Stand-ins for all stages: they write what the real ones write, a few lines each, at once.
 
 The environment variable NAUTILE_TOY_FAULT makes one of them misbehave: `reason:crash`, `align:config`,
-`distill:retry`, or `pretrain:wait=FOLDER` (writes FOLDER/reached, then waits to be ended).
+`distill:retry`, or `pretrain:wait=FOLDER` (writes FOLDER/reached, then waits to be ended). NAUTILE_TOY_STEP_S is
+how long each step of those that learn takes.
 """
 
 import json
@@ -52,6 +53,7 @@ def _learn(job: Job, metrics: dict[str, float], steps: int = 20) -> None:
         for name, start in metrics.items():
             job.emit("metric", name=name, step=step, value=start / step)
         job.emit("progress", done=step, total=steps, unit="steps", note=f"loss {8 / step:.2f}")
+        time.sleep(float(os.environ.get("NAUTILE_TOY_STEP_S", "0")))
 
 
 def _reinforce(job: Job, kind: str, metrics: dict[str, float]) -> None:

@@ -1,0 +1,435 @@
+"""A chaos run: the pipeline under faults at random moments, and what is left of them at its end.
+
+    python bench/chaos.py OUT [--config toy|chain|local|FILE] [--faults 50] [--each-round 10] [--seed 1] [--minutes 8]
+                              [--kinds "full disk,clock jump"] [--stop-s 30]
+
+`chain` (the default) is tests/support/chain.toml, the whole pipeline at toy size with every stage real, its teacher a
+server in a process of its own; `toy` is the same chain of quick stand-in stages (tests/support/toy_stages.py), slowed
+down to some seconds each, for many faults in little time: it has no teacher and no workers to lose. First it is run
+undisturbed. Then come rounds, each in a new store: `nautile run CONFIG` meets faults at seeded moments (a share of them
+while it is still starting), each is answered by the same command again if the run has stopped (for a damaged artifact,
+by the command its message offers first), and at the round's end the store must verify, its payloads and rows must be
+those of the undisturbed run, a catalog rebuilt from the files must be the same, and nothing may be left running. Ends
+after `--minutes`, and goes on from there when called again: a round that was cut off is begun anew. Writes
+OUT/faults.jsonl, table.json and table.md.
+
+The full disk is real: the store lies on a tmpfs of its own (`mount`, as root; else the fault is left out). The clock is
+a preloaded library (bench/clock.c, needs a C compiler; else left out): every process of the run reads a wall clock that
+jumps, while file times stay true. The rounds' stores begin with the undisturbed run's compiled programs.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from chaos_faults import FAULTS, Fault, end, family, wait_for
+from chaos_truth import asked_twice, differences, leftovers, payloads, prefect_running, rows
+
+ROOT = Path(__file__).resolve().parents[1]
+DISK = "1500m"
+
+
+@dataclass
+class Teacher:
+    """The teacher of the toy chain, always at one port, kept up."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    timer: threading.Timer | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.support.fake_openai", json.dumps({"port": self.port, "delay_s": 0.05})]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
+        assert self.process.stdout
+        if not self.process.stdout.readline():
+            raise SystemExit(f"the teacher does not start: is port {self.port} taken?")
+
+    def again(self, after_s: float) -> None:
+        assert self.process
+        self.process.wait()
+        self.timer = threading.Timer(after_s, self.start)
+        self.timer.start()
+
+    def close(self) -> None:
+        if self.timer:
+            self.timer.join()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Round:
+    """One store, one run of the pipeline in it however often it is begun, and the scene of the faults."""
+
+    folder: Path
+    config: str
+    environment: dict[str, str]
+    external: Teacher | None
+    clock: Path | None
+    stop_s: float
+    module: str = "flows.cli"
+    flow: Any = None
+    begun: int = 0
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.store = self.folder / "store"
+        self.log = self.folder.parent / f"{self.folder.name}.log"
+
+    def alive(self) -> bool:
+        return self.flow is not None and self.flow.poll() is None
+
+    def teacher(self) -> psutil.Process | None:
+        if self.external:
+            process = self.external.process
+            return psutil.Process(process.pid) if process and process.poll() is None else None
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.flow.pid).children(recursive=True):
+                if "data.local_endpoint" in process.cmdline():
+                    return process
+        return None
+
+    def restart_teacher(self, after_s: float) -> None:
+        if self.external:  # the embedded one is its stage's own to start again
+            self.external.again(after_s)
+
+    def start(self, *words: str) -> None:
+        self.begun += 1
+        with self.log.open("ab") as output:
+            output.write(f"$ nautile run {shlex.join(words or (self.config,))}\n".encode())
+            self.flow = subprocess.Popen(
+                [sys.executable, "-m", self.module, "run", *(words or (self.config,))],
+                env=self.environment | {"NAUTILE_STORE": str(self.store)},
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def said(self) -> str:
+        """What the last command said."""
+        return self.log.read_text(encoding="utf-8", errors="replace").rpartition("$ nautile run ")[2]
+
+    def nautile(self, *words: str) -> Any:
+        """A read command's answer; verification that finds damage is an answer too."""
+        done = subprocess.run(
+            [sys.executable, "-m", self.module, *words, "--json"],
+            env=self.environment | {"NAUTILE_STORE": str(self.store)}, cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode not in (0, 2) or not done.stdout:
+            raise SystemExit(f"nautile {shlex.join(words)}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        return self.nautile("sql", sql)
+
+    def at(self) -> str:
+        """The stage that the display told of last."""
+        told = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.said(), re.MULTILINE)
+        return told[-1] if told else "starting"
+
+    def everything(self) -> dict[str, Any]:
+        return {"payloads": payloads(self.store), "rows": rows(self.query)}
+
+    def tables(self) -> dict[str, list[str]]:
+        names = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
+        return {name: sorted(map(str, self.query(f"SELECT * FROM {name}"))) for name in names}
+
+
+def offered(said: str) -> list[str] | None:
+    """The words of the command that a message offers against a damaged artifact, without `nautile run`."""
+    found = re.search(r"[Mm]ake it anew(?: with|:) `nautile run ([^`]+)`", said)
+    return shlex.split(found[1]) if found else None
+
+
+class Chaos:
+    """The whole bench."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.out: Path = options.out.resolve()
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.until = time.monotonic() + 60 * options.minutes
+        self.faults = self.out / "faults.jsonl"
+        self.disk = self.out / "disk"
+        kinds = options.kinds.split(",") if options.kinds else [fault.name for fault in FAULTS]
+        if options.config == "toy":
+            kinds = [name for name in kinds if name not in ("kill the teacher", "kill a worker")]
+        self.kinds = [fault for fault in FAULTS if fault.name in kinds]
+        self.teacher = Teacher(options.port) if options.config == "chain" else None
+        self.config = self._config()
+        self.clock_library = self._clock()
+        self.own_disk = self._mounts()
+
+    def _config(self) -> str:
+        if self.options.config != "chain":
+            return str(ROOT / "tests/support/toy.toml") if self.options.config == "toy" else self.options.config
+        path = self.out / "chain.toml"
+        chain = (ROOT / "tests/support/chain.toml").read_text(encoding="utf-8")
+        url = f"http://127.0.0.1:{self.options.port}/v1"
+        endpoint = f'kind = "openai"\nmodel = "fake"\nurl = "{url}"\nstand_in = true\n'
+        path.write_text(f"{chain}\n[endpoints.teacher]\n{endpoint}", encoding="utf-8")
+        return str(path)
+
+    def _clock(self) -> Path | None:
+        library, source = self.out / "clock.so", Path(__file__).with_name("clock.c")
+        command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl", "-lpthread"]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        return library
+
+    def _mounts(self) -> bool:
+        self.disk.mkdir(exist_ok=True)
+        if os.path.ismount(self.disk):
+            subprocess.run(["umount", "-l", str(self.disk)], check=True)
+        return self._mount()
+
+    def _mount(self) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self.disk)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def round(self, folder: Path, clock: Path | None) -> Round:
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "NAUTILE"))
+        }
+        environment["PYTHONPATH"] = str(ROOT)
+        if clock:
+            clock.write_bytes(bytes(8))
+            environment |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(clock)}
+        toy = self.options.config == "toy"
+        if toy:
+            environment["NAUTILE_TOY_STEP_S"] = "0.15"
+        module = "tests.support.toy_cli" if toy else "flows.cli"
+        return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s, module)
+
+    def plain(self) -> dict[str, Any]:
+        """What an undisturbed run makes, run once."""
+        kept = self.out / "plain.json"
+        if not kept.exists():
+            folder = self.out / "plain"
+            folder.mkdir(exist_ok=True)
+            one = self.round(folder, None)
+            started = time.monotonic()
+            one.start()
+            if one.flow.wait() != 0:
+                raise SystemExit(f"the undisturbed run failed: {one.said()}")
+            found = {**one.everything(), "seconds": time.monotonic() - started}
+            kept.write_text(json.dumps(found), encoding="utf-8")
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        return found | {"rows": {table: Counter(told) for table, told in found["rows"].items()}}
+
+    def run(self) -> None:
+        """Rounds until there are faults enough, or the time is over."""
+        if self.teacher:
+            self.teacher.start()
+        try:
+            plain = self.plain()
+            while len(done := self._done()) < self.options.faults and time.monotonic() < self.until:
+                self._one_round(plain, len({row["round"] for row in done}), len(done))
+        finally:
+            if self.teacher:
+                self.teacher.close()
+            self._tell()
+
+    def _done(self) -> list[dict[str, Any]]:
+        if not self.faults.exists():
+            return []
+        return [json.loads(line) for line in self.faults.read_text(encoding="utf-8").splitlines()]
+
+    def _one_round(self, plain: dict[str, Any], number: int, before: int) -> None:
+        if self.own_disk:
+            self._mounts()
+        folder = (self.disk if self.own_disk else self.out / "rounds") / str(number)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "store").mkdir(parents=True)
+        if (compiled := self.out / "plain/store/compiled").exists():
+            shutil.copytree(compiled, folder / "store/compiled")
+        clock = self.out / "clock" if self.clock_library else None
+        one = self.round(folder, clock)
+        one.log = self.out / f"round-{number}.log"
+        one.log.unlink(missing_ok=True)
+        draw = random.Random(f"{self.options.seed}/{number}")
+        told: list[dict[str, Any]] = []
+        try:
+            finished = self._disturb(one, draw, plain, told, number)
+            if finished:
+                problems = self._judge(one, plain)
+                for row in told:
+                    row["round_problems"] = problems
+                with self.faults.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in told)
+                print(
+                    f"round {number}: {len(told)} faults; {'; '.join(problems) or 'the same as undisturbed'}",
+                    flush=True,
+                )
+                if problems:
+                    shutil.copytree(one.store, self.out / f"kept-{number}", ignore=shutil.ignore_patterns("compiled"))
+        finally:
+            if one.flow is not None:
+                end(one.flow)
+
+    def _disturb(self, one: Round, draw: random.Random, plain: Any, told: list[dict[str, Any]], number: int) -> bool:
+        """The run with its faults to its good end; False if the time is over first."""
+        deck = [fault for fault in self.kinds if self.own_disk or not fault.own_disk]
+        deck = [fault for fault in deck if one.clock or fault.name != "clock jump"]
+        offset = number * self.options.each_round
+        wanted = [deck[(offset + i) % len(deck)] for i in range(self.options.each_round)]
+        draw.shuffle(wanted)
+        gap = 1.6 * plain["seconds"] / len(wanted)
+        begun = time.monotonic()
+        one.start()
+        for fault in wanted:
+            if not self._stay_alive(one, told):
+                return True
+            moment = self._moment(one, draw, gap)
+            while one.alive() and time.monotonic() < moment:
+                time.sleep(0.02)
+            if not one.alive() and not self._stay_alive(one, told):
+                return True
+            if time.monotonic() > self.until:
+                return False
+            self._strike(one, fault, draw, told, number, time.monotonic() - begun)
+        while self._stay_alive(one, told):
+            if time.monotonic() > self.until + 240:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _moment(self, one: Round, draw: random.Random, gap: float) -> float:
+        """When the next fault comes: of five, one while the command still starts, the others while stages work."""
+        if draw.random() < 0.2:
+            return time.monotonic() + draw.uniform(0.0, 12.0)
+        wait_for(one, lambda: [*family(one, "stage"), *family(one, "worker")], 120.0)
+        return time.monotonic() + draw.uniform(0.0, gap)
+
+    def _strike(
+        self, one: Round, fault: Fault, draw: random.Random, told: list[dict[str, Any]], number: int, moment: float
+    ) -> None:
+        at = one.at()
+        hit = fault.strike(one, draw)
+        if hit is None:
+            return
+        row = {"round": number, "fault": fault.name, "hit": hit, "at": at, "moment_s": round(moment, 1)}
+        told.append(row | {"outcome": "went on", "commands": 0, "said": ""})
+        print(f"{number}/{len(told)} {fault.name} ({hit}) in {at}", flush=True)
+
+    def _stay_alive(self, one: Round, told: list[dict[str, Any]]) -> bool:
+        """True while the run goes on, begun again where it had stopped; False once it has ended well."""
+        if one.alive():
+            return True
+        code = one.flow.wait()
+        if code == 0:
+            return self._mended(one, told)
+        last = told[-1] if told else {"fault": "none", "commands": 0}
+        lines = [
+            line for line in one.said().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
+        ]
+        last["said"] = (lines[0] if lines else one.said()[-300:])[:400].replace(str(one.store), "STORE")
+        last["commands"] += 1
+        last["outcome"] = "stopped, went on by one command" if last["commands"] == 1 else f"{last['commands']} commands"
+        if last["commands"] > 4:
+            raise SystemExit(f"{last['fault']} cannot be overcome: {one.said()[-3000:]}")
+        if code != -9 and (words := offered(one.said())):
+            one.start(*words)
+            if one.flow.wait() != 0:
+                last["outcome"] = "the offered command failed"
+                last["said"] = one.said()[-400:]
+        one.start()
+        return True
+
+    def _mended(self, one: Round, told: list[dict[str, Any]]) -> bool:
+        """After a good end: damage that no stage happened to read is found by `verify` and mended as it says."""
+        flipped = [row for row in told if row["fault"] == "flipped byte" and not row["commands"]]
+        if not flipped:
+            return False
+        found = one.nautile("store", "verify")
+        if not found["damaged"]:
+            return False
+        said = next(iter(found["remedies"].values()))
+        flipped[-1] |= {"commands": 1, "outcome": "found by verify, went on by one command", "said": said[:400]}
+        one.start(*(word if word != "CONFIG" else self.config for word in offered(said) or []))
+        return True
+
+    def _judge(self, one: Round, plain: dict[str, Any]) -> list[str]:
+        """What is wrong at the end of a round."""
+        time.sleep(1.0)
+        problems = []
+        store = str(one.store)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("NAUTILE_STORE") == store:
+                    problems.append(f"left running: {' '.join(process.cmdline()[-4:])[:120]}")
+        damaged = one.nautile("store", "verify")["damaged"]
+        problems += [f"damaged: {name}: {files}" for name, files in damaged.items()]
+        found = one.everything()
+        problems += differences(plain, found) + leftovers(one.store, one.query)
+        before = one.tables()
+        one.nautile("store", "rebuild")
+        after = one.tables()
+        for name in before:
+            if before[name] != after[name]:
+                odd = set(before[name]) ^ set(after[name])
+                problems.append(f"rebuilt: {name} differs in {len(odd)} rows, one is {min(odd)[:300]}")
+        print(f"   calls made twice: {asked_twice(plain, found)}; flow runs RUNNING: {prefect_running(one.store)}")
+        return problems
+
+    def _tell(self) -> None:
+        """The tables, of what there is."""
+        done = self._done()
+        counts = Counter((row["fault"], row["outcome"]) for row in done)
+        bad = sorted({problem for row in done for problem in row["round_problems"]})
+        (self.out / "table.json").write_text(json.dumps({"faults": done, "problems": bad}, indent=1), encoding="utf-8")
+        outcomes = sorted({outcome for _, outcome in counts})
+        lines = [f"| fault | {' | '.join(outcomes)} |", f"| --- |{' --- |' * len(outcomes)}"]
+        for name in (fault.name for fault in FAULTS):
+            if any(fault == name for fault, _ in counts):
+                lines.append(f"| {name} | {' | '.join(str(counts[name, outcome] or '') for outcome in outcomes)} |")
+        rounds = {row["round"]: row["round_problems"] for row in done}
+        whole = sum(not problems for problems in rounds.values())
+        lines += [
+            "",
+            f"{len(done)} faults in {len(rounds)} rounds of {Path(self.config).stem}; {whole} rounds ended as",
+        ]
+        lines[-1] += " the undisturbed run did."
+        missing = [
+            name for name, there in (("full disk", self.own_disk), ("clock jump", self.clock_library)) if not there
+        ]
+        lines += [f"Left out on this machine: {', '.join(missing)}."] if missing else []
+        lines += [f"- {problem}" for problem in bad]
+        (self.out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--config", default="chain")
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--each-round", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--stop-s", type=float, default=30.0)
+    parser.add_argument("--kinds", default="")
+    parser.add_argument("--port", type=int, default=47311)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # by way of every `finally`
+    Chaos(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What a store holds, told so that two stores can be compared: payloads, rows, and what must not be left over."""
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+# What tells how long something took, and what is written of it, differs between any two runs.
+TIMED_KINDS = ("report", "data_card", "evaluation")
+TIMED_METRICS = ("second", "per_s", "_s", "time", "latency", "mfu", "bytes", "rate_of_calls")
+LIVE = (
+    "JOIN artifacts a ON a.execution = t.execution AND a.superseded = 0 AND a.id = (SELECT min(b.id) FROM artifacts b"
+)
+LIVE += " WHERE b.execution = t.execution AND b.superseded = 0)"
+
+
+def payloads(store: Path) -> dict[str, str]:
+    """`kind/key/file` -> sha256 of everything that is live but what tells times; scores of evaluations among it."""
+    found: dict[str, str] = {}
+    for path in (store / "artifacts").glob("*/*/manifest.json"):
+        if "." in path.parent.name:
+            continue
+        name = f"{path.parent.parent.name}/{path.parent.name}"
+        kind = path.parent.parent.name
+        if kind == "evaluation":
+            found[f"{name}/scores"] = json.dumps(_scores(path.parent / "scores.json"), sort_keys=True)
+        elif kind in TIMED_KINDS:
+            found[name] = "there"
+        else:
+            for file, told in json.loads(path.read_text(encoding="utf-8"))["files"].items():
+                found[f"{name}/{file}"] = told["sha256"]
+    return found
+
+
+def _scores(path: Path) -> Any:
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return {name: [one.get("n"), one.get("correct"), one.get("accuracy")] for name, one in told["benchmarks"].items()}
+
+
+def rows(query: Any) -> dict[str, Counter[str]]:
+    """Table -> rows of the live artifacts' executions, told by what they are of, with how often each is there."""
+    metrics = query(f"SELECT a.key, t.name, t.step, t.source, t.value FROM metrics t {LIVE}")
+    timed = [row for row in metrics if any(word in row["name"] for word in TIMED_METRICS)]
+    for row in timed:
+        row["value"] = None
+    samples = query(f'SELECT a.key, t."set", t."index", t.fields FROM samples t {LIVE}')
+    calls = query(f"SELECT a.key, t.purpose, t.digest FROM calls t {LIVE} WHERE t.status = 'ok' AND NOT t.cached")
+    return {
+        name: Counter(json.dumps(row, sort_keys=True, default=str) for row in told)
+        for name, told in {"metrics": metrics, "samples": samples, "calls": calls}.items()
+    }
+
+
+def differences(plain: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What `found` (`{"payloads": …, "rows": …}`) lacks or has over `plain`; empty if it is the same.
+
+    A paid reply whose row was not yet on disk when its process was killed is asked for again, and that is another call:
+    a call may therefore stand twice, but never be missing.
+    """
+    said = []
+    for name in sorted(plain["payloads"].keys() | found["payloads"].keys()):
+        one, other = plain["payloads"].get(name), found["payloads"].get(name)
+        if one != other:
+            said.append(
+                f"{name}: {'missing' if other is None else 'not in the plain run' if one is None else 'differs'}"
+            )
+    for table, expected in plain["rows"].items():
+        there = found["rows"][table]
+        lost, more = expected - there, there - expected
+        if table == "calls":
+            more = Counter({row: n for row, n in more.items() if row not in expected})
+        for word, some in (("lost", lost), ("too many", more)):
+            if some:
+                said.append(f"{table}: {sum(some.values())} {word}, one is {min(some)[:200]}")
+    return said
+
+
+def asked_twice(plain: dict[str, Any], found: dict[str, Any]) -> int:
+    """Replies that were paid for more than once."""
+    return sum((found["rows"]["calls"] - plain["rows"]["calls"]).values())
+
+
+def leftovers(store: Path, query: Any) -> list[str]:
+    """What must not be there once nothing runs: staging folders, runs that never ended, Prefect's included."""
+    said = [f"staging: {path.name[:16]} is left" for path in (store / "staging").iterdir() if len(path.name) == 64]
+    said += [
+        f"runs: {row['label']} is still {row['state']}"
+        for row in query("SELECT label, state FROM runs WHERE state = 'running'")
+    ]
+    return said
+
+
+def prefect_running(store: Path) -> int:
+    """Flow runs that Prefect's own database still holds for running."""
+    path = store / "prefect" / "prefect.db"
+    if not path.exists():
+        return 0
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+        return database.execute("SELECT count(*) FROM flow_run WHERE state_type = 'RUNNING'").fetchone()[0]
