@@ -18,6 +18,7 @@ import typer
 
 from configs.section import ConfigError, Retryable
 from flows.cli_operate import operating, store_app
+from flows.cli_watch import watching
 from flows.serve_command import serve
 from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(operating)
+app.add_typer(watching)
 app.add_typer(store_app, name="store")
 
 IdArgument = Annotated[

@@ -38,7 +38,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
     done: Outputs = {}
-    with cancelling():
+    with store.run_lock(run_id).for_life(), cancelling():
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
             context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)

@@ -21,6 +21,7 @@ from flows import plan as planning
 from flows import prefect_env
 from flows.board import Board
 from flows.display import Display, display_for, summary
+from flows.reconcile import quietly
 from flows.selection import Selection, choose, given_artifacts
 from flows.text import relative
 from store.artifacts import Store
@@ -76,6 +77,8 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
         with _terminable(), display, prefect_env.api():
             from flows.pipeline import StageFailed, pipeline
 
+            for settled in quietly(store):
+                out.print(Text(settled.line()), soft_wrap=True)
             try:
                 made = pipeline(config, selection, str(store.root))
             except StageFailed as failure:

@@ -78,6 +78,11 @@ def services(store: Store) -> list[Service]:
     return [Service(**one) for one in (read_json(_record(store)) or {}).get("services", [])]
 
 
+def server_url(store: Store) -> str | None:
+    """The API of the server that `up` has started, if it runs."""
+    return next((one.url for one in services(store) if one.name == "server" and one.alive()), None)
+
+
 def down(store: Store) -> list[Service]:
     """End what `up` started, with what these have started; returns those that were still running."""
     ended = []
