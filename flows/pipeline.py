@@ -4,6 +4,8 @@ The flow runs the chosen part of the plan in order. Only artifact ids pass from 
 another: each uses all the cores (or the accelerator) there are.
 """
 
+from dataclasses import replace
+
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -11,6 +13,7 @@ from configs.schema import RunConfig
 from flows import plan as planning
 from flows.plan import Need
 from flows.selection import Selection, choose, given_artifacts
+from flows.way_on import way_on
 from store.artifacts import Store
 from tasks.child import cancelling
 from tasks.stage import RunContext
@@ -42,6 +45,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
             context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
+            context = replace(context, resume=way_on(config, selection, execution.label))
             try:
                 outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
             except Exception as error:

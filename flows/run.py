@@ -25,6 +25,7 @@ from flows.reconcile import quietly
 from flows.selection import Selection, choose, given_artifacts
 from flows.text import relative
 from store.artifacts import Store
+from tasks.failure import WAY_ON, advice, reason
 from tasks.progress import StageUpdate, subscribe
 from tasks.wording import duration, visible
 
@@ -76,7 +77,9 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     try:
         with _terminable(), display, prefect_env.api():
             from flows.pipeline import StageFailed, pipeline
+            from flows.way_on import typed as typed_here
 
+            typed_here.set(typed)
             for settled in quietly(store):
                 out.print(Text(settled.line()), soft_wrap=True)
             try:
@@ -130,8 +133,8 @@ def command(typed: str, selection: Selection, stopped_at: str | None = None) -> 
 
 def reason_of(update: StageUpdate) -> str:
     """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
-    said = visible(update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
-    return said.strip().splitlines()[0] if said.strip() else ""
+    said = visible(reason(update.error or "", update.label))
+    return said.splitlines()[0] if said else ""
 
 
 def account(
@@ -140,7 +143,8 @@ def account(
     """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""
     why = visible(str(cause).removeprefix(f"stage {label}: "))
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
-    err.print(Text(f"What was finished is kept. Go on with: {command(typed, selection, label)}"), soft_wrap=True)
+    err.print(Text(advice(cause)), soft_wrap=True)
+    err.print(Text(f"{WAY_ON} {command(typed, selection, label)}"), soft_wrap=True)
     err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)
 
 

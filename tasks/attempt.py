@@ -18,14 +18,16 @@ from typing import Any
 from configs.section import ConfigError, Retryable
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
-from store.durable import write_json, writing
+from store.durable import write_json, write_text, writing
 from store.events import read_live
 from store.manifest import code_commit, host, now
 from tasks.calling import command, crash, environment, judge
 from tasks.child import pause, run_child
 from tasks.crew import Crews, threads
 from tasks.effort import Effort
+from tasks.failure import LOG_LINES, Failure
 from tasks.journal import journal
+from tasks.links import run_page
 from tasks.progress import StageUpdate, State, notify
 from tasks.stage import RunContext, Stage, StageCancelled, StageCrash
 from tasks.workspace import Workspace, open_workspace
@@ -272,6 +274,7 @@ class _Attempt:
         """Write down how the attempt ended. Must not hide `error` by one of its own."""
         stopped = isinstance(error, (KeyboardInterrupt, StageCancelled)) or not isinstance(error, Exception)
         text = "cancelled" if stopped else str(error)
+        account = "" if stopped or not isinstance(error, Exception) else self._account(space, error)
         try:
             self._ended("cancelled" if stopped else "failed", error=text)
             if space.path.is_dir():
@@ -279,7 +282,31 @@ class _Attempt:
             self._ingest(INGEST_PATIENCE_S if stopped else None)
         except (OSError, ConfigError) as problem:
             logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
-        self._notify("cancelled" if stopped else "failed", error=text)
+        self._notify("cancelled" if stopped else "failed", error=text, failure=account)
+
+    def _account(self, space: Workspace, error: Exception) -> str:
+        """What is to be known of a failure, kept in the store's logs as well."""
+        failure = Failure(
+            self.update.label,
+            space.attempt,
+            self.context.run_id,
+            self.key,
+            space.execution,
+            host(),
+            error,
+            space.traces.log,
+            space.traces.tail(LOG_LINES),
+            self.context.resume,
+            run_page(self.context.run_id),
+        )
+        text = failure.markdown()
+        try:
+            folder = self.store.root / "logs" / "failures"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / failure.file, text)
+        except OSError as problem:
+            logger.warning("the account of %s cannot be kept: %s", self.update.label, problem)
+        return text
 
     def _ended(self, state: str, **fields: Any) -> None:
         self._record(state=state, ended=now(), seconds=time.monotonic() - self.begun, **fields)

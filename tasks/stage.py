@@ -41,6 +41,7 @@ class RunContext:
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    resume: str = ""  # the command that goes on after a failure
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Stage:
         return run_stage(self, section, inputs, context)
 
     def task(self) -> "Task[..., dict[str, str]]":
-        """`run` as a Prefect task: retries, task run name, progress and table artifacts."""
+        """`run` as a Prefect task: retries, task run name, progress, and a page in Prefect about how it ended."""
         from tasks.prefect_task import task_of
 
         return task_of(self)
