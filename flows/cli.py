@@ -67,12 +67,20 @@ def run(
 
 
 @app.command()
-def status(config: ConfigArgument = "local", as_json: Json = False) -> None:
+def status(
+    config: ConfigArgument = "local",
+    watch: Annotated[bool, typer.Option("--watch", help="go on showing it, until Ctrl-C")] = False,
+    as_json: Json = False,
+) -> None:
     """Where each stage of a configuration stands."""
     from configs.load import load
-    from flows import inspection
+    from flows import inspection, watching
     from flows.text import status_table
 
+    if watch and as_json:
+        raise ConfigError("--json tells one moment: leave out --watch")
+    if watch:
+        watching.watch(the_store(), load(config), console_for())
     rows = inspection.status(the_store(), load(config))
     show_as(rows, as_json, status_table)
 

@@ -57,7 +57,7 @@ def up(
     store, console = the_store(), console_for()
     with console.status("starting") as shown:
         running = services.up(store, config, port, dashboard_port, shown.update)
-        os.environ.setdefault("PREFECT_API_URL", services.server_url(store) or "")
+        os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         for settled in quietly(store):
             console.print(settled.line(), soft_wrap=True)
     console.print(service_table(running))

@@ -23,8 +23,10 @@ from flows.board import Board
 from flows.display import Display, display_for, summary
 from flows.reconcile import quietly
 from flows.selection import Selection, choose, given_artifacts
+from flows.services import url_of
 from flows.text import relative
 from store.artifacts import Store
+from tasks import links
 from tasks.failure import WAY_ON, advice, reason
 from tasks.progress import StageUpdate, subscribe
 from tasks.wording import duration, visible
@@ -72,6 +74,8 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     if "PREFECT_API_URL" not in os.environ:
         board.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     display = display_for(board, out)
+    if page := url_of(store, "dashboard"):
+        os.environ.setdefault(links.VARIABLE, page)
     begun = time.monotonic()
     unsubscribe = subscribe(Watch(board, display))
     try:

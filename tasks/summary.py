@@ -19,16 +19,17 @@ from tasks.wording import amount, size, visible
 
 logger = logging.getLogger(__name__)
 
-# The first of these that was measured more than once is the stage's curve.
+# The first of these that was measured more than once is the stage's curve, with what is drawn beside it.
 CURVES = ("loss", "reward", "solve_rate")
-BESIDE = {"loss": ("validation_loss",)}
+BESIDE = {"loss": "validation_loss"}
 MOST_FACTS, MOST_METRICS = 12, 16
 PATIENCE_S = 2.0
 _POINTS = """
-SELECT name, avg(step) AS step, avg(value) AS value FROM (
-  SELECT name, step, value, ntile(300) OVER (PARTITION BY name ORDER BY step) AS part FROM metrics
-  WHERE execution = ? AND name IN (SELECT unnest(?)) AND isfinite(value)
-) GROUP BY name, part ORDER BY step
+SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
+  SELECT name, coalesce(source, '') AS source, step, value,
+         ntile(300) OVER (PARTITION BY name, source ORDER BY step) AS part
+  FROM metrics WHERE execution = ? AND name IN (SELECT unnest(?)) AND isfinite(value)
+) GROUP BY name, source, part ORDER BY step
 """
 
 
@@ -52,7 +53,7 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
 
 def curve(store: Store, execution: str, title: str) -> list[str]:
     """The picture of the execution's curve as one line of markdown; empty if nothing was measured more than once."""
-    wanted = [*CURVES, *(name for names in BESIDE.values() for name in names)]
+    wanted = [*CURVES, *BESIDE.values()]
     try:
         rows = Catalog(store).query(_POINTS, [execution, wanted], patience=PATIENCE_S)
     except (CatalogBusy, ConfigError) as error:
@@ -60,11 +61,13 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
         return []
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault(row["name"], []).append((row["step"], row["value"]))
+        name = f"{row['name']} ({row['source']})" if row["source"] else row["name"]
+        lines.setdefault(name, []).append((row["step"], row["value"]))
     first = next((name for name in CURVES if len(lines.get(name, ())) > 1), None)
     if first is None:
         return []
-    drawn = {name: lines[name] for name in (first, *BESIDE.get(first, ())) if name in lines}
+    beside = BESIDE.get(first, first)
+    drawn = {name: points for name, points in lines.items() if name == first or name.startswith(beside)}
     picture = base64.b64encode(line_chart(f"{title}: {first}", drawn).encode()).decode()
     return [f"![{first} by step](data:image/svg+xml;base64,{picture})"]
 
