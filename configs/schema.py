@@ -16,6 +16,7 @@ from configs.parts import OptimizerConfig, Share, TaskConfig
 from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, SelfDistillConfig
 from configs.screening import DeduplicateConfig
 from configs.section import Section
+from configs.telemetry import TelemetryConfig
 
 
 class SourceConfig(Section):
@@ -160,6 +161,7 @@ class RunConfig(Section):
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: LaunchConfig = LaunchConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()

@@ -48,7 +48,8 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
             context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
-            context = replace(context, resume=way_on(config, selection, execution.label))
+            again = way_on(config, selection, execution.label)
+            context = replace(context, telemetry=config.telemetry, resume=again)
             try:
                 outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
             except Exception as error:

@@ -19,7 +19,7 @@ from configs.section import ConfigError, Retryable
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.durable import write_json, write_text, writing
-from store.events import read_live
+from store.events import EventWriter, read_live
 from store.manifest import code_commit, host, now
 from tasks.calling import command, crash, environment, judge
 from tasks.child import pause, run_child
@@ -30,6 +30,7 @@ from tasks.journal import journal
 from tasks.links import run_page
 from tasks.progress import StageUpdate, State, notify
 from tasks.stage import RunContext, Stage, StageCancelled, StageCrash
+from tasks.telemetry import Forwarder, forwarder
 from tasks.workspace import Workspace, open_workspace
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class _Attempt:
     begun: float = field(default_factory=time.monotonic)
     ingested: float = field(default_factory=time.monotonic)
     update: StageUpdate = field(init=False)
+    forwarder: Forwarder = field(init=False)
 
     def __post_init__(self) -> None:
         label = self.context.label or self.stage.name
@@ -155,9 +157,17 @@ class _Attempt:
         return outputs
 
     def _work(self, space: Workspace) -> None:
-        """Run the rounds and the child to their end; raise what its exit code means."""
+        """The work itself, its metrics sent on to whoever the configuration names."""
         self._notify("running")
         request = self._request(space)
+        self.forwarder = self._forwarder(space)
+        try:
+            self._rounds_and_child(space, request)
+        finally:
+            self._count_lost(space, self.forwarder.close())
+
+    def _rounds_and_child(self, space: Workspace, request: str) -> None:
+        """Run the rounds and the child to their end; raise what its exit code means."""
         if self.stage.rounds:
             effort = Effort(self.stage.rounds, space, Path(request), self.context.launch, self.crews, self._hear)
             try:
@@ -183,12 +193,28 @@ class _Attempt:
         if space.done() is None:
             raise crash(ended, space.traces, who)
 
+    def _forwarder(self, space: Workspace) -> Forwarder:
+        events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}"
+        context = self.context
+        return forwarder(context.telemetry, events, context.run_id, self.stage.name, self.update.label)
+
+    def _count_lost(self, space: Workspace, points: int) -> None:
+        """A row about measurements that a collector did not take."""
+        if not points:
+            return
+        logger.warning("%s: %d measurements were not delivered; the store has them", self.update.label, points)
+        path = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}-telemetry.jsonl"
+        emit = EventWriter(path, space.execution, stage=self.stage.name)
+        emit("metric", name="telemetry_undelivered", step=space.attempt, value=points)
+        emit.close()
+
     def _hear(self, live: dict[str, Any]) -> None:
         """Show the progress and metrics in `live`, and now and then bring the catalog up to date."""
         shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
         self._notify("running", metrics=live.get("metrics", {}), **shown)
         if time.monotonic() - self.ingested > INGEST_EVERY_S:
             self._ingest(INGEST_PATIENCE_S)
+            self.forwarder.forward()
             self.ingested = time.monotonic()
 
     def _together(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.schema import LaunchConfig
+from configs.telemetry import TelemetryConfig
 from store.manifest import stage_key
 from tasks.job import Job
 from tasks.rounds import Round
@@ -41,6 +42,7 @@ class RunContext:
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     resume: str = ""  # the command that goes on after a failure
 
 
