@@ -52,7 +52,8 @@ def logs(
     told = reading.choose(store, run, stage)
 
     def head(one: reading.Told) -> None:
-        notes.print(f"{one.label} of run {one.run[:8]}: {one.log(store) or 'nothing is left of its log'}", style="dim")
+        where = one.log(store) or "nothing is left of its log"
+        notes.print(f"{one.label} of run {one.run[:8]}: {where}", style="dim", soft_wrap=True)
 
     head(told)
     if follow:
@@ -66,5 +67,5 @@ def logs(
     if path := told.log(store):
         sys.stdout.write(reading.last_lines(path, lines))
     for path in told.units(store):
-        notes.print(f"under way: {path}", style="dim")
+        notes.print(f"under way: {path}", style="dim", soft_wrap=True)
         sys.stdout.write(reading.last_lines(path, lines))

@@ -1,13 +1,10 @@
-"""What dead processes leave, settled: attempts, Prefect's runs, staging, lock files; and what must be left alone."""
+"""What dead processes leave, settled: attempts, staging, lock files; and what must be left alone."""
 
 import json
 import os
 import time
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.states import Cancelling, Running, Scheduled
 
 from configs.section import ConfigError
 from flows import reconcile
@@ -19,7 +16,6 @@ from tasks.journal import journal
 from tests.support.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stage_store import key_of, published
 from tests.support.stage_sums import section
-from tests.support.toy_stages import TOY
 
 RUNS = "SELECT state, error, ended, outputs FROM runs ORDER BY time"
 
@@ -132,61 +128,3 @@ def test_what_hinders_the_reconciler_is_told_and_hinders_nothing_else(store, mon
     assert list(quietly(store)) == [
         Settled("reconcile", "stopped", "the store is full. `nautile reconcile` tries again")
     ]
-
-
-@pytest.mark.slow
-def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task(bench, tmp_path):
-    store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"held_out:wait={tmp_path}"}
-    run = bench.start("run", str(TOY), store=store, **fault)
-    wait_for(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text(), 120)
-    (run_id,) = Store(store).begun_runs()
-    assert lost_runs(Store(store)) == []
-    run.kill()
-    run.communicate()
-    wait_for(lambda: lost_runs(Store(store)))
-    told = json.loads(bench.run("reconcile", "--json", store=store).stdout)
-    assert [one["what"] for one in told] == ["stage", "Prefect run", "Prefect task run"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_API_URL", bench.url)
-        with get_client(sync_client=True) as client:
-            found = client.read_flow_run(run_id)
-            tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[found.id])))
-    assert found.state.is_crashed()
-    assert [(task.name, task.state.name) for task in tasks] == [("held_out", "Crashed")]
-    assert Store(store).begun_runs() == []
-    assert bench.run("reconcile", store=store).stdout == "nothing was left behind\n"
-
-
-@pytest.mark.slow
-def test_only_dead_runs_of_this_store_are_touched(store, prefect_url, monkeypatch):
-    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
-    from prefect import flow
-
-    from flows import reconcile_prefect
-
-    @flow
-    def empty():
-        """Never run."""
-
-    with get_client(sync_client=True) as client:
-        states = {"dead": Running(), "other": Running(), "waiting": Scheduled(), "stopping": Cancelling()}
-        runs = {name: client.create_flow_run(empty, state=state) for name, state in states.items()}
-        runs["restarting"] = client.create_flow_run(empty, state=Running())
-        for name in ("dead", "waiting", "stopping", "restarting"):
-            lock = store.run_lock(str(runs[name].id))
-            lock.acquire()
-            lock.release()
-        past = time.time() - 30
-        os.utime(store.run_lock(str(runs["restarting"].id)).path, (past, past))
-        with store.run_lock(str(runs["other"].id)).for_life():
-            settled = list(reconcile_prefect.flow_runs(store))
-        after = {name: client.read_flow_run(run.id).state.name for name, run in runs.items()}
-    assert after == {
-        "dead": "Crashed",
-        "other": "Running",
-        "waiting": "Scheduled",
-        "stopping": "Cancelled",
-        "restarting": "Running",
-    }
-    assert len(settled) == 2
-    assert set(store.begun_runs()) == {str(runs[name].id) for name in ("waiting", "restarting")}
