@@ -19,6 +19,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.sorting import TaskRunSort
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
@@ -26,6 +27,7 @@ from configs.section import ConfigError
 from flows.reconcile import Settled
 from store.artifacts import Store
 from store.garbage import STALE_DAYS
+from tasks.wording import visible
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ def flow_runs(store: Store) -> Iterator[Settled]:
                 finally:
                     lock.release()
     except (PrefectException, httpx.HTTPError) as error:
-        raise ConfigError(f"Prefect could not be asked about runs that ended without a word: {error}") from error
+        said = visible(str(error), 200)
+        raise ConfigError(f"Prefect could not be asked about runs that ended without a word: {said}") from error
 
 
 def _read(client: SyncPrefectClient, run: str) -> FlowRun | None:
@@ -98,6 +101,7 @@ def _open_tasks(client: SyncPrefectClient, run: FlowRun) -> list[TaskRun]:
         page = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),
+            sort=TaskRunSort.ID_DESC,  # the server refuses the client's default
             limit=_PAGE,
             offset=len(found),
         )

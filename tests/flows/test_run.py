@@ -11,7 +11,7 @@ import psutil
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
@@ -70,10 +70,10 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
-    (flow_run,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    (newest,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    flow_run, runs = ask_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     assert flow_run["parameters"]["config"]["name"] == "toy"
-    runs = ask(bench.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
@@ -177,26 +177,21 @@ def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task
     until(lambda: lost_runs(Store(store)))
     told = json.loads(bench.run("reconcile", "--json", store=store).stdout)
     assert [one["what"] for one in told] == ["stage", "Prefect run", "Prefect task run"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_API_URL", bench.url)
-        with get_client(sync_client=True) as client:
-            found = client.read_flow_run(run_id)
-            tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[found.id])))
-    assert found.state.is_crashed()
-    assert [(task.name, task.state.name) for task in tasks] == [("held_out", "Crashed")]
+    found, (task,) = ask_run(bench.url, run_id)
+    assert found["state"]["type"] == "CRASHED"
+    assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
     assert Store(store).begun_runs() == []
     assert bench.run("reconcile", store=store).stdout == "nothing was left behind\n"
 
 
-def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path, monkeypatch):
-    monkeypatch.setenv("PREFECT_API_URL", bench.url)
+def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     store = Store(tmp_path / "store")
 
     @flow
     def empty():
         """Never run."""
 
-    with get_client(sync_client=True) as client:
+    with temporary_settings({PREFECT_API_URL: bench.url}), get_client(sync_client=True) as client:
         states = {"dead": Running(), "other": Running(), "waiting": Scheduled(), "stopping": Cancelling()}
         runs = {name: client.create_flow_run(empty, state=state) for name, state in states.items()}
         runs["restarting"] = client.create_flow_run(empty, state=Running())
@@ -242,6 +237,13 @@ def test_a_prefect_server_that_does_not_answer_is_one_clear_message(bench):
     done = bench.run("run", str(TOY), PREFECT_API_URL=url)
     assert done.returncode == 2
     assert done.stderr == f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable\n"
+
+
+def ask_run(url: str, run_id: str) -> tuple[dict, list[dict]]:
+    """A flow run and its task runs, as the server tells them."""
+    meant = {"flow_runs": {"id": {"any_": [run_id]}}}
+    (found,) = ask(url, "flow_runs/filter", meant)
+    return found, ask(url, "task_runs/filter", meant)
 
 
 def ask(url: str, path: str, body: dict) -> list[dict]:
