@@ -17,6 +17,7 @@ from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, Sel
 from configs.retention import RetentionConfig
 from configs.screening import DeduplicateConfig
 from configs.section import Section
+from configs.telemetry import TelemetryConfig
 
 
 class SourceConfig(Section):
@@ -166,6 +167,7 @@ class RunConfig(Section):
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: LaunchConfig = LaunchConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()

@@ -19,6 +19,7 @@ import typer
 from configs.section import ConfigError, Retryable
 from flows.cli_operate import operating
 from flows.cli_store import store_app
+from flows.cli_watch import watching
 from flows.serve_command import serve
 from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(operating)
+app.add_typer(watching)
 app.add_typer(store_app, name="store")
 
 IdArgument = Annotated[
@@ -66,12 +68,20 @@ def run(
 
 
 @app.command()
-def status(config: ConfigArgument = "local", as_json: Json = False) -> None:
+def status(
+    config: ConfigArgument = "local",
+    watch: Annotated[bool, typer.Option("--watch", help="go on showing it, until Ctrl-C")] = False,
+    as_json: Json = False,
+) -> None:
     """Where each stage of a configuration stands."""
     from configs.load import load
-    from flows import inspection
+    from flows import inspection, watching
     from flows.text import status_table
 
+    if watch and as_json:
+        raise ConfigError("--json tells one moment: leave out --watch")
+    if watch:
+        watching.watch(the_store(), load(config), console_for())
     rows = inspection.status(the_store(), load(config))
     show_as(rows, as_json, status_table)
 

@@ -1,5 +1,6 @@
 """The commands of `nautile` that keep it running: services and the dashboard."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -48,12 +49,17 @@ def up(
     """Start Prefect's server, the deployments and the dashboard on this machine, and say where they are."""
     from configs.load import load
     from flows import services
+    from flows.reconcile import quietly
     from flows.text import service_table
 
     load(config)
-    console = console_for()
+    store, console = the_store(), console_for()
     with console.status("starting") as shown:
-        console.print(service_table(services.up(the_store(), config, port, dashboard_port, shown.update)))
+        running = services.up(store, config, port, dashboard_port, shown.update)
+        os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
+        for settled in quietly(store):
+            console.print(settled.line(), soft_wrap=True)
+    console.print(service_table(running))
 
 
 @operating.command()

@@ -4,15 +4,20 @@ The flow runs the chosen part of the plan in order. Only artifact ids pass from 
 another: each uses all the cores (or the accelerator) there are.
 """
 
+from dataclasses import replace
+
 from prefect import flow
+from prefect.artifacts import create_link_artifact
 from prefect.runtime import flow_run
 
 from configs.schema import RunConfig
 from flows import plan as planning
 from flows.plan import Need
 from flows.selection import Selection, choose, given_artifacts
+from flows.way_on import way_on
 from store.artifacts import Store
 from tasks.child import cancelling
+from tasks.links import run_page
 from tasks.stage import RunContext
 
 Outputs = dict[str, dict[str, str]]
@@ -39,10 +44,13 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
     done: Outputs = {}
-    with cancelling():
+    _link(run_id)
+    with store.run_lock(run_id).for_life(), cancelling():
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
             context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
+            again = way_on(config, selection, execution.label)
+            context = replace(context, telemetry=config.telemetry, resume=again)
             try:
                 outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
             except Exception as error:
@@ -50,3 +58,9 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
             done[execution.label] = outputs
             made |= {Need(execution.label, kind): artifact_id for kind, artifact_id in outputs.items()}
     return done
+
+
+def _link(run_id: str) -> None:
+    """A link on the run's page to the dashboard, where that is known."""
+    if page := run_page(run_id):
+        create_link_artifact(page, link_text="this run in the dashboard", key="dashboard")

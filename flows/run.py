@@ -21,9 +21,13 @@ from flows import plan as planning
 from flows import prefect_env
 from flows.board import Board
 from flows.display import Display, display_for, summary
+from flows.reconcile import quietly
 from flows.selection import Selection, choose, given_artifacts
+from flows.services import url_of
 from flows.text import relative
 from store.artifacts import Store
+from tasks import links
+from tasks.failure import WAY_ON, advice, reason
 from tasks.progress import StageUpdate, subscribe
 from tasks.wording import duration, visible
 
@@ -74,12 +78,18 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     if "PREFECT_API_URL" not in os.environ:
         board.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     display = display_for(board, out)
+    if page := url_of(store, "dashboard"):
+        os.environ.setdefault(links.VARIABLE, page)
     begun = time.monotonic()
     unsubscribe = subscribe(Watch(board, display))
     try:
         with _terminable(), display, prefect_env.api():
             from flows.pipeline import StageFailed, pipeline
+            from flows.way_on import typed as typed_here
 
+            typed_here.set(typed)
+            for settled in quietly(store):
+                out.print(Text(settled.line()), soft_wrap=True)
             try:
                 made = pipeline(config, selection, str(store.root))
             except StageFailed as failure:
@@ -136,8 +146,8 @@ def with_config(message: str, typed: str) -> str:
 
 def reason_of(update: StageUpdate) -> str:
     """Why it failed, in one line: without the log's place and lines, which the closing account gives."""
-    said = visible(update.error or "").removeprefix(f"stage {update.label}: ").partition(". The log is ")[0]
-    return said.strip().splitlines()[0] if said.strip() else ""
+    said = visible(reason(update.error or "", update.label))
+    return said.splitlines()[0] if said else ""
 
 
 def account(
@@ -146,7 +156,8 @@ def account(
     """Which stage, why, and what to do. The cause of a crash carries the last lines of its log."""
     why = with_config(visible(str(cause).removeprefix(f"stage {label}: ")), typed)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
-    err.print(Text(f"What was finished is kept. Go on with: {command(typed, selection, label)}"), soft_wrap=True)
+    err.print(Text(advice(cause)), soft_wrap=True)
+    err.print(Text(f"{WAY_ON} {command(typed, selection, label)}"), soft_wrap=True)
     err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)
 
 

@@ -24,6 +24,7 @@ from configs.section import ConfigError
 from flows import prefect_env
 from store.artifacts import Store
 from store.durable import read_json, write_json
+from tasks import links
 
 STARTUP_S = 180.0
 STOP_S = 15.0
@@ -59,7 +60,7 @@ def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: C
     server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
     wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[Service], bool]]] = [
         ("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _answers_health),
-        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api}, api, _deployed),
+        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api, links.VARIABLE: page}, api, _deployed),
         ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], {"PREFECT_API_URL": api}, page, _answers),
     ]
     for name, command, more, url, ready in wanted:
@@ -76,6 +77,11 @@ def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: C
 def services(store: Store) -> list[Service]:
     """What `up` has started and `down` has not ended, running or not."""
     return [Service(**one) for one in (read_json(_record(store)) or {}).get("services", [])]
+
+
+def url_of(store: Store, name: str) -> str | None:
+    """Where a service that `up` has started answers (`server`: its API), if it runs."""
+    return next((one.url for one in services(store) if one.name == name and one.alive()), None)
 
 
 def down(store: Store) -> list[Service]:

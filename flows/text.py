@@ -115,6 +115,10 @@ def count_table(counts: dict[str, int]) -> Table:
     return table
 
 
+def settled_view(lines: list[str]) -> Text:
+    return Text("\n".join(map(visible, lines)) or "nothing was left behind")
+
+
 def service_table(running: list[Any]) -> Table:
     table = _table("what", "where", "process", "log")
     for one in running:

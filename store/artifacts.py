@@ -97,7 +97,7 @@ class Store:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
-            probe.unlink()
+            probe.unlink(missing_ok=True)
             if self.url:
                 record(self.root, self.url)
         except OSError as error:
@@ -172,6 +172,17 @@ class Store:
     def lock(self, key: str) -> KeyLock:
         """The lock of `key`, held by whoever makes it; it falls with the process that holds it."""
         return KeyLock(self.root / "locks" / f"{key}.lock")
+
+    def run_lock(self, run: str) -> KeyLock:
+        """Held by the process of run `run` as long as it lives; its file goes when the run ends by itself."""
+        if not manifests.RUN.fullmatch(run):
+            raise ValueError(f"not the id of a run: {run!r}")
+        return KeyLock(self.root / "locks" / f"run-{run}.lock")
+
+    def begun_runs(self) -> list[str]:
+        """The runs that have a lock file: those at work, and those whose process was gone before it could clear up."""
+        names = sorted(path.stem.removeprefix("run-") for path in (self.root / "locks").glob("run-*.lock"))
+        return [name for name in names if manifests.RUN.fullmatch(name)]
 
     def publish(
         self,

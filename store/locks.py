@@ -1,5 +1,7 @@
 """One worker a key: an flock on a file of the store, which the kernel drops when the process that holds it dies.
 
+A run has one too, `locks/run-<id>.lock`: whoever can take it knows that the run's process is gone, whatever its last
+words were.
 And a queue for the catalog's file, shared by those who read and alone for who writes.
 """
 
@@ -35,6 +37,9 @@ class KeyLock:
         except BaseException:
             os.close(descriptor)
             raise
+        if not self._is_the_file(descriptor):
+            os.close(descriptor)
+            return self.try_acquire()  # removed by `remove` between the two calls: that one holds nothing any more
         self._descriptor = descriptor
         return True
 
@@ -48,6 +53,22 @@ class KeyLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def remove(self) -> None:
+        """Release the lock and take its file away. Only for the one who holds it."""
+        if self._descriptor is not None:
+            self.path.unlink(missing_ok=True)
+            self.release()
+
+    @contextmanager
+    def for_life(self) -> Iterator[None]:
+        """Hold it for the length of the block, then take its file away: one that is left tells of a sudden death."""
+        self.acquire()
+        os.utime(self.path)
+        try:
+            yield
+        finally:
+            self.remove()
+
     def held_elsewhere(self) -> bool:
         """True while some process (or another lock object of this one) holds it."""
         if not self.path.exists():
@@ -56,6 +77,12 @@ class KeyLock:
             self.release()
             return False
         return True
+
+    def _is_the_file(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> "KeyLock":
         self.acquire()

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 KEY = re.compile(r"[0-9a-f]{64}")
 KIND = re.compile(r"[a-z][a-z0-9_]*")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 
 def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[str, str]) -> str:

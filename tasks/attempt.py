@@ -18,17 +18,20 @@ from typing import Any
 from configs.section import ConfigError, Retryable
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
-from store.durable import write_json, writing
-from store.events import read_live
+from store.durable import write_json, write_text, writing
+from store.events import EventWriter, read_live
 from store.manifest import code_commit, host, now
 from store.mirror import is_absent
 from tasks.calling import command, crash, environment, judge
 from tasks.child import pause, run_child
 from tasks.crew import Crews, threads
 from tasks.effort import Effort
+from tasks.failure import LOG_LINES, Failure
 from tasks.journal import journal
+from tasks.links import run_page
 from tasks.progress import StageUpdate, State, notify
 from tasks.stage import RunContext, Stage, StageCancelled, StageCrash
+from tasks.telemetry import Forwarder, forwarder
 from tasks.workspace import Workspace, open_workspace
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class _Attempt:
     begun: float = field(default_factory=time.monotonic)
     ingested: float = field(default_factory=time.monotonic)
     update: StageUpdate = field(init=False)
+    forwarder: Forwarder = field(init=False)
 
     def __post_init__(self) -> None:
         label = self.context.label or self.stage.name
@@ -161,9 +165,17 @@ class _Attempt:
         return outputs
 
     def _work(self, space: Workspace) -> None:
-        """Run the rounds and the child to their end; raise what its exit code means."""
+        """The work itself, its metrics sent on to whoever the configuration names."""
         self._notify("running")
         request = self._request(space)
+        self.forwarder = self._forwarder(space)
+        try:
+            self._rounds_and_child(space, request)
+        finally:
+            self._count_lost(space, self.forwarder.close())
+
+    def _rounds_and_child(self, space: Workspace, request: str) -> None:
+        """Run the rounds and the child to their end; raise what its exit code means."""
         if self.stage.rounds:
             effort = Effort(self.stage.rounds, space, Path(request), self.context.launch, self.crews, self._hear)
             try:
@@ -189,12 +201,28 @@ class _Attempt:
         if space.done() is None:
             raise crash(ended, space.traces, who)
 
+    def _forwarder(self, space: Workspace) -> Forwarder:
+        events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}"
+        context = self.context
+        return forwarder(context.telemetry, events, context.run_id, self.stage.name, self.update.label)
+
+    def _count_lost(self, space: Workspace, points: int) -> None:
+        """A row about measurements that a collector did not take."""
+        if not points:
+            return
+        logger.warning("%s: %d measurements were not delivered; the store has them", self.update.label, points)
+        path = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}-telemetry.jsonl"
+        emit = EventWriter(path, space.execution, stage=self.stage.name)
+        emit("metric", name="telemetry_undelivered", step=space.attempt, value=points)
+        emit.close()
+
     def _hear(self, live: dict[str, Any]) -> None:
         """Show the progress and metrics in `live`, and now and then bring the catalog up to date."""
         shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
         self._notify("running", metrics=live.get("metrics", {}), **shown)
         if time.monotonic() - self.ingested > INGEST_EVERY_S:
             self._ingest(INGEST_PATIENCE_S)
+            self.forwarder.forward()
             self.ingested = time.monotonic()
 
     def _together(self) -> bool:
@@ -280,6 +308,7 @@ class _Attempt:
         """Write down how the attempt ended. Must not hide `error` by one of its own."""
         stopped = isinstance(error, (KeyboardInterrupt, StageCancelled)) or not isinstance(error, Exception)
         text = "cancelled" if stopped else str(error)
+        account = "" if stopped or not isinstance(error, Exception) else self._account(space, error)
         try:
             self._ended("cancelled" if stopped else "failed", error=text)
             if space.path.is_dir():
@@ -289,7 +318,31 @@ class _Attempt:
                 self._send()
         except (OSError, ConfigError, Retryable) as problem:
             logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
-        self._notify("cancelled" if stopped else "failed", error=text)
+        self._notify("cancelled" if stopped else "failed", error=text, failure=account)
+
+    def _account(self, space: Workspace, error: Exception) -> str:
+        """What is to be known of a failure, kept in the store's logs as well."""
+        failure = Failure(
+            self.update.label,
+            space.attempt,
+            self.context.run_id,
+            self.key,
+            space.execution,
+            host(),
+            error,
+            space.traces.log,
+            space.traces.tail(LOG_LINES),
+            self.context.resume,
+            run_page(self.context.run_id),
+        )
+        text = failure.markdown()
+        try:
+            folder = self.store.root / "logs" / "failures"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / failure.file, text)
+        except OSError as problem:
+            logger.warning("the account of %s cannot be kept: %s", self.update.label, problem)
+        return text
 
     def _ended(self, state: str, **fields: Any) -> None:
         self._record(state=state, ended=now(), seconds=time.monotonic() - self.begun, **fields)

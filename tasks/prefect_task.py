@@ -5,7 +5,6 @@ the files behind them are whole. Calls to the API are kept rare, a few a minute 
 """
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +13,18 @@ from typing import Any
 from uuid import UUID
 
 from prefect import Task, task
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from configs.section import Retryable
-from store.artifacts import Artifact, Store
+from store.artifacts import Store
 from tasks.attempt import run_stage
+from tasks.failure import slug
 from tasks.prefect_units import task_crew
 from tasks.progress import Pace, StageUpdate, notify, subscribe
 from tasks.stage import RunContext, Stage, StageCrash
+from tasks.summary import summary
 from tasks.wording import amount, duration
 
 logger = logging.getLogger(__name__)
@@ -101,11 +102,11 @@ def _run_name(parameters: dict[str, Any]) -> str:
 
 
 class _Board:
-    """The progress artifact of one task run, brought up to date every few seconds, and its closing table."""
+    """The progress artifact of one task run, brought up to date every few seconds, and what is told of its end."""
 
     def __init__(self, label: str, run_id: str) -> None:
         self._label, self._run_id = label, run_id
-        self._slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+        self._slug = slug(label)
         self._artifact: UUID | None = None
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
@@ -115,6 +116,9 @@ class _Board:
         if (update.label, update.run_id) != (self._label, self._run_id):
             return
         self._last = update
+        if update.failure:
+            what = f"{self._label} failed"
+            self._tell(lambda: create_markdown_artifact(update.failure, key=f"failure-{self._slug}", description=what))
         if update.state == "running" and update.done is not None:
             self._pace.add(time.monotonic(), update.done, update.unit)
         if update.state == "running" and update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
@@ -122,18 +126,16 @@ class _Board:
             self._show(100.0 * update.share, _words(update, self._pace))
 
     def finish(self, context: RunContext, outputs: dict[str, str]) -> None:
-        """Fill the bar and leave a table of what was made."""
+        """Fill the bar and leave a page about what was made."""
         last = self._last
         if last is None:
             return
         if self._artifact is not None:
             self._show(100.0, _words(last))
-        rows = [{"what": name, "value": f"{value:.6g}"} for name, value in sorted(last.metrics.items())]
 
         def send() -> None:
-            store = Store(context.store_root)
-            made = [{"what": kind, "value": _described(store.get(name))} for kind, name in outputs.items()]
-            create_table_artifact(made + rows, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
+            told = summary(Store(context.store_root), last, outputs)
+            create_markdown_artifact(told, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
 
         self._tell(send)
 
@@ -152,10 +154,6 @@ class _Board:
         except Exception as error:
             # A server that is down for a moment must not fail hours of work; the store has it all.
             logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
-
-
-def _described(artifact: Artifact) -> str:
-    return f"{artifact.id}: {len(artifact.manifest['files'])} files, {artifact.bytes:,} bytes"
 
 
 def _words(update: StageUpdate, pace: Pace | None = None) -> str:

@@ -31,6 +31,7 @@ class StageUpdate:
     attempt: int = 1
     seconds: float | None = None  # since this attempt started
     error: str | None = None
+    failure: str = ""  # of an attempt that failed: the whole account, as markdown
     time: float = field(default_factory=time.time)
 
     @property

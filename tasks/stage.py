@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.schema import LaunchConfig
+from configs.telemetry import TelemetryConfig
 from store.manifest import stage_key
 from tasks.job import Job
 from tasks.rounds import Round
@@ -41,6 +42,8 @@ class RunContext:
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    resume: str = ""  # the command that goes on after a failure
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Stage:
         return run_stage(self, section, inputs, context)
 
     def task(self) -> "Task[..., dict[str, str]]":
-        """`run` as a Prefect task: retries, task run name, progress and table artifacts."""
+        """`run` as a Prefect task: retries, task run name, progress, and a page in Prefect about how it ended."""
         from tasks.prefect_task import task_of
 
         return task_of(self)

@@ -15,6 +15,7 @@ from configs.load import load
 from configs.schema import RunConfig
 from flows.prefect_env import free_port, healthy
 from store.artifacts import Store
+from tests.support.sockets import watched
 from tests.support.toy_chain import make_all
 from tests.support.toy_cli import ROOT, environment, nautile, start
 from tests.support.toy_stages import TOY, toy_stage
@@ -44,6 +45,7 @@ class Bench:
 
     folder: Path
     first: subprocess.CompletedProcess[str]
+    sockets: Path  # with whom the first run spoke
     url: str = ""
 
     @property
@@ -69,7 +71,9 @@ def bench(tmp_path_factory) -> Iterator[Bench]:
     """The first run brings its own server. The later ones share one, for each would take seconds to start."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "home").mkdir()
-    first = Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, HOME=str(folder / "home")))
+    sockets = tmp_path_factory.mktemp("sockets") / "log"
+    more = {"HOME": str(folder / "home"), **watched(sockets)}
+    first = Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, **more), sockets)
     with serving(first.store / "prefect") as url:
         yield replace(first, url=url)
 

@@ -9,14 +9,21 @@ import urllib.request
 
 import psutil
 import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
 from configs.section import ConfigError, Retryable
+from flows import reconcile_prefect
 from flows.prefect_env import free_port
+from flows.reconcile import lost_runs
 from flows.run import account, exit_code
 from flows.selection import Selection
 from store.artifacts import Store
 from tasks.stage import StageCrash
+from tests.support.sockets import abroad, heard
 from tests.support.stage_store import flip_byte
 from tests.support.toy_stages import TOY
 
@@ -63,10 +70,10 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
-    (flow_run,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    (newest,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    flow_run, runs = ask_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     assert flow_run["parameters"]["config"]["name"] == "toy"
-    runs = ask(bench.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
     assert len(runs) == 14
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     assert {"ingest:wikipedia", "evaluate:align", "report"} <= {run["name"] for run in runs}
@@ -99,6 +106,8 @@ def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
     assert f"Go on with: nautile run {TOY} --from align --until align --force" in done.stderr
     assert "nanobind" not in done.stderr
     assert "align: failed" in done.stdout
+    (account,) = (bench.store / "logs" / "failures").glob("align-*.md")
+    assert f"nautile run {TOY} --from align --until align --force" in account.read_text()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +126,8 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_way_on(tmp
     lines = err.file.getvalue().splitlines()
     assert lines[0].startswith("stage reason failed: its process ended with exit code 1. The log is /x")
     assert lines[1:3] == ["[a]", "KeyError: 1"]
-    assert lines[3] == "What was finished is kept. Go on with: nautile run my.toml --until report"
+    assert lines[3].startswith("This is a fault of the code or the machine")
+    assert lines[4] == "What was finished is kept. Go on with: nautile run my.toml --until report"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -156,6 +166,64 @@ def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path):
     assert {a.id for a in Store(store).list()} < {a.id for a in Store(bench.store).list()}
 
 
+def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task(bench, tmp_path):
+    store, fault = tmp_path / "store", {"NAUTILE_TOY_FAULT": f"held_out:wait={tmp_path}"}
+    run = bench.start("run", str(TOY), store=store, **fault)
+    until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
+    (run_id,) = Store(store).begun_runs()
+    assert lost_runs(Store(store)) == []
+    run.kill()
+    run.communicate()
+    until(lambda: lost_runs(Store(store)))
+    told = json.loads(bench.run("reconcile", "--json", store=store).stdout)
+    assert [one["what"] for one in told] == ["stage", "Prefect run", "Prefect task run"]
+    found, (task,) = ask_run(bench.url, run_id)
+    assert found["state"]["type"] == "CRASHED"
+    assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
+    assert Store(store).begun_runs() == []
+    assert bench.run("reconcile", store=store).stdout == "nothing was left behind\n"
+
+
+def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
+    store = Store(tmp_path / "store")
+
+    @flow
+    def empty():
+        """Never run."""
+
+    with temporary_settings({PREFECT_API_URL: bench.url}), get_client(sync_client=True) as client:
+        states = {"dead": Running(), "other": Running(), "waiting": Scheduled(), "stopping": Cancelling()}
+        runs = {name: client.create_flow_run(empty, state=state) for name, state in states.items()}
+        runs["restarting"] = client.create_flow_run(empty, state=Running())
+        for name in ("dead", "waiting", "stopping", "restarting"):
+            lock = store.run_lock(str(runs[name].id))
+            lock.acquire()
+            lock.release()
+        past = time.time() - 30
+        os.utime(store.run_lock(str(runs["restarting"].id)).path, (past, past))
+        with store.run_lock(str(runs["other"].id)).for_life():
+            settled = list(reconcile_prefect.flow_runs(store))
+        after = {name: client.read_flow_run(run.id).state.name for name, run in runs.items()}
+    assert after == {
+        "dead": "Crashed",
+        "other": "Running",
+        "waiting": "Scheduled",
+        "stopping": "Cancelled",
+        "restarting": "Running",
+    }
+    assert len(settled) == 2
+    assert set(store.begun_runs()) == {str(runs[name].id) for name in ("waiting", "restarting")}
+
+
+def test_by_default_nothing_leaves_the_machine(bench):
+    spoken = heard(bench.sockets)
+    programs = [what for kind, what in spoken if kind == "start"]
+    assert sum("tasks.launch" in program for program in programs) == 14  # each stage's own process was heard too
+    assert any("flows.prefect_env" in program for program in programs)
+    assert any(kind == "connect" for kind, _ in spoken)
+    assert abroad(bench.sockets) == []
+
+
 def test_a_store_that_cannot_be_written_is_one_clear_message(bench, tmp_path):
     (tmp_path / "file").write_text("in the way")
     done = bench.run("run", str(TOY), store=tmp_path / "file")
@@ -169,6 +237,13 @@ def test_a_prefect_server_that_does_not_answer_is_one_clear_message(bench):
     done = bench.run("run", str(TOY), PREFECT_API_URL=url)
     assert done.returncode == 2
     assert done.stderr == f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable\n"
+
+
+def ask_run(url: str, run_id: str) -> tuple[dict, list[dict]]:
+    """A flow run and its task runs, as the server tells them."""
+    meant = {"flow_runs": {"id": {"any_": [run_id]}}}
+    (found,) = ask(url, "flow_runs/filter", meant)
+    return found, ask(url, "task_runs/filter", meant)
 
 
 def ask(url: str, path: str, body: dict) -> list[dict]:

@@ -46,7 +46,8 @@ def through_a_flow(store, asked):
 
     @flow(name="one-stage")
     def one_stage():
-        return sums(asked, {}, RunContext("r1", str(store.root), label="sums:A b"))
+        context = RunContext("r1", str(store.root), label="sums:A b", resume="nautile run toy --from sums")
+        return sums(asked, {}, context)
 
     heard = []
     unsubscribe = subscribe(heard.append)
@@ -89,9 +90,10 @@ def test_a_stage_is_a_task_run_named_by_its_label_with_artifacts(store):
     assert store.get(made["numbers"])
     assert heard == ["publishing", "done"]
     assert task_runs(state) == [("sums:A b", StateType.COMPLETED)]
-    (table,) = artifacts(state, "stage-sums-a-b")
-    assert made["numbers"] in table.data
-    assert '"value"' in table.data
+    (page,) = artifacts(state, "stage-sums-a-b")
+    assert page.type == "markdown"
+    assert made["numbers"] in page.data
+    assert "| `value` | 3 |" in page.data
     (progress,) = artifacts(state, "progress-sums-a-b")
     assert progress.data == 100.0
     again, heard = through_a_flow(store, section(4))
@@ -120,13 +122,17 @@ def test_retries_are_bounded_and_a_bad_configuration_has_none(store, fault, erro
     with pytest.raises(error):
         state.result()
     assert heard == ["failed", "retrying"] * retries + ["failed"]
+    accounts = artifacts(state, "failure-sums-a-b")
+    assert len(accounts) == retries + 1
+    assert "nautile run toy --from sums" in accounts[0].data
+    assert {path.read_text() for path in (store.root / "logs" / "failures").iterdir()} == {a.data for a in accounts}
 
 
 def test_a_server_that_takes_no_artifact_fails_no_stage(store, monkeypatch, caplog):
     def refuses(*_, **__):
         raise PrefectException("busy")
 
-    for name in ("create_progress_artifact", "create_table_artifact"):
+    for name in ("create_progress_artifact", "create_markdown_artifact"):
         monkeypatch.setattr(prefect_task, name, refuses)
     state, _ = through_a_flow(store, section(5))
     assert store.get(state.result()["numbers"])
