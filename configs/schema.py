@@ -12,6 +12,7 @@ from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
+from configs.operation import OperationConfig, ScheduleConfig
 from configs.parts import OptimizerConfig, Share, TaskConfig
 from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, SelfDistillConfig
 from configs.screening import DeduplicateConfig
@@ -160,6 +161,8 @@ class RunConfig(Section):
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: LaunchConfig = LaunchConfig()
+    operation: OperationConfig = OperationConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()
