@@ -21,7 +21,8 @@ class StageOperation(Section):
     """Where a run stops to ask a person. A stage that is reused costs nothing and asks nothing.
 
     `approve`: before the stage begins. `at_budget`: after it, where its money ran out before its work was done: "pause"
-    asks whether to go on with what was made, "go_on" does not ask. A question not answered within `hours` fails the run.
+    asks whether to go on with what was made, "go_on" does not ask. A question that nobody answers within `hours` fails
+    the run.
     """
 
     approve: bool = False

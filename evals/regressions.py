@@ -16,7 +16,7 @@ def fallen(found: Comparison, rule: str = "interval", margin: float = 0.0) -> li
     """The benchmarks of a comparison whose lead (a share) lies beyond its 95 % interval below -`margin`, worst first.
 
     With `rule` "holm" the exact p must besides be under 0.05 after Holm's step-down correction for the number of
-    benchmarks: of twenty that have not changed, the plain rule names one every second time.
+    benchmarks: of twenty that have not changed, the plain rule names some in two comparisons of five.
     """
     tested = found["benchmarks"]
     sure = _holm({name: one["p"] for name, one in tested.items()}) if rule == "holm" else set(tested)

@@ -1,14 +1,17 @@
 """The whole chain as one Prefect flow: text in, an evaluated model and its report out (paper §3 to §5).
 
 The flow runs the chosen part of the plan in order. Only artifact ids pass from task to task. Stages run one after
-another: each uses all the cores (or the accelerator) there are.
+another, those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
 """
+
+from contextlib import nullcontext
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from configs.schema import RunConfig
 from flows import plan as planning
+from flows import questions, turns
 from flows.plan import Need
 from flows.selection import Selection, choose, given_artifacts
 from store.artifacts import Store
@@ -38,12 +41,16 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
     done: Outputs = {}
+    take_turns = turns.limited()
     with cancelling():
         for execution in (e for e in executions if e.label in chosen):
             inputs = {name: made[need] for name, need in execution.needs.items()}
             context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
             try:
-                outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
+                questions.before(store, config, execution, selection.force, run_id)
+                with turns.turn(execution.label) if take_turns else nullcontext():
+                    outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
+                questions.after(store, config, execution, outputs, run_id)
             except Exception as error:
                 raise StageFailed(execution.label, error) from error
             done[execution.label] = outputs

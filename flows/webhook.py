@@ -1,4 +1,4 @@
-"""Tell a URL of the operator's, which is a secret: it is read from the environment and stands in no log and no message."""
+"""Tell a URL of the operator's. It is a secret: read from the environment, it stands in no log and no message."""
 
 import logging
 import os
