@@ -116,9 +116,7 @@ def _await_answer(client: SyncPrefectClient, run: UUID, label: str, patience: ti
 def _unanswered(label: str, state: State[Any], patience: timedelta) -> str:
     if state.is_failed():
         hours = f"{patience.total_seconds() / 3600:g}"
-        return (
-            f"{label}: nobody answered within {hours} h (operation.{label.partition(':')[0]}.hours)"
-        )
+        return f"{label}: nobody answered within {hours} h (operation.{label.partition(':')[0]}.hours)"
     return f"{label}: the run was {state.name.lower()} while it waited for an answer"
 
 

@@ -46,7 +46,9 @@ def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None =
     store.prepare()
     chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
     if chosen is None:
-        return Completed(message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None})
+        return Completed(
+            message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None}
+        )
     run_id = str(flow_run.id)
     new = _evaluated(store, config, chosen, run_id)
     before = earlier(store, new, config.schedule)
@@ -69,7 +71,7 @@ def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None =
 
 
 def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The checkpoint that is meant; None if the newest is and there is none yet. Raises `ConfigError` for another id."""
+    """The checkpoint that is meant; None if the newest is, and there is none yet. Raises `ConfigError` for a wrong id."""
     if name == NEWEST:
         found = store.list("checkpoint")
         return found[-1] if found else None
@@ -101,7 +103,7 @@ def _evaluated(store: Store, config: RunConfig, checkpoint: Artifact, run_id: st
 
 
 def _compared(store: Store, key: str, new: Artifact, before: Earlier) -> Artifact | None:
-    """The comparison with that key, if it is of these very makings of its evaluations (a forced rerun makes another)."""
+    """The comparison with that key, if it is of these very makings of its inputs (a forced rerun is another making)."""
     try:
         found = store.find(KIND, key)
     except ConfigError:

@@ -49,10 +49,12 @@ def raise_regression(
 
 
 def publish(name: str, headline: str, tables: list[Table], lost: list[dict[str, Any]], notes: list[str]) -> None:
-    """The comparison as a markdown artifact, and what has fallen as a table artifact, under keys of the configuration."""
+    """The comparison as a markdown artifact, and what has fallen as a table, under keys of the configuration."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     text = "\n\n".join([visible(headline), *notes, *(to_markdown(table) for table in tables)])
-    rows = [{column: one[column] for column in ("benchmark", "against", "n", "lead", "low", "high", "p")} for one in lost]
+    rows = [
+        {column: one[column] for column in ("benchmark", "against", "n", "lead", "low", "high", "p")} for one in lost
+    ]
     try:
         create_markdown_artifact(text, key=f"evaluation-{slug}", description=visible(headline, 200))
         if rows:

@@ -68,8 +68,8 @@ def earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earlier:
 
 
 def stand(new: Artifact, before: Earlier, schedule: ScheduleConfig) -> tuple[list[Side], list[str]]:
-    """A side for each evaluation of `before` (one that is both the last and the best is compared once), and why there is
-    none for one that cannot be compared.
+    """A side for each evaluation of `before` (one that is both the last and the best is compared once), and why one that
+    cannot be compared has none.
 
     Raises `ConfigError` if the rows of `new` are damaged.
     """
@@ -124,5 +124,7 @@ def _shape(store: Store, evaluation: Artifact) -> Any:
 def _scores(artifact: Artifact) -> Scores:
     scores = read_json(artifact.path / "scores.json")
     if not isinstance(scores, dict) or "benchmarks" not in scores:
-        raise ConfigError(f"{artifact.id}: no scores.json there; make it anew with `nautile run --only evaluate --force`")
+        raise ConfigError(
+            f"{artifact.id}: no scores.json there; make it anew with `nautile run --only evaluate --force`"
+        )
     return scores

@@ -11,6 +11,12 @@ def visible(text: object, most: int | None = None) -> str:
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
 
 
+def fenced(text: str) -> str:
+    """A code block of markdown that no run of backticks inside can close."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
 def amount(value: float) -> str:
     """A count: 950, 12,400, 3.10 M; small fractions keep two digits."""
     if abs(value) >= 1e9:

@@ -1,0 +1,73 @@
+"""`prefect.yaml`: the same deployments for workers of a pool, where flow runs start on other machines than this one.
+
+    nautile deploy CONFIG --pool kubernetes       writes the file
+    prefect work-pool create nautile --type kubernetes
+    prefect deploy --all                          registers what the file says
+
+The file of this repository is that of configs/local.toml for a pool of processes; a test keeps it so.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect.deployments.runner import RunnerDeployment
+
+from configs.schema import RunConfig
+from configs.section import ConfigError
+from data.shards import write_atomically
+from flows.deployments import deployments
+from flows.turns import LIMIT
+
+POOL = "nautile"
+TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
+_STORE = {"env": {"NAUTILE_STORE": "{{ $NAUTILE_STORE }}"}}
+_IMAGE = {"image": "{{ $NAUTILE_IMAGE }}"}
+_VARIABLES: dict[str, dict[str, Any]] = {"process": _STORE, "kubernetes": _STORE | _IMAGE, "cloud": _STORE | _IMAGE}
+_HEAD = """\
+# Written by `nautile deploy {config} --pool {pool}`: write it anew rather than edit it.
+#
+#   prefect work-pool create {name} --type {type}
+#   prefect gcl create {limit} --limit 1
+#   prefect deploy --all
+#   prefect worker start --pool {name} --limit 8    (a push pool needs no worker)
+#
+# NAUTILE_STORE (and NAUTILE_IMAGE, an image with this project installed) are read when `prefect deploy` runs; all that
+# run flows must see the same store. The limit lets one stage work at a time on the whole server. Keys of endpoints are
+# environment variables of the workers, never of this file.
+"""
+
+
+def write(config: RunConfig, pool: str, out: Path) -> str:
+    """Write the file; what to do with it, in a line. Raises `ConfigError` for a type of pool that is not known."""
+    write_atomically(out, render(config, pool).encode())
+    return f"wrote {out}: see its first lines, then `prefect deploy --all`"
+
+
+def render(config: RunConfig, pool: str) -> str:
+    """The text of `prefect.yaml` for a work pool of one of `TYPES`. The configuration stands in it once."""
+    if pool not in TYPES:
+        raise ConfigError(f"--pool: {pool!r} is none; there are {', '.join(TYPES)}")
+    work_pool = {"name": POOL, "job_variables": _VARIABLES[pool]}
+    table = {"name": "nautile", "pull": [], "deployments": [_entry(one, work_pool) for one in deployments(config)]}
+    head = _HEAD.format(config=config.name, pool=pool, name=POOL, type=TYPES[pool], limit=LIMIT)
+    return f"{head}\n{yaml.safe_dump(table, sort_keys=False, width=120, allow_unicode=True)}"
+
+
+def _entry(one: RunnerDeployment, work_pool: dict[str, Any]) -> dict[str, Any]:
+    limit = one.concurrency_options
+    entry: dict[str, Any] = {
+        "name": one.name,
+        "entrypoint": one.entrypoint,
+        "description": one.description,
+        "tags": one.tags,
+        "parameters": one.parameters,
+        "enforce_parameter_schema": True,
+        "concurrency_limit": {"limit": one.concurrency_limit, "collision_strategy": limit.collision_strategy.value},
+        "work_pool": work_pool,
+    }
+    if one.schedules:
+        entry["schedules"] = [{"cron": s.schedule.cron, "timezone": s.schedule.timezone} for s in one.schedules]
+    if one.triggers:
+        entry["triggers"] = [trigger.model_dump(mode="json", exclude_unset=True) for trigger in one.triggers]
+    return entry
