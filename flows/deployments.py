@@ -1,8 +1,8 @@
 """`nautile deploy`: one process that serves the pipeline, each stage by itself and the evaluation as deployments.
 
 Prefect starts each flow run as a process of its own from here. Several are let in, for one that waits (for a person,
-for its turn) must not keep the others out. Of their stages one works at a time, unless told otherwise: every stage takes
-all the cores or the accelerator, and two that share it are slower than two in turn.
+for its turn) must not keep the others out. Of their stages one works at a time, unless told otherwise: every stage
+takes all the cores or the accelerator, and two that share it are slower than two in turn.
 """
 
 import asyncio

@@ -71,7 +71,7 @@ def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None =
 
 
 def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The checkpoint that is meant; None if the newest is, and there is none yet. Raises `ConfigError` for a wrong id."""
+    """The checkpoint that is meant; None if the newest is, and there is none. Raises `ConfigError` for a wrong id."""
     if name == NEWEST:
         found = store.list("checkpoint")
         return found[-1] if found else None

@@ -68,8 +68,8 @@ def earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earlier:
 
 
 def stand(new: Artifact, before: Earlier, schedule: ScheduleConfig) -> tuple[list[Side], list[str]]:
-    """A side for each evaluation of `before` (one that is both the last and the best is compared once), and why one that
-    cannot be compared has none.
+    """A side for each evaluation of `before` (one that is both the last and the best is compared once), and why one
+    that cannot be compared has none.
 
     Raises `ConfigError` if the rows of `new` are damaged.
     """
