@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 from configs.load import stage_section
 from configs.schema import RunConfig
 from evals.items import Item
 from evals.runner import evaluate
 from evals.scores import summarise
+from flows.plan import stage_named
 from store.artifacts import Artifact, Store
 from store.manifest import stage_key
 from tests.evals.conftest import Known
@@ -37,11 +37,10 @@ def evaluation(
     *,
     items: list[Item] = ITEMS,
     protocol: dict[str, object] | None = None,
-    version: int = 2,
 ) -> Artifact:
-    """What the stage `evaluate` (of `version`) would publish under its own key, had the model been right so."""
-    section, inputs = stage_section(config, "evaluate"), {"checkpoint": made_of.full_id}
-    key = stage_key("evaluate", version, section, inputs)
+    """What the stage `evaluate` would publish under its own key, had the model been right so."""
+    section, stage = stage_section(config, "evaluate"), stage_named("evaluate")
+    key = stage.key(section, {"checkpoint": made_of.full_id})
     folder = store.staging(key) / "made"
     folder.mkdir()
     rows = evaluate(Known(items, lambda item: item.expected if right(item) else "0"), items, folder / "rows.jsonl")
@@ -49,9 +48,9 @@ def evaluation(
     return store.publish(
         "evaluation",
         key,
-        Path(folder),
+        folder,
         stage="evaluate",
-        version=version,
+        version=stage.version,
         config=section,
         inputs={"checkpoint": made_of},
         facts={},
