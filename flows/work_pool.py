@@ -40,17 +40,17 @@ _HEAD = """\
 
 def write(config: RunConfig, pool: str, out: Path) -> str:
     """Write the file; what to do with it, in a line. Raises `ConfigError` for a type of pool that is not known."""
-    write_atomically(out, render(config, pool).encode())
+    if pool not in TYPES:
+        raise ConfigError(f"--pool: {pool!r} is none; there are {', '.join(TYPES)}")
+    write_atomically(out, render(config.name, pool, deployments(config)).encode())
     return f"wrote {out}: see its first lines, then `prefect deploy --all`"
 
 
-def render(config: RunConfig, pool: str) -> str:
-    """The text of `prefect.yaml` for a work pool of one of `TYPES`. The configuration stands in it once."""
-    if pool not in TYPES:
-        raise ConfigError(f"--pool: {pool!r} is none; there are {', '.join(TYPES)}")
+def render(config: str, pool: str, served: list[RunnerDeployment]) -> str:
+    """The text of `prefect.yaml` for a work pool of one of `TYPES`; parameters that are shared stand in it once."""
     work_pool = {"name": POOL, "job_variables": _VARIABLES[pool]}
-    table = {"name": "nautile", "pull": [], "deployments": [_entry(one, work_pool) for one in deployments(config)]}
-    head = _HEAD.format(config=config.name, pool=pool, name=POOL, type=TYPES[pool], limit=LIMIT)
+    table = {"name": "nautile", "pull": [], "deployments": [_entry(one, work_pool) for one in served]}
+    head = _HEAD.format(config=config, pool=pool, name=POOL, type=TYPES[pool], limit=LIMIT)
     return f"{head}\n{yaml.safe_dump(table, sort_keys=False, width=120, allow_unicode=True)}"
 
 
