@@ -32,24 +32,30 @@ def deploy(
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="for a work pool: process, kubernetes or cloud")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="with --pool: where to write it")] = Path("prefect.yaml"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="with --pool: write prefect.yaml and register nothing")
+    ] = None,
 ) -> None:
     """Serve the pipeline, every stage and the scheduled evaluation as Prefect deployments, until stopped.
 
-    PREFECT_API_URL names the server. With --pool nothing is served: prefect.yaml is written, for `prefect deploy --all`
-    and workers of your own.
+    PREFECT_API_URL names the server. With --pool nothing is served: they are registered for workers of your own.
     """
     from configs.load import load
     from flows import prefect_env
 
     shape = load(config)
-    if pool is not None:
+    if out is not None:
         from flows.work_pool import write
 
-        console_for(stderr=True).print(write(shape, pool, out), soft_wrap=True)
+        console_for(stderr=True).print(write(shape, pool or "process", out), soft_wrap=True)
         return
     prefect_env.quiet(the_store())
     prefect_env.require_api()
+    if pool is not None:
+        from flows.work_pool import register
+
+        console_for(stderr=True).print(register(shape, pool, limit), soft_wrap=True)
+        return
     from flows.deployments import serve
 
     console_for(stderr=True).print(f"serving {shape.name}; runs are asked for in Prefect's page (end it with Ctrl-C)")

@@ -70,13 +70,18 @@ def serve(config: RunConfig, limit: int, runs: int) -> None:
 
     `runs` flow runs are let in at once, of whose stages `limit` work at a time.
     """
-    asyncio.run(_serve(f"nautile-{config.name}", config, deployments(config), limit, runs))
+    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), limit, runs))
 
 
-async def _serve(name: str, config: RunConfig, served: list[RunnerDeployment], limit: int, runs: int) -> None:
+async def prepare(limit: int) -> None:
+    """What all deployments of a server share: the limit of stages at work, and the end of runs that fell silent."""
     turns.declare(limit)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
+
+
+async def _serve(name: str, served: list[RunnerDeployment], limit: int, runs: int) -> None:
+    await prepare(limit)
     runner = Runner(name=name, limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)

@@ -123,10 +123,11 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
 
 def descendants(service: services.Service) -> list[psutil.Process]:
     """The stages' processes that serve runs of it: `tasks.launch` and whatever they have started."""
-    found = psutil.Process(service.pid).children(recursive=True)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [one for one in found if one.is_running() and "tasks.launch" in one.cmdline()]
-    return []
+    found = []
+    for one in psutil.Process(service.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none any more
+            found += [one] if "tasks.launch" in one.cmdline() else []
+    return found
 
 
 def until(true, seconds: float = 120.0):
