@@ -12,6 +12,7 @@ from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, known_fallbacks
 from configs.evaluation import BenchmarkChoice, ModelUnderTest, Way
 from configs.model import ModelConfig, TokenizerConfig
+from configs.operation import OperationConfig, ScheduleConfig
 from configs.parts import OptimizerConfig, Share, TaskConfig
 from configs.reinforcement import AlignConfig, ProblemsConfig, ReasonConfig, SelfDistillConfig
 from configs.retention import RetentionConfig
@@ -168,6 +169,8 @@ class RunConfig(Section):
     model: ModelConfig
     launch: LaunchConfig = LaunchConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    operation: OperationConfig = OperationConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()

@@ -1,6 +1,7 @@
 """The commands of `nautile` that keep it running: services and the dashboard."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,19 +26,57 @@ def dashboard(
 @operating.command()
 def deploy(
     config: ConfigArgument = "local",
-    limit: Annotated[int, typer.Option(min=1, help="flow runs at once")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="stages at work at once, of all runs on the server")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="flow runs at once, those included that wait")] = 8,
+    pool: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="for a work pool: process, kubernetes or cloud")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="with --pool: write prefect.yaml and register nothing")
+    ] = None,
 ) -> None:
-    """Serve the pipeline and every stage as Prefect deployments, until stopped. PREFECT_API_URL names the server."""
+    """Serve the pipeline, every stage and the scheduled evaluation as Prefect deployments, until stopped.
+
+    PREFECT_API_URL names the server. With --pool nothing is served: they are registered for workers of your own.
+    """
     from configs.load import load
     from flows import prefect_env
 
     shape = load(config)
+    if out is not None:
+        from flows.work_pool import write
+
+        console_for(stderr=True).print(write(shape, pool or "process", out), soft_wrap=True)
+        return
     prefect_env.quiet(the_store())
     prefect_env.require_api()
+    if pool is not None:
+        from flows.work_pool import register
+
+        console_for(stderr=True).print(register(shape, pool, limit), soft_wrap=True)
+        return
     from flows.deployments import serve
 
     console_for(stderr=True).print(f"serving {shape.name}; runs are asked for in Prefect's page (end it with Ctrl-C)")
-    serve(shape, limit)
+    serve(shape, limit, runs)
+
+
+@operating.command()
+def approve(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="its id, or the first digits of it")] = None,
+    as_json: Json = False,
+) -> None:
+    """Let a run go on that waits for an answer; without RUN, list those that wait and what they ask."""
+    from flows import approval
+    from flows.text import waiting_table
+
+    if run is None:
+        show_as(approval.waiting(the_store()), as_json, waiting_table)
+        return
+    found = approval.approve(the_store(), run, os.environ.get("PREFECT_API_URL"))
+    show_as(
+        found, as_json, lambda one: f"run {one['run'][:8]} goes on" + (f" with {one['label']}" if one["label"] else "")
+    )
 
 
 @operating.command()

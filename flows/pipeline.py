@@ -1,9 +1,10 @@
 """The whole chain as one Prefect flow: text in, an evaluated model and its report out (paper §3 to §5).
 
 The flow runs the chosen part of the plan in order. Only artifact ids pass from task to task. Stages run one after
-another: each uses all the cores (or the accelerator) there are.
+another, those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 from prefect import flow
@@ -12,6 +13,7 @@ from prefect.runtime import flow_run
 
 from configs.schema import RunConfig
 from flows import plan as planning
+from flows import questions, turns
 from flows.plan import Need
 from flows.selection import Selection, choose, given_artifacts
 from flows.way_on import way_on
@@ -44,6 +46,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
     done: Outputs = {}
+    take_turns = turns.limited()
     _link(run_id)
     with store.run_lock(run_id).for_life(), cancelling():
         for execution in (e for e in executions if e.label in chosen):
@@ -52,7 +55,10 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
             again = way_on(config, selection, execution.label)
             context = replace(context, telemetry=config.telemetry, resume=again)
             try:
-                outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
+                questions.before(store, config, execution, selection.force, run_id)
+                with turns.turn(execution.label) if take_turns else nullcontext():
+                    outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
+                questions.after(store, config, execution, outputs, run_id)
             except Exception as error:
                 raise StageFailed(execution.label, error) from error
             done[execution.label] = outputs

@@ -32,6 +32,7 @@ _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_LEVEL": "INFO",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the most often it can be; flows.automations counts on it
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(STARTUP_S)),
 }

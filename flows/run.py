@@ -84,6 +84,9 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     unsubscribe = subscribe(Watch(board, display))
     try:
         with _terminable(), display, prefect_env.api():
+            from prefect import tags
+
+            from flows.automations import TAG
             from flows.pipeline import StageFailed, pipeline
             from flows.way_on import typed as typed_here
 
@@ -91,7 +94,8 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
             for settled in quietly(store):
                 out.print(Text(settled.line()), soft_wrap=True)
             try:
-                made = pipeline(config, selection, str(store.root))
+                with tags(TAG, config.name):
+                    made = pipeline(config, selection, str(store.root))
             except StageFailed as failure:
                 stopped: StageFailed | None = failure
                 log.error("stage %s failed", failure.label, exc_info=failure)

@@ -26,6 +26,7 @@ from store.artifacts import Store
 from store.durable import read_json, write_json
 from tasks import links
 
+BESIDE_STAGES = ("pipeline", "evaluation", "regression")  # what is deployed besides each stage
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"
@@ -156,7 +157,8 @@ def _answers(service: Service) -> bool:
 def _deployed(service: Service) -> bool:
     """Whether this process has registered them all: an earlier one may have left some in the server's memory."""
     told = json.loads(_asked(f"{service.url}/deployments/filter", b"{}") or b"[]")
-    return sum(datetime.fromisoformat(one["updated"]).timestamp() >= service.born for one in told) > len(STAGES)
+    fresh = sum(datetime.fromisoformat(one["updated"]).timestamp() >= service.born for one in told)
+    return fresh >= len(STAGES) + len(BESIDE_STAGES)
 
 
 def _asked(url: str, body: bytes | None = None) -> Any:

@@ -41,6 +41,14 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def waiting_table(rows: list[dict[str, Any]]) -> Table:
+    table = _table("run", "stage", "since", "asks")
+    for row in rows:
+        since = datetime.fromisoformat(row["since"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        table.add_row(row["run"][:8], row["label"], since, Text(visible(row["message"]), overflow="fold"))
+    return table
+
+
 def file_table(paths: list[str]) -> Table:
     table = _table("file", "size")
     for path in paths:

@@ -4,7 +4,6 @@ All text is escaped by the template or by the table writer; the page fetches not
 elsewhere, and its content policy forbids them).
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +16,7 @@ from evals.tables import Table, to_html, to_markdown
 from tasks.card_figures import Bars, Curve, bars_svg, curve_svg
 from tasks.report_figures import line_chart, pipeline_picture
 from tasks.report_sections import Block, Chart, Drawing, Paragraph, Picture, Samples, Section
+from tasks.wording import fenced
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
@@ -94,16 +94,7 @@ def _markdown(block: Block) -> Iterator[str]:
             expected = f"; expected: {_fenced_inline(row['expected'])}" if row.get("expected") else ""
             yield f"{row['verdict']}{expected}"
             yield ""
-            yield from _fenced(f"{row['prompt']}\n→\n{row['text']}")
-
-
-def _fenced(text: str) -> Iterator[str]:
-    """A code block that no run of backticks inside can close."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield fence
-    yield text
-    yield fence
+            yield fenced(f"{row['prompt']}\n→\n{row['text']}")
 
 
 def _fenced_inline(text: str) -> str:

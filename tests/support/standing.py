@@ -1,0 +1,58 @@
+"""Checkpoints and evaluations published straight into a store, as a model of known skill would have left them."""
+
+import json
+from collections.abc import Callable
+
+from configs.load import stage_section
+from configs.schema import RunConfig
+from evals.items import Item
+from evals.runner import evaluate
+from evals.scores import summarise
+from flows.plan import stage_named
+from store.artifacts import Artifact, Store
+from store.manifest import stage_key
+from tests.evals.conftest import Known
+
+ITEMS = [
+    Item(name, n, str(n), f"{name}: {n} + 1?", "number", str(n + 1)) for name in ("sums", "more") for n in range(40)
+]
+
+
+def checkpoint(store: Store, name: str, label: str = "pretrain", model: str = "small") -> Artifact:
+    """A checkpoint without weights; `model` stands for its shape."""
+    key = stage_key("pretrain", 1, {"name": name}, {})
+    folder = store.staging(key) / "made"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model": model}))
+    return store.publish(
+        "checkpoint", key, folder, stage="pretrain", version=1, config={}, inputs={}, facts={}, label=label
+    )
+
+
+def evaluation(
+    store: Store,
+    config: RunConfig,
+    made_of: Artifact,
+    right: Callable[[Item], bool],
+    *,
+    items: list[Item] = ITEMS,
+    protocol: dict[str, object] | None = None,
+) -> Artifact:
+    """What the stage `evaluate` would publish under its own key, had the model been right so."""
+    section, stage = stage_section(config, "evaluate"), stage_named("evaluate")
+    key = stage.key(section, {"checkpoint": made_of.full_id})
+    folder = store.staging(key) / "made"
+    folder.mkdir()
+    rows = evaluate(Known(items, lambda item: item.expected if right(item) else "0"), items, folder / "rows.jsonl")
+    (folder / "scores.json").write_text(json.dumps(summarise(rows, "known", protocol or {"shots": 0})))
+    return store.publish(
+        "evaluation",
+        key,
+        folder,
+        stage="evaluate",
+        version=stage.version,
+        config=section,
+        inputs={"checkpoint": made_of},
+        facts={},
+        label=f"evaluate:{made_of.manifest['label']}",
+    )
