@@ -143,10 +143,12 @@ def chart(
     table["smooth"] = table.groupby("line")["value"].transform(lambda v: v.ewm(alpha=1.0 - smooth).mean())
     scale = alt.Scale(type="log" if logarithmic and (table["low"] > 0).all() else "linear", zero=False)
     several = table["line"].nunique() > 1
-    legend = alt.Legend(orient="bottom", title=None, symbolType="stroke", columns=1 if runs else 2, labelLimit=420)
+    legend = alt.Legend(
+        orient="bottom", title=None, symbolType="stroke", columns=1 if runs else 2, labelLimit=420, symbolOpacity=1
+    )
     steps = alt.Axis(title="step", format=",d", tickMinStep=1, labelOverlap=True)
     values = alt.Axis(title=unit or None, format=".4~g", titleLimit=240)
-    color = alt.Color("line:N", legend=legend if several else None)
+    color = alt.Color("line:N", legend=legend if several else None, scale=alt.Scale(scheme="tableau10"))
     base = alt.Chart(table).encode(x=alt.X("step:Q", axis=steps, scale=alt.Scale(nice=False)), color=color)
     band = base.mark_area(opacity=0.15).encode(
         y=alt.Y("low:Q", scale=scale, axis=values), y2=alt.Y2("high:Q"), tooltip=alt.value(None)
@@ -164,7 +166,7 @@ def chart(
             alt.Tooltip("points:Q", title="points in it", format=",d"),
         ],
     )
-    return alt.layer(band, measured, line).properties(height=280).interactive(bind_y=False)
+    return alt.layer(band, measured, line).properties(height=340).interactive(bind_y=False)
 
 
 def _line_name(row: Row, lines: dict[str, str], runs: bool, names: bool, sources: bool) -> str:

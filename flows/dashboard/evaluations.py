@@ -36,7 +36,7 @@ def page(chosen: Chosen | None) -> None:
     st.caption("Strict accuracy with its 95 % interval, after each stage; dashed: chance.")
     _history(found)
     rows = list(mine.values()) or found
-    row = _picked(rows[::-1] if mine else rows, {row["id"]: label for label, row in mine.items()})
+    row = _picked(rows, {row["id"]: label for label, row in mine.items()})
     _show(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]}))
     st.link_button("Where these scores come from", frame.lineage_link(row["id"]))
     _samples(row)
@@ -115,11 +115,12 @@ def _history(found: Sequence[Row]) -> None:
 def history(points: Sequence[Row]) -> alt.LayerChart:
     """One benchmark: a line for each stage it was measured after, with intervals."""
     percent = alt.Axis(format="%", title="accuracy, strict")
-    made = alt.X("day:O", title="evaluated (UTC)", axis=alt.Axis(labelAngle=-30, labelOverlap=True))
+    made = alt.X("day:O", title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     table = pd.DataFrame(points)
     # A place for each, in their order: on a scale of time those of one run would fall together.
-    table["day"] = pd.to_datetime(table["made"]).dt.strftime("%Y-%m-%d %H:%M")
-    colors = alt.Color("after:N", sort=list(STAGES), legend=alt.Legend(orient="bottom", title="after"))
+    table["day"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M")
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
+    colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
     base = alt.Chart(table).encode(x=made, color=colors)
     bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q")
     told = [
@@ -136,7 +137,7 @@ def history(points: Sequence[Row]) -> alt.LayerChart:
     dots = base.mark_point(filled=True, size=60).encode(y="accuracy:Q", tooltip=told)
     line = base.mark_line(opacity=0.4).encode(y="accuracy:Q")
     chance = alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q")
-    return alt.layer(bars, line, dots, chance).properties(height=240)
+    return alt.layer(bars, line, dots, chance).properties(height=300)
 
 
 def _samples(row: Row) -> None:

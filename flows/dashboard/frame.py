@@ -121,7 +121,7 @@ def prefect_link(run: str) -> str | None:
 
 def lineage_link(artifact: str) -> str:
     """The address of an artifact's lineage, seen from any page."""
-    return f"lineage?artifact={quote(artifact)}"
+    return f"lineage?artifact={quote(artifact, safe='')}"
 
 
 def seconds(value: float | None) -> str:

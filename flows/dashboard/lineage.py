@@ -61,7 +61,7 @@ def _picked(names: list[str]) -> str:
 
 def graph(rows: Sequence[Row], every: bool = True) -> str:
     """The rows of a lineage in Graphviz's language; without `every`, no arrow that a longer way already implies."""
-    lines = ["digraph {", "rankdir=LR", "nodesep=0.2", "ranksep=0.45"]
+    lines = ["digraph {", "rankdir=TB", "nodesep=0.25", "ranksep=0.4"]
     lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=14]')
     for row in {row["id"]: row for row in rows}.values():
         calls = f"\n{row['calls']:,} calls" if row["calls"] else ""
