@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 
 from configs.schema import RunConfig
 from flows import plan as planning
+from flows.links import link_to_dashboard
 from flows.plan import Need
 from flows.selection import Selection, choose, given_artifacts
 from store.artifacts import Store
@@ -37,6 +38,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
     chosen = choose(executions, selection)
     made = given_artifacts(store, executions, chosen, config.name)
     run_id = str(flow_run.id)
+    link_to_dashboard(run_id)
     done: Outputs = {}
     with cancelling():
         for execution in (e for e in executions if e.label in chosen):

@@ -28,6 +28,7 @@ from store.durable import read_json, write_json
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"
+DASHBOARD = "NAUTILE_DASHBOARD_URL"  # where runs say that they can be looked at
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: C
     server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
     wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[Service], bool]]] = [
         ("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _answers_health),
-        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api}, api, _deployed),
+        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api, DASHBOARD: page}, api, _deployed),
         ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], {"PREFECT_API_URL": api}, page, _answers),
     ]
     for name, command, more, url, ready in wanted:

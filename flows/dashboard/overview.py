@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import streamlit as st
 
@@ -65,7 +66,8 @@ def _figures(stages: Sequence[Row]) -> None:
 
 
 def _line(row: Row) -> Row:
-    live = _live(row) if row["state"] == "running" else {}
+    running = row["state"] == "running"
+    live = _live(row) if running else {}
     share = live["done"] / live["total"] if live.get("total") and live.get("done") is not None else None
     doing = f"{amount(live['done'])}/{amount(live['total'])} {live.get('unit', '')}" if share is not None else ""
     return {
@@ -73,7 +75,7 @@ def _line(row: Row) -> Row:
         "state": frame.STATE_MARKS.get("reused" if row["reused"] else row["state"], row["state"]),
         "progress": share,
         "now": " ".join(part for part in (doing, visible(live.get("note") or "")) if part),
-        "time": "" if row["reused"] else frame.seconds(row["seconds"]),
+        "time": "" if row["reused"] else frame.seconds(_elapsed(row) if running else row["seconds"]),
         "attempts": row["attempts"],
         "peak memory": size(row["peak_bytes"]) if row["peak_bytes"] else "",
         "calls": "" if row["calls"] is None else f"{row['calls']:,}",
@@ -81,6 +83,11 @@ def _line(row: Row) -> Row:
         "begun (UTC)": row["begun"],
         "made": _made(row),
     }
+
+
+def _elapsed(row: Row) -> float:
+    """Seconds since the stage's first attempt began."""
+    return (datetime.now(UTC).replace(tzinfo=None) - row["begun"]).total_seconds()
 
 
 def _made(row: Row) -> str | None:
@@ -113,6 +120,6 @@ def _run(row: Row) -> Row:
         "running": row["running"],
         "failed": row["failed"],
         "stopped": row["stopped"],
-        "show": f"overview?run={row['run']}",
+        "show": f"/?run={row['run']}",
         "in Prefect": frame.prefect_link(row["run"]),
     }
