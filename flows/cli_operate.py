@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import ConfigArgument, console_for, the_store
+from flows.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
 operating = typer.Typer()
 

@@ -4,6 +4,7 @@ The flow runs the chosen part of the plan in order. Only artifact ids pass from 
 another, those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
 """
 
+import logging
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from store.artifacts import Store
 from tasks.child import cancelling
 from tasks.links import run_page
 from tasks.stage import RunContext
+
+log = logging.getLogger(__name__)
 
 Outputs = dict[str, dict[str, str]]
 
@@ -68,5 +71,10 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
 
 def _link(run_id: str) -> None:
     """A link on the run's page to the dashboard, where that is known."""
-    if page := run_page(run_id):
+    page = run_page(run_id)
+    if not page:
+        return
+    try:
         create_link_artifact(page, link_text="this run in the dashboard", key="dashboard")
+    except Exception as error:  # a server that does not take it fails nothing
+        log.warning("Prefect did not take the link to the dashboard: %s", error)

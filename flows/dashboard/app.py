@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from flows.dashboard import curves, distillation, evaluations, frame, lineage, overview, texts
+from flows.dashboard import curves, distillation, evaluations, frame, lineage, overview, storage, texts
 
 EVERY_S = 5
 PAGES = {
@@ -10,23 +10,30 @@ PAGES = {
     "training": ("Training", curves.training),
     "samples": ("Training samples", texts.samples),
     "reinforcement": ("Reinforcement", curves.reinforcement),
-    "rollouts": ("Rollouts", texts.rollouts),
+    "rollouts": ("Rollouts and traces", texts.rollouts),
     "distillation": ("Distillation", distillation.page),
     "evaluations": ("Evaluations", evaluations.page),
     "lineage": ("Lineage", lineage.page),
-    "storage": ("Storage", lineage.storage),
+    "storage": ("Storage", storage.page),
 }
 
 
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
-    live = st.sidebar.toggle("Live", value=True, help=f"draw the page anew every {EVERY_S} s")
-    chosen = frame.choose_run()
+    live = st.sidebar.toggle("Live", value=True, key="live", help=f"draw the page anew every {EVERY_S} s")
+    titles = frame.run_titles()
+    run = frame.choose_run(titles)
 
     def page(address: str) -> st.Page:
         title, draw = PAGES[address]
-        part = st.fragment(draw, run_every=EVERY_S if live else None)
-        return st.Page(lambda: part(chosen), title=title, url_path=address, default=address == "overview")
+
+        def fresh() -> None:
+            if frame.run_titles() != titles:
+                st.rerun()  # the side bar is outside of what is drawn anew: a run has begun, or ended
+            draw(frame.chosen_run(run))
+
+        part = st.fragment(fresh, run_every=EVERY_S if live else None)
+        return st.Page(part, title=title, url_path=address, default=address == "overview")
 
     st.navigation([page(address) for address in PAGES]).run()
 

@@ -1,103 +1,169 @@
-"""Evaluations: Table 1 and Table 2 as the run made them, each benchmark's history with intervals, and its samples."""
+"""Evaluations: Table 1 and Table 2 beside the paper's, each benchmark's history with intervals, and its samples."""
 
-import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import streamlit as st
 
-from flows.dashboard import frame, queries
+from configs.section import ConfigError
+from evals.tables import Table, table_1, table_2
+from flows.dashboard import frame, queries, texts
 from flows.dashboard.frame import Chosen
-from store.artifacts import Artifact
+from flows.dashboard.queries import Row
 from store.durable import read_json
 
 VERDICTS = {True: "right", False: "wrong", None: "not asked"}
+WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
+STAGES = ("pretrain", "align", "reason", "self_distill")
+
+Scores = dict[str, Any]
 
 
 def page(chosen: Chosen | None) -> None:
     st.title("Evaluations")
-    found = frame.store().list("evaluation")
+    found = frame.ask(queries.evaluations) if frame.store().catalog_path.exists() else []
+    found = [{**row, "scores": scores} for row in found if (scores := _scores_of(row["id"]))]
     if not found:
         frame.nothing("No evaluation in the store yet.")
         return
     labels = {row["execution"]: row["label"] for row in chosen.stages} if chosen else {}
-    mine = [one for one in found if one.execution in labels]
-    st.subheader("This run, after each stage")
-    st.dataframe(_stages(mine, labels), hide_index=True, width="stretch")
+    mine = {labels[row["execution"]].partition(":")[2]: row for row in found if row["execution"] in labels}
+    _table_1({stage: mine[stage]["scores"] for stage in STAGES if stage in mine})
     st.subheader("Every benchmark over time")
+    st.caption("Strict accuracy with its 95 % interval, after each stage; dashed: chance.")
     _history(found)
-    st.subheader("Table 2")
-    picked = st.selectbox("Evaluation", [one.id for one in reversed(mine or found)])
-    artifact = next(one for one in found if one.id == picked)
-    table = artifact.path / "table2.md"
-    if table.is_file():
-        st.markdown(table.read_text(encoding="utf-8"))
-    _samples(artifact)
+    rows = list(mine.values()) or found
+    row = _picked(rows, {row["id"]: label for label, row in mine.items()})
+    _show(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]}))
+    st.link_button("Where these scores come from", frame.lineage_link(row["id"]))
+    _samples(row)
 
 
-def scores_of(artifact: Artifact) -> dict[str, dict[str, Any]]:
-    """`scores.json` by benchmark; empty if it is not there."""
-    return (read_json(artifact.path / "scores.json") or {}).get("benchmarks", {})
+def _picked(rows: Sequence[Row], stages: dict[str, str]) -> Row:
+    titles = {row["id"]: " · ".join(part for part in (stages.get(row["id"]), row["id"]) if part) for row in rows}
+    picked = st.selectbox("Evaluation", list(titles), format_func=lambda one: titles.get(one, one), key="evaluation")
+    return next((row for row in rows if row["id"] == picked), rows[0])
 
 
-def _stages(found: list[Artifact], labels: dict[str, str]) -> list[dict[str, Any]]:
-    rows = []
-    for artifact in found:
-        row: dict[str, Any] = {"after": labels[artifact.execution].partition(":")[2], "evaluation": artifact.id}
-        for name, score in scores_of(artifact).items():
-            row[name] = _figure(score)
-        rows.append(row)
-    return rows
+def _scores_of(artifact: str) -> Scores:
+    """`scores.json` of an evaluation; empty if it is not there."""
+    try:
+        return _read(str(frame.store().get(artifact).path))
+    except ConfigError:
+        return {}  # removed since; the catalog will hear of it
 
 
-def _figure(score: dict[str, Any]) -> str:
-    if score.get("accuracy") is None:
-        return ""
-    low, high = score["interval"]
-    return f"{100 * score['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+@st.cache_data(max_entries=512, show_spinner=False)
+def _read(folder: str) -> Scores:
+    return read_json(Path(folder) / "scores.json") or {}
 
 
-def _history(found: list[Artifact]) -> None:
-    rows = [
+def _table_1(stages: dict[str, Scores]) -> None:
+    if not stages:
+        frame.nothing("This run has evaluated nothing yet.")
+        return
+    _show(table_1(stages))
+
+
+def _show(table: Table) -> None:
+    """A table of the paper as a grid, whose cells are never markup; the notes below."""
+    st.subheader(table.title)
+    columns: list[str] = []
+    for name in table.columns:
+        columns.append(f"{name} ({columns[-1]})" if name in columns else name)
+    rows = [dict(zip(columns, row, strict=True)) for row in table.rows]
+    st.dataframe(rows, hide_index=True, width="stretch", height="content")
+    for note in table.notes:
+        st.caption(frame.quoted(note))
+
+
+def _history(found: Sequence[Row]) -> None:
+    points = [
         {
-            "evaluation": artifact.id,
-            "made": artifact.manifest["created"],
             "benchmark": name,
+            "evaluation": row["id"],
+            "made": row["created"],
+            "after": (row["label"] or "").partition(":")[2] or "by itself",
+            "title": f"{score['title']} (stand-in)" if score.get("stand_in") else score["title"],
+            "stand_in": score.get("stand_in") or "",
             "accuracy": score["accuracy"],
             "low": score["interval"][0],
             "high": score["interval"][1],
+            "chance": score.get("chance") or None,
+            "n": score["n"],
         }
-        for artifact in found
-        for name, score in scores_of(artifact).items()
+        for row in found
+        for name, score in row["scores"].get("benchmarks", {}).items()
         if score.get("accuracy") is not None
     ]
-    if not rows:
+    if not points:
         frame.nothing("No score was measured.")
         return
-    base = alt.Chart(pd.DataFrame(rows)).encode(x=alt.X("made:T", title=None), color="benchmark:N")
-    percent = alt.Axis(format="%")
-    bars = base.mark_rule().encode(y=alt.Y("low:Q", axis=percent, title="strict, 95 %"), y2="high:Q")
-    dots = base.mark_line(point=True).encode(y="accuracy:Q", tooltip=["evaluation", "benchmark", "accuracy"])
-    st.altair_chart((bars + dots).properties(height=300), width="stretch")
+    columns = st.columns(2, gap="large")
+    for place, name in enumerate(sorted({point["benchmark"] for point in points})):
+        mine = [point for point in points if point["benchmark"] == name]
+        with columns[place % 2]:
+            st.markdown(f"##### {frame.quoted(mine[0]['title'])}")
+            if mine[0]["stand_in"]:
+                st.caption(f"Stand-in: {frame.quoted(mine[0]['stand_in'])}")
+            st.altair_chart(history(mine), width="stretch")
 
 
-def _samples(artifact: Artifact) -> None:
-    names = frame.ask(queries.sample_sets, [artifact.execution])
+def history(points: Sequence[Row]) -> alt.LayerChart:
+    """One benchmark: a line for each stage it was measured after, with intervals."""
+    percent = alt.Axis(format="%", title="accuracy, strict")
+    made = alt.X("day:O", title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    table = pd.DataFrame(points)
+    # A place for each, in their order: on a scale of time those of one run would fall together.
+    table["day"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M")
+    legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
+    colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
+    base = alt.Chart(table).encode(x=made, color=colors)
+    bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q")
+    told = [
+        alt.Tooltip(f"{name}:{kind}", **{"format": form} if form else {})
+        for name, kind, form in (
+            ("evaluation", "N", ""),
+            ("after", "N", ""),
+            ("accuracy", "Q", ".1%"),
+            ("low", "Q", ".1%"),
+            ("high", "Q", ".1%"),
+            ("n", "Q", ",d"),
+        )
+    ]
+    dots = base.mark_point(filled=True, size=60).encode(y="accuracy:Q", tooltip=told)
+    line = base.mark_line(opacity=0.4).encode(y="accuracy:Q")
+    chance = alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q")
+    return alt.layer(bars, line, dots, chance).properties(height=300)
+
+
+def _samples(row: Row) -> None:
+    names = frame.ask(queries.sample_sets, [row["execution"]])
     if not names:
         return
+    st.subheader("Samples")
     left, middle, right = st.columns([1, 1, 2])
-    name = left.selectbox("Benchmark", list(names), format_func=lambda one: f"{one} ({names[one]:,})")
-    wanted = middle.selectbox("Verdict", ["any", "right", "wrong", "strict and lenient differ", "unfinished"])
-    search = right.text_input("Search", placeholder="any words in the record", key="evaluation-search")
-    _, rows = frame.ask(queries.verdicts, [artifact.execution], name, search, wanted)
-    for row in rows:
-        fields = json.loads(row["fields"])
-        with st.container(border=True):
-            strict, lenient = VERDICTS[fields.get("strict")], VERDICTS[fields.get("lenient")]
-            st.caption(f"strict: {strict}, lenient: {lenient}, problem: {fields.get('problem') or 'none'}")
-            frame.plain(fields.get("prompt"))
-            st.caption("expected")
-            frame.plain(str(fields.get("expected")))
-            st.caption("said")
-            frame.plain(fields.get("output"))
+    name = left.selectbox("Benchmark", list(names), format_func=lambda one: f"{one} ({names.get(one, 0):,})", key="of")
+    which = middle.selectbox("Verdict", WHICH, key="verdict")
+    search = right.text_input("Search", placeholder="any words in the record", key="search-evaluation")
+    texts.pages("evaluation", _sample, queries.texts, [row["execution"]], name, search, "as they came", which=which)
+
+
+def _sample(fields: dict[str, Any]) -> None:
+    strict, lenient = (VERDICTS.get(fields.get(name), "unclear") for name in ("strict", "lenient"))
+    st.text(f"strict: {strict} · lenient: {lenient} · problem: {fields.get('problem') or 'none'}")
+    frame.plain(fields.get("prompt"))
+    reasoning, answer = frame.thought(str(fields.get("output") or ""))
+    left, middle, right = st.columns([3, 2, 1])
+    with left:
+        st.caption("thinks")
+        frame.plain(reasoning if reasoning is not None else answer)
+    with middle:
+        st.caption("answers" if reasoning is not None else "answers: its thinking did not end")
+        frame.plain(answer if reasoning is not None else "")
+    with right:
+        st.caption("expected")
+        frame.plain(str(fields.get("expected")))

@@ -1,15 +1,19 @@
 """What every page shares: the store, cached answers of the catalog, the chosen run, links, and texts shown safely.
 
-Text from models and the web is only ever shown as plain text: nothing here renders it as HTML or markdown.
+Text from models and the web is only ever shown as plain text: nothing here renders it as HTML or markdown. Where
+Streamlit takes nothing but markdown (titles, labels, warnings), a name from outside goes through `quoted`.
 """
 
 import os
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import streamlit as st
 
+from configs.section import ConfigError
 from flows.dashboard import queries
 from flows.dashboard.queries import Row
 from store.artifacts import Store
@@ -45,7 +49,10 @@ class Chosen:
 
 
 class _Patient(Catalog):
-    """A catalog for people: it gives up on a locked file after seconds, not after a minute."""
+    """A catalog for people: it gives up on a locked file after seconds, not after a minute, and never writes."""
+
+    def ingest(self, *, patience: float = PATIENCE_S) -> int:
+        raise ConfigError(f"the catalog {self.path} is of another version: `nautile store rebuild` makes it anew")
 
     def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[Row]:
         return super().query(sql, parameters, patience=patience)
@@ -57,12 +64,14 @@ def store() -> Store:
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of a function of `queries`, at most three seconds old. Stops the page while the catalog is locked."""
+    """The answer of a function of `queries`, at most three seconds old. Stops the page while there can be none."""
     try:
         return _answer(str(store().root), question.__name__, _frozen(arguments))
     except CatalogBusy:
         st.info("The catalog is being written to; this page tries again by itself.")
-        st.stop()
+    except ConfigError as error:
+        st.error(quoted(str(error)))
+    st.stop()
 
 
 @st.cache_data(ttl=FRESH_S, max_entries=512, show_spinner=False)
@@ -74,16 +83,29 @@ def _frozen(arguments: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(tuple(one) if isinstance(one, list) else one for one in arguments)
 
 
-def choose_run() -> Chosen | None:
-    """The run picked in the side bar (the newest at first), or one that the address names; None without any run."""
+def run_titles() -> dict[str, str]:
+    """Run -> its title, the newest first."""
     found = ask(queries.runs) if store().catalog_path.exists() else []
-    if not found:
-        return None
-    by_id = {row["run"]: row for row in found}
+    return {row["run"]: run_title(row) for row in found}
+
+
+def choose_run(titles: dict[str, str]) -> str | None:
+    """The run picked in the side bar (the newest at first), or one that the address names; None without any run."""
     asked = st.query_params.get("run", "")
-    first = list(by_id).index(asked) if asked in by_id else 0
-    run = st.sidebar.selectbox("Run", list(by_id), index=first, format_func=lambda one: run_title(by_id[one]))
-    return Chosen(run, ask(queries.stages, run))
+    if asked and asked not in titles and ask(queries.stages, asked):
+        titles = {asked: asked, **titles}  # an older one than the list holds
+    if not titles:
+        return None
+    first = list(titles).index(asked) if asked in titles else 0
+    # With a key the choice outlives new runs and new states; without one Streamlit would begin anew at the first.
+    return st.sidebar.selectbox(
+        "Run", list(titles), index=first, format_func=lambda one: titles.get(one, one), key="run"
+    )
+
+
+def chosen_run(run: str | None) -> Chosen | None:
+    """The run with its stages as they stand now."""
+    return None if run is None else Chosen(run, ask(queries.stages, run))
 
 
 def run_title(row: Row) -> str:
@@ -97,6 +119,11 @@ def prefect_link(run: str) -> str | None:
     return f"{base.rstrip('/')}/runs/flow-run/{run}" if base else None
 
 
+def lineage_link(artifact: str) -> str:
+    """The address of an artifact's lineage, seen from any page."""
+    return f"lineage?artifact={quote(artifact, safe='')}"
+
+
 def seconds(value: float | None) -> str:
     return "" if value is None else duration(value)
 
@@ -108,6 +135,11 @@ def dollars(value: float | None) -> str:
 def plain(text: str | None) -> None:
     """A text from outside: shown letter for letter, lines wrapped."""
     st.code(text or "", language=None, wrap_lines=True)
+
+
+def quoted(text: str) -> str:
+    """A text from outside inside markdown: marks of markdown, LaTeX and directives stand for themselves."""
+    return "".join(f"\\{mark}" if mark in string.punctuation else mark for mark in " ".join(text.split()))
 
 
 def thought(text: str) -> tuple[str | None, str]:

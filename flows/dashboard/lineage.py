@@ -1,15 +1,17 @@
-"""Lineage as a graph, from any artifact back to the first text; and what lies in the store."""
+"""Lineage as a graph, from any artifact back to the first text."""
 
 from collections.abc import Sequence
 
 import streamlit as st
 
+from configs.section import ConfigError
 from flows.dashboard import frame, queries
 from flows.dashboard.frame import Chosen
 from flows.dashboard.queries import Row
-from tasks.wording import size
 
 SHOWN_ARTIFACTS = 1000
+_COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}
+_COLORS |= {"traces": "#efe6f5", "documents": "#fbe3e0"}
 
 
 def page(chosen: Chosen | None) -> None:
@@ -18,43 +20,82 @@ def page(chosen: Chosen | None) -> None:
     if not made:
         frame.nothing("No artifact in the store yet.")
         return
-    names = [row["id"] for row in made]
-    asked = st.query_params.get("artifact", "")
-    picked = st.selectbox("Artifact", names, index=names.index(asked) if asked in names else 0)
+    picked = _picked([row["id"] for row in made])
     rows = frame.ask(queries.lineage, picked)
-    st.graphviz_chart(graph(rows), width="stretch")
+    every = st.toggle("Every arrow", value=False, key="arrows", help="also those that a longer way already implies")
+    st.graphviz_chart(graph(rows, every), width="stretch")
     st.caption("An arrow goes from what was read to what was made of it. Calls are those to teachers and judges.")
-    table = [{name: row[name] for name in ("id", "stage", "created", "bytes", "calls", "commit")} for row in rows]
-    st.dataframe(table, hide_index=True, width="stretch")
+    table = [{**row, "lineage": frame.lineage_link(row["id"])} for row in {row["id"]: row for row in rows}.values()]
+    order = ("depth", "id", "stage", "created", "bytes", "calls", "commit", "lineage")
+    st.dataframe(table, hide_index=True, width="stretch", column_order=order, column_config=_COLUMNS)
     with st.expander("Facts, configuration and files of this artifact"):
-        manifest = frame.store().get(picked).manifest
+        try:
+            manifest = frame.store().get(picked).manifest
+        except ConfigError as error:
+            st.error(frame.quoted(str(error)))
+            return
         st.json({name: manifest[name] for name in ("facts", "config", "files")}, expanded=1)
 
 
-def storage(chosen: Chosen | None) -> None:
-    """What takes room, by kind, and the artifacts one by one."""
-    st.title("Storage")
-    if not frame.store().catalog_path.exists():
-        frame.nothing("The store is empty.")
-        return
-    st.caption(f"{frame.store().root}")
-    sizes = frame.ask(queries.sizes)
-    st.metric("artifacts", size(sum(row["bytes"] or 0 for row in sizes)))
-    st.dataframe([{**row, "size": size(row["bytes"] or 0)} for row in sizes], hide_index=True, width="stretch")
-    kinds = ["", *sorted(row["kind"] for row in sizes)]
-    kind = st.selectbox("Kind", kinds, format_func=lambda one: one or "all kinds")
-    made = [{**row, "size": size(row["bytes"] or 0)} for row in frame.ask(queries.artifacts, kind)]
-    st.dataframe(made, hide_index=True, width="stretch")
-    st.caption("`nautile store gc --dry-run` says what nothing rests on; `nautile store verify` reads every byte.")
+_COLUMNS = {
+    "depth": st.column_config.NumberColumn("steps back"),
+    "bytes": st.column_config.NumberColumn("size", format="bytes"),
+    "created": st.column_config.DatetimeColumn("made (UTC)", format="YYYY-MM-DD HH:mm:ss"),
+    "calls": st.column_config.NumberColumn("calls", format="localized"),
+    "lineage": st.column_config.LinkColumn("lineage", display_text="from where"),
+}
 
 
-def graph(rows: Sequence[Row]) -> str:
-    """The rows of a lineage in Graphviz's language. Names are ids and stages, which hold no quotes."""
-    lines = ["digraph {", "rankdir=LR", 'node [shape=box, style="rounded", fontname="sans-serif", fontsize=11]']
+def _picked(names: list[str]) -> str:
+    """The artifact to show: the one the address names, wherever it stands among them, else the newest."""
+    asked = st.query_params.get("artifact", "")
+    if asked and asked not in names:
+        if frame.ask(queries.lineage, asked):
+            names = [asked, *names]
+        else:
+            st.warning(f"There is no artifact {frame.quoted(asked)}.")
+    # The key holds the name asked for: another address begins anew there, new artifacts do not.
+    first = names.index(asked) if asked in names else 0
+    return st.selectbox("Artifact", names, index=first, key=f"artifact-{asked}")
+
+
+def graph(rows: Sequence[Row], every: bool = True) -> str:
+    """The rows of a lineage in Graphviz's language; without `every`, no arrow that a longer way already implies."""
+    lines = ["digraph {", "rankdir=TB", "nodesep=0.25", "ranksep=0.4"]
+    lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=14]')
     for row in {row["id"]: row for row in rows}.values():
-        calls = f"\\n{row['calls']:,} calls" if row["calls"] else ""
-        bold = ", penwidth=2" if row["depth"] == 0 else ""
-        lines.append(f'"{row["id"]}" [label="{row["id"]}\\n{row["stage"]}{calls}"{bold}]')
+        calls = f"\n{row['calls']:,} calls" if row["calls"] else ""
+        look = ", penwidth=2.5" if row["depth"] == 0 else ""
+        look += f', fillcolor="{_COLORS[row["kind"]]}"' if row["kind"] in _COLORS else ""
+        kind, _, name = row["id"].partition("/")
+        label = _quote(f"{kind} · {row['stage']}{calls}\n{name}")
+        lines.append(f"{_quote(row['id'])} [label={label}{look}]")
     edges = {(row["id"], row["made"], row["name"]) for row in rows if row["made"]}
-    lines += [f'"{read}" -> "{made}" [label="{name}", fontsize=9]' for read, made, name in sorted(edges)]
+    for read, made, name in sorted(edges if every else _needed(edges)):
+        label = f" [label={_quote(name)}, fontsize=10]" if every else ""
+        lines.append(f"{_quote(read)} -> {_quote(made)}{label}")
     return "\n".join([*lines, "}"])
+
+
+def _needed(edges: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+    """The edges whose ends no longer way joins."""
+    after: dict[str, set[str]] = {}
+    for read, made, _ in edges:
+        after.setdefault(read, set()).add(made)
+    reached: dict[str, set[str]] = {}
+
+    def reach(node: str) -> set[str]:
+        if node not in reached:
+            reached[node] = set()  # a hostile manifest may read itself
+            reached[node] = {far for near in after.get(node, ()) for far in (near, *reach(near))}
+        return reached[node]
+
+    def implied(read: str, made: str) -> bool:
+        return any(made in reach(near) for near in after[read] if near not in (made, read))
+
+    return {(read, made, "") for read, made, _ in edges if not implied(read, made)}
+
+
+def _quote(text: str) -> str:
+    """A string of Graphviz: nothing in it ends it, and nothing in it is an escape but the line breaks."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

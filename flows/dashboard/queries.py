@@ -10,7 +10,8 @@ from store.lineage import WITH_CALLS
 Row = dict[str, Any]
 
 POINTS = 400  # of a curve: more than a chart has pixels for
-PAGE = 25  # texts at a time
+PAGE = 10  # texts at a time
+FILE_ROWS = 20_000  # of a file of texts: what is searched and sorted while somebody waits
 
 _RUNS = """
 WITH latest AS (
@@ -49,9 +50,14 @@ _SETS = """
 SELECT "set", count(*) AS texts FROM samples WHERE list_contains(?, execution) GROUP BY "set" ORDER BY "set"
 """
 _TEXTS = """
-SELECT "index", fields, count(*) OVER () AS found FROM samples
-WHERE list_contains(?, execution) AND "set" = ? AND (? = '' OR contains(lower(fields::VARCHAR), lower(?)))
-AND {verdict} ORDER BY {order}, "index" LIMIT ? OFFSET ?
+WITH those AS ({those})
+SELECT "index", fields, count(*) OVER () AS found FROM those
+WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
+"""
+_SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
+_FILE = """
+SELECT row_number() OVER () - 1 AS "index", json AS fields
+FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL LIMIT ?)
 """
 _CALLS = """
 SELECT stage, purpose, endpoint, model, count(*) AS attempts, count(*) FILTER (cached) AS remembered,
@@ -66,16 +72,35 @@ _ARTIFACTS = """
 SELECT id, kind, stage, created, bytes, file_count, superseded > 0 AS replaced, execution, run FROM artifacts
 WHERE ? = '' OR kind = ? ORDER BY created DESC LIMIT ?
 """
+_MADE = """
+SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_contains(?, execution) ORDER BY created, id
+"""
+# The label says after which stage it was; an evaluation of a checkpoint by name has none.
+_EVALUATIONS = """
+SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
+FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
+WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created DESC LIMIT ?
+"""
 _SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 
 # What a list of texts may be ordered by: a choice of ours, for it becomes part of the query.
 ORDERS = {
-    "newest step first": "(fields->>'step')::BIGINT DESC NULLS LAST",
-    "highest reward": "(fields->>'reward')::DOUBLE DESC NULLS LAST",
-    "lowest reward": "(fields->>'reward')::DOUBLE ASC NULLS LAST",
-    "largest advantage": "(fields->>'advantage')::DOUBLE DESC NULLS LAST",
-    "longest": "(fields->>'length')::BIGINT DESC NULLS LAST",
+    "newest step first": "TRY_CAST(fields->>'step' AS BIGINT) DESC NULLS LAST",
+    "highest reward": "TRY_CAST(fields->>'reward' AS DOUBLE) DESC NULLS LAST",
+    "lowest reward": "TRY_CAST(fields->>'reward' AS DOUBLE) ASC NULLS LAST",
+    "largest advantage": "TRY_CAST(fields->>'advantage' AS DOUBLE) DESC NULLS LAST",
+    "longest": "TRY_CAST(fields->>'length' AS BIGINT) DESC NULLS LAST",
     "as they came": '"index"',
+}
+# And which of them: a choice of ours too.
+WHICH = {
+    "any": "TRUE",
+    "kept": "coalesce(fields->>'rejected', fields->>'reason') IS NULL",
+    "rejected": "coalesce(fields->>'rejected', fields->>'reason') IS NOT NULL",
+    "right": "TRY_CAST(fields->>'strict' AS BOOLEAN)",
+    "wrong": "NOT TRY_CAST(fields->>'strict' AS BOOLEAN)",
+    "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
+    "unfinished": "NOT TRY_CAST(fields->>'finished_thinking' AS BOOLEAN)",
 }
 
 
@@ -103,11 +128,31 @@ def sample_sets(catalog: Catalog, executions: Sequence[str]) -> dict[str, int]:
 
 
 def texts(
-    catalog: Catalog, executions: Sequence[str], name: str, search: str = "", order: str = "as they came", page: int = 0
+    catalog: Catalog,
+    executions: Sequence[str],
+    name: str,
+    search: str = "",
+    order: str = "as they came",
+    page: int = 0,
+    which: str = "any",
 ) -> tuple[int, list[Row]]:
-    """How many samples of the set hold `search` (any case), and one page of them in the order named in `ORDERS`."""
-    sql = _TEXTS.format(verdict="TRUE", order=ORDERS[order])
-    found = catalog.query(sql, [list(executions), name, search, search, PAGE, page * PAGE])
+    """How many samples of the set hold `search` (any case) and are of those in `WHICH`, and one page of them."""
+    return _page(catalog, _SAMPLES, [list(executions), name], search, order, page, which)
+
+
+def file_texts(
+    catalog: Catalog, path: str, search: str = "", order: str = "as they came", page: int = 0, which: str = "any"
+) -> tuple[int, list[Row]]:
+    """The same of a file of JSON lines in the store, of its first `FILE_ROWS` lines."""
+    literal = "".join(f"[{mark}]" if mark in "*?[" else mark for mark in path)  # DuckDB would take it for a pattern
+    return _page(catalog, _FILE, [literal, FILE_ROWS], search, order, page, which)
+
+
+def _page(
+    catalog: Catalog, those: str, named: list[Any], search: str, order: str, page: int, which: str
+) -> tuple[int, list[Row]]:
+    sql = _TEXTS.format(those=those, which=WHICH[which], order=ORDERS[order])
+    found = catalog.query(sql, [*named, search, search, PAGE, page * PAGE])
     return (found[0]["found"] if found else 0), found
 
 
@@ -129,22 +174,14 @@ def sizes(catalog: Catalog) -> list[Row]:
     return catalog.query(_SIZES)
 
 
-_VERDICTS = {
-    "any": "TRUE",
-    "right": "(fields->>'strict')::BOOLEAN",
-    "wrong": "NOT (fields->>'strict')::BOOLEAN",
-    "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
-    "unfinished": "NOT (fields->>'finished_thinking')::BOOLEAN",
-}
+def made(catalog: Catalog, executions: Sequence[str]) -> list[Row]:
+    """The artifacts of these executions, the oldest first, with their facts and configuration as JSON."""
+    return catalog.query(_MADE, [list(executions)])
 
 
-def verdicts(
-    catalog: Catalog, executions: Sequence[str], name: str, search: str, verdict: str
-) -> tuple[int, list[Row]]:
-    """Samples of an evaluation whose verdict is one of `_VERDICTS`: how many, and the first of them."""
-    sql = _TEXTS.format(verdict=_VERDICTS[verdict], order=ORDERS["as they came"])
-    found = catalog.query(sql, [list(executions), name, search, search, PAGE, 0])
-    return (found[0]["found"] if found else 0), found
+def evaluations(catalog: Catalog, limit: int = 200) -> list[Row]:
+    """The newest evaluations, the newest first, with the label and configuration of the run that made each."""
+    return catalog.query(_EVALUATIONS, [limit])
 
 
 def lineage(catalog: Catalog, artifact: str) -> list[Row]:

@@ -62,7 +62,7 @@ def test_texts_are_searched_sorted_and_paged(measured):
     assert found == 60
     assert len(rows) == queries.PAGE
     assert [row["index"] for row in rows[:2]] == [59, 58]
-    assert [row["index"] for row in queries.texts(measured, ["e1"], "rollouts", page=2)[1]] == list(range(50, 60))
+    assert [row["index"] for row in queries.texts(measured, ["e1"], "rollouts", page=2)[1]] == list(range(20, 30))
     assert queries.texts(measured, ["e1"], "rollouts", search="NUMBER 7<")[0] == 1
     assert queries.texts(measured, ["e1"], "rollouts", search="' OR 1=1 --")[0] == 0
 
@@ -103,9 +103,10 @@ def _draw(page: str) -> None:
     from flows.dashboard import frame
 
     places = {"training": ("curves", "training"), "samples": ("texts", "samples"), "rollouts": ("texts", "rollouts")}
-    places |= {"reinforcement": ("curves", "reinforcement"), "storage": ("lineage", "storage")}
+    places |= {"reinforcement": ("curves", "reinforcement")}
     module, name = places.get(page, (page, "page"))
-    getattr(import_module(f"flows.dashboard.{module}"), name)(frame.choose_run())
+    run = frame.choose_run(frame.run_titles())
+    getattr(import_module(f"flows.dashboard.{module}"), name)(frame.chosen_run(run))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "storage"])

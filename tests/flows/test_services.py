@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import psutil
 import pytest
 
 from configs.load import load
@@ -14,8 +15,8 @@ from flows import services
 from flows.deployments import deployments
 from flows.prefect_env import free_port
 from store.artifacts import Store
-from tests.support.listening import listening
 from tests.support.hook import SECRET, hook
+from tests.support.listening import listening
 from tests.support.standing import checkpoint, evaluation
 from tests.support.toy_cli import environment
 

@@ -1,13 +1,14 @@
 """Stand-ins for all stages: they write what the real ones write, a few lines each, at once.
 
 The environment variable NAUTILE_TOY_FAULT makes one of them misbehave: `reason:crash`, `align:config`,
-`distill:retry`, or `pretrain:wait=FOLDER` (writes FOLDER/reached, then waits to be ended). NAUTILE_TOY_STEP_S is
-how long each step of those that learn takes.
+`distill:retry`, or `pretrain:wait=FOLDER` (writes FOLDER/reached, then waits to be ended, or for FOLDER/go).
+NAUTILE_TOY_STEP_S is how long each step of those that learn takes.
 """
 
 import json
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def _fault(job: Job) -> None:
         raise ZeroDivisionError("by zero")
     if kind == "wait":
         (Path(folder) / "reached").write_text(str(os.getpid()))
-        while True:
+        for tick in count():
+            if (Path(folder) / "go").exists():
+                return
+            if tick % 10 == 0:
+                job.emit("progress", done=tick // 10, total=1000, unit="ticks", note="waiting")
             time.sleep(0.05)
 
 

@@ -1,0 +1,72 @@
+"""Chromium for tests: found where it usually is, watched for requests that leave the machine and for dialogs.
+
+NAUTILE_CHROMIUM names another. Nothing is downloaded: without a browser the tests that need one are skipped.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no test in a browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+OUTPUT = Path(__file__).resolve().parents[2] / "test-output" / "browser"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+WAIT_MS = 60_000
+
+
+def executable() -> str:
+    """The browser's path. Skips the test, saying so, where there is none."""
+    found = os.environ.get("NAUTILE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not found:
+        pytest.skip(f"no browser on this machine: none of {', '.join(NAMES)} on PATH, and NAUTILE_CHROMIUM is not set")
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A window of its own (a playwright `BrowserContext`), in English and large enough for a page."""
+    path = executable()
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        context = browser.new_context(viewport={"width": 1440, "height": 1100}, locale="en-GB")
+        context.set_default_timeout(WAIT_MS)
+        yield context
+        browser.close()
+
+
+def watch(context: Any) -> list[str]:
+    """A list that fills with what must not happen: requests that leave this machine, and dialogs."""
+    left: list[str] = []
+
+    def asked(request: Any) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
+            left.append(f"asked for {request.url}")
+
+    context.on("request", asked)
+    context.on("dialog", lambda dialog: (left.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    return left
+
+
+def keep(page: Any, name: str) -> None:
+    """A screenshot among the test's output."""
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=OUTPUT / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.png")
+
+
+def table_text(page: Any) -> str:
+    """What stands in the grids of a dashboard page; they are drawn on canvases that hold their text for readers."""
+    return page.evaluate("[...document.querySelectorAll('canvas')].map(one => one.textContent).join(' ')")
+
+
+def drawn(page: Any, title: str) -> None:
+    """Wait until a dashboard page of this title is there and Streamlit has come to rest."""
+    page.get_by_role("heading", name=title, exact=True, level=1).wait_for()
+    page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton]')")
