@@ -94,7 +94,10 @@ class Prefect:
             return json.loads(reply.read())
 
     def form(self, deployment: str) -> None:
-        self.page.goto(f"{self.ui}/deployments/deployment/{self.ask(f'/deployments/name/{deployment}')['id']}/run")
+        self.page.goto(
+            f"{self.ui}/deployments/deployment/{self.ask(f'/deployments/name/{deployment}')['id']}/run",
+            wait_until="commit",
+        )
 
     def fill(self, label: str, value: str) -> None:
         name = f".schema-form-property__label:text-is('{label}')"
