@@ -94,7 +94,10 @@ class Prefect:
             return json.loads(reply.read())
 
     def form(self, deployment: str) -> None:
-        self.page.goto(f"{self.ui}/deployments/deployment/{self.ask(f'/deployments/name/{deployment}')['id']}/run")
+        self.page.goto(
+            f"{self.ui}/deployments/deployment/{self.ask(f'/deployments/name/{deployment}')['id']}/run",
+            wait_until="commit",
+        )
 
     def fill(self, label: str, value: str) -> None:
         name = f".schema-form-property__label:text-is('{label}')"
@@ -105,8 +108,9 @@ class Prefect:
         self.page.get_by_role("button", name="Submit").click()
 
     def view_run(self) -> str:
-        """Follow the note that a run was asked for; returns its id."""
-        self.page.get_by_role("button", name="View run").click()
+        """Go to the run that was asked for, by the deployment's list of runs; returns its id."""
+        self.page.wait_for_url("**tab=Runs")
+        self.page.locator("a[href*='/runs/flow-run/']").first.click()
         self.page.wait_for_url("**/runs/flow-run/**")
         return self.page.url.rpartition("/")[2].partition("?")[0]
 

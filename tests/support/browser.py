@@ -18,7 +18,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OUTPUT = Path(__file__).resolve().parents[2] / "test-output" / "browser"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-WAIT_MS = 60_000
+WAIT_MS = 90_000
 
 
 def executable() -> str:

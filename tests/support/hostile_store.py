@@ -1,0 +1,98 @@
+"""A store whose every text wants to be markup: what models, prompts, sources, file names and reports could hold.
+
+Each carries a number, so that a test can tell which got through: scripts and event handlers call `struck`, links and
+pictures point at a host that is not this machine.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from configs.schema import RunConfig
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.durable import read_json, write_json
+from store.events import EventWriter
+from store.manifest import now
+from tasks.journal import journal
+from tests.support.toy_chain import make_all
+
+ELSEWHERE = "http://elsewhere.invalid"
+FORMS = (
+    "<script>struck()</script>",
+    f"<img src='{ELSEWHERE}/a.png' onerror='struck()'>",
+    f"![picture]({ELSEWHERE}/b.png)",
+    "[press](javascript:struck())",
+    "<a href='javascript:struck()'>press</a>",
+    "<svg onload='struck()'></svg>",
+    f"<iframe src='{ELSEWHERE}'></iframe>",
+    "$$\\href{javascript:struck()}{x}$$ and $x^2$",
+    ":red[coloured] :material/delete: :rainbow[all]",
+    "```\n</code></pre><script>struck()</script>\n```",
+    '"] x [URL="javascript:struck()"',
+    "# heading\n\n* item **bold** | cell |",
+)
+TEXT = " ".join(FORMS)
+NAME = "<img src=x onerror=struck()> [n](javascript:struck()) **b** $x^2$ :red[r]"
+
+
+def make_hostile(root: Path, config: RunConfig) -> dict[str, dict[str, str]]:
+    """The toy chain, and over it a second run, metrics, samples, calls, facts and scores that hold such texts."""
+    outputs = make_all(root, config)
+    store = Store(root)
+    for label, kinds in outputs.items():
+        for artifact_id in kinds.values():
+            _mark(store, artifact_id)
+        _say(store, store.get(next(iter(kinds.values()))).execution, label.partition(":")[0])
+    (store.get(outputs["reason"]["rollouts"]).path / "<img src=x onerror=struck()>.jsonl").write_text('{"text": "x"}\n')
+    row = {"id": "hostile", "run": NAME, "config": NAME, "stage": "align", "label": NAME, "key": "0" * 64}
+    row |= {"execution": NAME, "attempt": 1, "state": "failed", "started": now(), "ended": now(), "error": TEXT}
+    journal(store).run(row)
+    catalog = Catalog(store)
+    catalog.ingest()
+    return outputs
+
+
+def _say(store: Store, execution: str, stage: str) -> None:
+    emit = EventWriter(store.root / "events" / f"hostile-{execution}.jsonl", execution, stage=stage)
+    for step in range(1, 4):
+        for name in ("loss", "reward", NAME):
+            emit("metric", name=name, step=step, value=float(step), source=NAME)
+    shown: dict[str, Any] = dict.fromkeys(
+        (
+            "question",
+            "prompt",
+            "text",
+            "output",
+            "query",
+            "reasoning",
+            "answer",
+            "task",
+            "teacher",
+            "reply",
+            "expected",
+        ),
+        f"{TEXT}<|think_end|>{TEXT}",
+    )
+    for name in ("rollouts", "documents", NAME):
+        emit(
+            "sample", set=name, index=100, **shown, rejected=TEXT, problem=NAME, parts={NAME: TEXT}, step=9, reward=2.0
+        )
+    told = {"endpoint": NAME, "model": NAME, "purpose": NAME, "attempt": 1, "status": NAME, "error": TEXT}
+    emit("call", **told, tokens_in=1, tokens_out=1, dollars=0.5, latency_s=0.1, cached=False)
+    emit.close()
+
+
+def _mark(store: Store, artifact_id: str) -> None:
+    """What a hostile manifest and a hostile `scores.json` could say."""
+    folder = store.get(artifact_id).path
+    manifest = read_json(folder / "manifest.json") or {}
+    facts = manifest["facts"]
+    facts |= {"stand_in": TEXT, "judge": {"model": NAME, "stand_in": True}, NAME: TEXT}
+    if facts.get("teachers"):
+        facts |= {"teachers": {NAME: {"asked": 2, "kept": 1}}, "rejected": {NAME: 1}}
+    write_json(folder / "manifest.json", manifest)
+    scores = read_json(folder / "scores.json")
+    if scores:
+        for score in scores["benchmarks"].values():
+            score |= {"title": NAME, "stand_in": TEXT, "differs": [TEXT]}
+        write_json(folder / "scores.json", scores | {"model": NAME})
