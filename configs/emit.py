@@ -25,5 +25,13 @@ def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         emit(kind, **row)
 
 
+def settle(emit: Emit) -> None:
+    """Have all that was told on disk. To be called before a save after which it will not be told again: a power cut may
+    else keep the save and lose the rows."""
+    sync = getattr(emit, "sync", None)
+    if sync is not None:
+        sync()
+
+
 def silent(kind: str, **fields: Any) -> None:
     """The `Emit` for notebooks and tests that look only at return values."""

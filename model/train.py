@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs.emit import Emit, silent
+from configs.emit import Emit, settle, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.schema import PretrainConfig
 from configs.section import ConfigError, Retryable
@@ -212,6 +212,7 @@ class _Run:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
             extra = {"account": self.meter.saved(), "vitals": asdict(self.health.vitals)}
+            settle(self.emit)
             self.checkpoints.save(done, state, extra)
         if stopping or last:
             self.checkpoints.wait()

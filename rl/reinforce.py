@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.emit import Emit, silent
+from configs.emit import Emit, settle, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.reinforcement import PolicyConfig, RolloutConfig
 from configs.section import ConfigError
@@ -207,6 +207,7 @@ class _Run:
     def _save(self) -> None:
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
         extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
+        settle(self.plan.emit)
         self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
 
     def _resume(self) -> None:

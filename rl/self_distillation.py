@@ -20,7 +20,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from configs.emit import Emit, silent
+from configs.emit import Emit, settle, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.reinforcement import SelfDistillConfig
 from configs.section import ConfigError
@@ -79,6 +79,7 @@ def self_distil(student: Student, params: Params) -> tuple[Params, dict[str, Any
         kept = [row for row in sampled if row["advantage"] is not None and row["advantage"] > 0]
         state, losses = _train(student, state, kept, number, mesh)
         facts["rounds"].append(_facts(sampled, kept, losses))
+        settle(student.emit)
         checkpoints.save(number + 1, state, facts)
         checkpoints.wait()
     checkpoints.close()

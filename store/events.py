@@ -67,13 +67,8 @@ class EventWriter:
                 raise ValueError(f"{self.path}: the event file is closed")
             for fields, identity in zip(rows, identities, strict=True):
                 self._take(kind, fields, identity)
-            descriptor = os.dup(self._descriptor) if kind == "call" else None
-        if descriptor is not None:
-            # Outside the lock: endpoints answer in many threads, and none should wait for the disk of another.
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if kind == "call":
+            self.sync()  # outside the lock: endpoints answer in many threads, and none should wait for another's disk
 
     def _take(self, kind: str, fields: Mapping[str, Any], identity: list[Any] | None) -> None:
         self._count += 1
@@ -96,6 +91,16 @@ class EventWriter:
             )
         self._write(line)
         self._count_live(kind, fields)
+
+    def sync(self) -> None:
+        """Wait until everything that was taken is on disk."""
+        with self._lock:
+            descriptor = None if self._descriptor is None else os.dup(self._descriptor)
+        if descriptor is not None:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Show the last live values, sync and close. Later events are refused."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.emit import settle, silent
 from store.events import EventWriter, read_events, read_live
 
 json_data = st.recursive(
@@ -186,3 +187,17 @@ def test_live_shows_the_newest_values(tmp_path, path):
     assert len(read_events(path)[0]) == 100  # progress moves the bar and leaves no rows
     live.write_text("{")
     assert read_live(live) == {}
+
+
+def test_what_was_told_is_on_disk_before_a_save(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(path.stat().st_size))
+    emit = EventWriter(path, "e1")
+    emit("metric", name="loss", step=1, value=2.0)
+    assert synced == []
+    settle(emit)
+    assert synced == [path.stat().st_size]
+    settle(silent)
+    emit.close()
+    settle(emit)
+    assert len(synced) == 2, "a closed one has nothing to wait for"
