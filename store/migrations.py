@@ -29,9 +29,10 @@ class NewerCatalog(ConfigError):
 
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
     """The version of the tables in the file, 0 if there are none."""
-    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'ingested'").fetchone():
-        return 0
-    found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
+    try:
+        found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
+    except duckdb.CatalogException:
+        return 0  # no such table
     return found[0] if found else 0
 
 

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from bench.commits import crowd, lost_and_double
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import read_events
@@ -85,3 +86,13 @@ def test_what_a_killed_process_was_told_is_written_stays_written(store):
         Catalog(store).ingest()
         rows = Catalog(store).query("SELECT count(*) AS n FROM metrics WHERE execution = ?", [name])
         assert rows == [{"n": len(events)}]
+
+
+def test_processes_that_commit_at_once_lose_and_double_nothing(tmp_path):
+    """bench/commits.py in small."""
+    Store(tmp_path).prepare()
+    names = ["ann", "bob", "cy", "dee"]
+    assert len(crowd(tmp_path, names, 20)) == 80
+    assert lost_and_double(tmp_path, names, 20) == (0, 0)
+    rows = Catalog(Store(tmp_path)).query("SELECT count(*) AS n, sum(value) AS sum FROM metrics")
+    assert rows == [{"n": 80, "sum": 4 * sum(range(20)) / 2}]
