@@ -12,7 +12,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.durable import read_json, write_json
 from store.events import EventWriter
-from store.manifest import now
+from store.manifest import now, sealed
 from tasks.journal import journal
 from tests.support.toy_chain import make_all
 
@@ -90,7 +90,7 @@ def _mark(store: Store, artifact_id: str) -> None:
     facts |= {"stand_in": TEXT, "judge": {"model": NAME, "stand_in": True}, NAME: TEXT}
     if facts.get("teachers"):
         facts |= {"teachers": {NAME: {"asked": 2, "kept": 1}}, "rejected": {NAME: 1}}
-    write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", sealed({name: value for name, value in manifest.items() if name != "seal"}))
     scores = read_json(folder / "scores.json")
     if scores:
         for score in scores["benchmarks"].values():
