@@ -147,7 +147,13 @@ class Round:
 
     def tables(self) -> dict[str, list[str]]:
         names = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
-        return {name: sorted(map(str, self.query(f"SELECT * FROM {name}"))) for name in names}
+        every = " UNION ALL ".join(
+            f"SELECT '{name}' AS name, to_json(t)::VARCHAR AS row FROM {name} t" for name in names
+        )
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for row in self.query(every):
+            found[row["name"]].append(row["row"])
+        return {name: sorted(rows) for name, rows in found.items()}
 
 
 def offered(said: str) -> list[str] | None:

@@ -1,6 +1,7 @@
 """What a store holds, told so that two stores can be compared: payloads, rows, and what must not be left over."""
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 # What tells how long something took, and what is written of it, differs between any two runs.
 TIMED_KINDS = ("report", "data_card", "evaluation")
-TIMED_METRICS = ("second", "per_s", "_s", "time", "latency", "mfu", "bytes", "rate_of_calls")
+TIMED_METRICS = r"second|per_s|_s$|time|latency|mfu|bytes"
 LIVE = (
     "JOIN artifacts a ON a.execution = t.execution AND a.superseded = 0 AND a.id = (SELECT min(b.id) FROM artifacts b"
 )
@@ -40,16 +41,22 @@ def _scores(path: Path) -> Any:
 
 def rows(query: Any) -> dict[str, Counter[str]]:
     """Table -> rows of the live artifacts' executions, told by what they are of, with how often each is there."""
-    metrics = query(f"SELECT a.key, t.name, t.step, t.source, t.value FROM metrics t {LIVE}")
-    timed = [row for row in metrics if any(word in row["name"] for word in TIMED_METRICS)]
-    for row in timed:
-        row["value"] = None
-    samples = query(f'SELECT a.key, t."set", t."index", t.fields FROM samples t {LIVE}')
-    calls = query(f"SELECT a.key, t.purpose, t.digest FROM calls t {LIVE} WHERE t.status = 'ok' AND NOT t.cached")
-    return {
-        name: Counter(json.dumps(row, sort_keys=True, default=str) for row in told)
-        for name, told in {"metrics": metrics, "samples": samples, "calls": calls}.items()
-    }
+    columns = "key: a.key, name: t.name, step: t.step, source: t.source, value: t.value"
+    every = query(
+        f"SELECT 'metrics' AS of, to_json({{{columns}}}) AS row "
+        f"FROM metrics t {LIVE} UNION ALL "
+        f"""SELECT 'samples', to_json({{key: a.key, "set": t."set", "index": t."index", fields: t.fields}}) """
+        f"FROM samples t {LIVE} UNION ALL "
+        f"SELECT 'calls', to_json({{key: a.key, purpose: t.purpose, digest: t.digest}}) "
+        f"FROM calls t {LIVE} WHERE t.status = 'ok' AND NOT t.cached"
+    )
+    told: dict[str, list[Any]] = {"metrics": [], "samples": [], "calls": []}
+    for one in every:
+        row = json.loads(one["row"])
+        if one["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
+            row["value"] = None
+        told[one["of"]].append(row)
+    return {name: Counter(json.dumps(row, sort_keys=True, default=str) for row in some) for name, some in told.items()}
 
 
 def differences(plain: dict[str, Any], found: dict[str, Any]) -> list[str]:
