@@ -6,8 +6,8 @@
     nautile deploy CONFIG --pool kubernetes                         or registers the same without a file
 
 The last is there because the command of Prefect 3.8.8 registers one deployment and then fails, with the fastapi it is
-pinned with: it asks for the workers of a pool with `limit: null`, which is refused (422). The file here is that
-of configs/local.toml for a pool of processes, and a test keeps it so.
+pinned with: it asks for a pool's workers with `limit: null`, which is refused (422). The file of this repository is
+that of configs/local.toml for a pool of processes; a test keeps it so.
 """
 
 import asyncio
