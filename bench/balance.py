@@ -5,8 +5,8 @@
 Both learners take the same completions a step (groups of 8, random ids of the lengths that rollouts have), in
 micro-batches of 16 rows. The balanced one splits them by the sign of their advantage, so it may need one micro-batch
 more (their numbers are printed: the fewer there are, the dearer one more is), holds two sums of gradients and takes two
-norms. Medians over the repeats, and their ratio; once with half of them right, once with one in eight. With a KL term (--kl) the balance needs a second backward pass, for the
-term stands outside it; its cost is then that of the pass.
+norms. Medians over the repeats, and their ratio; once with half of them right, once with one in eight. With a KL term
+(--kl) the balance needs a second backward pass, for the term stands outside it; its cost is then that of the pass.
 """
 
 import argparse
