@@ -1,12 +1,12 @@
 """What the balance of stage 2 costs: a balanced step against a plain one, interleaved in one run.
 
-    python bench/balance.py [--repeats 7] [--widths 128 512] [--kl 0]
+    python bench/balance.py [--repeats 7] [--widths 128 512] [--groups 15] [--kl 0]
 
-Both learners take the same 64 completions a step (8 groups of 8, random ids of the lengths that rollouts have), in
-micro-batches of 16 rows. The balanced one splits them by the sign of their advantage, so its micro-batches are filled
-a little worse, holds two sums of gradients and takes two norms. Medians over the repeats, and their ratio; the worst
-split is shown too, with 7 wrong to 1 right. With a KL term (--kl) the balance needs a second backward pass, for the
-term stands outside it; its cost is then that of the pass.
+Both learners take the same completions a step (groups of 8, random ids of the lengths that rollouts have), in
+micro-batches of 16 rows. The balanced one splits them by the sign of their advantage, so it may need one micro-batch
+more (their numbers are printed: the fewer there are, the dearer one more is), holds two sums of gradients and takes two
+norms. Medians over the repeats, and their ratio; once with half of them right, once with one in eight. With a KL term
+(--kl) the balance needs a second backward pass, for the term stands outside it; its cost is then that of the pass.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from rl.advantages import advantages
 from rl.learner import Learner
 from rl.rollouts import Group, Rollout
 
-PROMPT, COMPLETION, VOCABULARY = 32, 64, 2053
+PROMPT, COMPLETION, VOCABULARY, ROWS = 32, 64, 2053, 16
 
 
 def groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> list[Group]:
@@ -61,9 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--groups", type=int, default=15)
     parser.add_argument("--kl", type=float, default=0.0)
     options = parser.parse_args()
-    policy = PolicyConfig(steps=1000, kl=options.kl, micro_rows=16, optimizer=OptimizerConfig(schedule="constant"))
+    policy = PolicyConfig(steps=1000, kl=options.kl, micro_rows=ROWS, optimizer=OptimizerConfig(schedule="constant"))
     for width in options.widths:
         model = ModelConfig(
             vocabulary=VOCABULARY, width=width, blocks=1, context=256, memory_heads=4, query_heads=4,
@@ -77,7 +78,7 @@ def main() -> None:
         }
         millions = sum(parameter_counts(model).values()) / 1e6
         for right in (4, 1):
-            batch = groups(right)
+            batch = groups(right, count=options.groups)
             for learner in learners.values():
                 seconds(learner, batch)  # compiles
             times: dict[str, list[float]] = {name: [] for name in learners}
@@ -86,9 +87,12 @@ def main() -> None:
                     times[name].append(seconds(learner, batch))
             medians = {name: statistics.median(found) for name, found in times.items()}
             ratio = statistics.median(b / a for a, b in zip(times["plain"], times["balanced"], strict=True))
+            sides = [options.groups * count for count in (right, 8 - right)]
+            batches = -(-sum(sides) // ROWS), sum(-(-side // ROWS) for side in sides)
             print(
                 f"width {width}, {millions:.2f}M parameters, {right} of 8 right, KL {options.kl:g}: plain "
-                f"{medians['plain'] * 1e3:.0f} ms, balanced {medians['balanced'] * 1e3:.0f} ms, ratio {ratio:.2f}"
+                f"{medians['plain'] * 1e3:.0f} ms, balanced {medians['balanced'] * 1e3:.0f} ms, ratio {ratio:.2f} "
+                f"({batches[0]} micro-batches and {batches[1]})"
             )
 
 

@@ -131,12 +131,9 @@ def _train(
         logger.warning("round %d: no completion has a positive advantage; nothing is learnt from it", number)
         return params, []
     rows = [
-        Row(
-            r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"],
-            1.0 / (len(r["ids"]) - (r["forced"] is not None)), r["forced"],
-        )
+        Row(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in kept
-    ]  # fmt: skip
+    ]
     per_epoch = -(-len(rows) // config.batch_rows)
     tx = optimizer.build(config.optimizer, per_epoch * config.epochs)
     kinds = shapes(student.model)
@@ -160,13 +157,17 @@ def _train(
 def update(
     model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: Batch
 ) -> tuple[Params, Any, Array]:
-    """One step on the mean over examples of A_i times the mean cross-entropy of trace i's tokens."""
+    """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
+
+    Every token counts alike, as in the paper's update rule of stage 1. With the mean over each trace's own tokens the
+    first token of a short trace weighs most, and a model that may answer at once learns not to think (docs/log.md).
+    """
 
     def loss(params: Params) -> Array:
         hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
         logprobs_BL, _ = token_logprobs(params, model, hidden_BLD, batch["targets"])
         scaled_B = batch["advantage"] * jnp.sum(-logprobs_BL * batch["weights"], axis=1)
-        return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["advantage"] > 0), 1)
+        return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["weights"]), 1)
 
     value, gradients = jax.value_and_grad(loss)(params)
     updates, state = tx.update(gradients, state, params)

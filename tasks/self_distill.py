@@ -7,7 +7,7 @@ from tasks.job import Job
 from tasks.stage import stage
 
 
-@stage("self_distill", version=2, outputs=("traces", "checkpoint"), accelerator=True)
+@stage("self_distill", version=3, outputs=("traces", "checkpoint"), accelerator=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.

@@ -1,0 +1,81 @@
+"""The loss of stage 3 (paper §4.4) against its formula written out, and what it makes of short and long traces."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from model.nautile import forward, initialise
+from rl.rows import Row, batches
+from rl.self_distillation import curriculum, update
+from tests.model.conftest import tiny_config
+
+MODEL = tiny_config()
+RATE = 0.1
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialise(MODEL, 0)
+
+
+def row(rng, length, advantage, forced=None):
+    ids = rng.integers(1, MODEL.vocabulary, length)
+    return Row(rng.integers(1, MODEL.vocabulary, 3).tolist(), ids, np.zeros(length), advantage, 1.0, forced)
+
+
+def written_out(params, rows):
+    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token is nobody's."""
+    total, tokens = 0.0, 0
+    for one in rows:
+        every = jnp.asarray([*one.prompt_ids, *one.ids.tolist()], jnp.int32)[None]
+        shape = jnp.ones_like(every), jnp.arange(every.shape[1])[None]
+        hidden_LD = forward(params, MODEL, every, *shape)[0]
+        logits_LV = (hidden_LD @ params["embedding"].T)[:, : MODEL.vocabulary]
+        logprobs_LV = jax.nn.log_softmax(logits_LV.astype(jnp.float32))
+        for place in range(len(one.ids)):
+            if place != one.forced:
+                total -= one.advantage * logprobs_LV[len(one.prompt_ids) + place - 1, int(one.ids[place])]
+                tokens += 1
+    return total / tokens
+
+
+def step(params, rows, size):
+    (batch,) = batches(rows, size, 16)
+    tx = optax.sgd(RATE)
+    return update(MODEL, tx, params, tx.init(params), {name: jnp.asarray(value) for name, value in batch.items()})
+
+
+def test_a_step_is_the_formulas_whatever_the_padding(params):
+    rng = np.random.default_rng(3)
+    rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
+    value, gradient = jax.value_and_grad(written_out)(params, rows)
+    for size in (3, 5):
+        after, _, loss = step(params, rows, size)
+        np.testing.assert_allclose(loss, value, rtol=1e-5)
+        jax.tree.map(
+            lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
+            after,
+            params,
+            gradient,
+        )
+
+
+def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):
+    rng = np.random.default_rng(4)
+    short, long = row(rng, 1, 0.5), row(rng, 9, 0.5)
+    (batch,) = batches([short, long], 2, 16)
+    assert batch["weights"][0].sum() == 1
+    assert batch["weights"][1].sum() == 9
+    assert set(np.unique(batch["weights"])) == {0.0, 1.0}
+
+
+def test_the_curriculum_gives_the_few_right_traces_of_a_hard_problem_the_most():
+    def sampled(position, rewards):
+        rate = sum(rewards) / len(rewards)
+        return [{"position": position, "solve_rate": rate, "advantage": reward - rate} for reward in rewards]
+
+    rows = sampled(0, [1, 0, 0, 0]) + sampled(1, [1, 1, 1, 0]) + sampled(2, [1, 1, 1, 1]) + sampled(3, [0, 0, 0, 0])
+    found = {one["solve_rate"]: (one["weight"], one["traces"]) for one in curriculum(rows)}
+    assert found == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}
