@@ -21,6 +21,7 @@ import psutil
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.runtime import flow_run
 from prefect.settings import get_current_settings
 from prefect.states import Paused, State
 
@@ -37,22 +38,21 @@ FOLDER = "waiting"
 
 
 def ask(store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta) -> None:
-    """Pause flow run `run_id` until somebody resumes it. `key` names the question: one that was answered is not asked
-    again by a retry of the run. `question`: one line, plain text.
+    """Pause flow run `run_id` until somebody resumes it. `key` names the `question`, a line of plain text.
+
+    A retry of the run asks again: Prefect remembers that a pause was begun, not that it was answered.
 
     Raises `ConfigError` if nobody answers within `patience`, or the run is cancelled instead.
     """
     command = f"nautile approve {run_id[:8]}"
     message = f"{question} Resume to go on (or `{command}`); cancel the run to stop here."
     with get_client(sync_client=True) as client:
-        paused = Paused(timeout_seconds=round(patience.total_seconds()), pause_key=key, message=message)
+        attempt = f"{key}:{flow_run.run_count}"
+        paused = Paused(timeout_seconds=round(patience.total_seconds()), pause_key=attempt, message=message)
         answer = client.set_flow_run_state(UUID(run_id), paused)
         if answer.status != SetStateStatus.ACCEPT:
-            reason = str(getattr(answer.details, "reason", answer.status))
-            if "already fired" not in reason:
-                raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
-            logger.info("%s is not asked about again: it was approved before", label)
-            return
+            reason = getattr(answer.details, "reason", answer.status)
+            raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
         logger.warning("paused: %s", message)
         notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, note=f"waits for {command}"))
         _show(label, message)
@@ -80,14 +80,14 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
         raise ConfigError(f"run {run!r} means {len(matches)} that wait: give more digits")
     found = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
     try:
-        flow_run = UUID(found["run"])
+        paused = UUID(found["run"])
     except ValueError:
         raise ConfigError(f"no run {run!r} waits in {store.root}: `nautile approve` lists those that do") from None
     url = found["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
     try:
-        reply = httpx.post(f"{url.rstrip('/')}/flow_runs/{flow_run}/resume", json={}, timeout=30.0)
+        reply = httpx.post(f"{url.rstrip('/')}/flow_runs/{paused}/resume", json={}, timeout=30.0)
         told = reply.json() if reply.content else {}
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None

@@ -58,9 +58,11 @@ def running(tmp_path_factory, webhook, worse):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(store.root, HOOK=webhook[0]).items():
             patch.setenv(name, value)
-        found = services.up(store, str(config), free_port(), free_port(), lambda _: None)
-        yield store, {service.name: service for service in found}
-        services.down(store)
+        try:
+            found = services.up(store, str(config), free_port(), free_port(), lambda _: None)
+            yield store, {service.name: service for service in found}
+        finally:
+            services.down(store)
 
 
 def ask(api: str, deployment: str, parameters: dict[str, Any]) -> tuple[int, Any]:
