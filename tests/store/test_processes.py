@@ -92,7 +92,7 @@ def test_processes_that_commit_at_once_lose_and_double_nothing(tmp_path):
     """bench/commits.py in small."""
     Store(tmp_path).prepare()
     names = ["ann", "bob", "cy", "dee"]
-    assert len(crowd(tmp_path, names, 20)) == 80
-    assert lost_and_double(tmp_path, names, 20) == (0, 0)
+    assert len(crowd(tmp_path, names, 10)) == 40
+    assert lost_and_double(tmp_path, names, 10) == (0, 0)
     rows = Catalog(Store(tmp_path)).query("SELECT count(*) AS n, sum(value) AS sum FROM metrics")
-    assert rows == [{"n": 80, "sum": 4 * sum(range(20)) / 2}]
+    assert rows == [{"n": 40, "sum": 4 * sum(range(10)) / 2}]

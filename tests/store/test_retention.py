@@ -106,14 +106,14 @@ def test_a_dry_run_says_what_goes_and_what_it_frees(store, made):
     assert [row["id"] for row in Catalog(store).query("SELECT id FROM artifacts")] == [new.id]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.integers(1, 3), st.none() | st.floats(0, 40))
 def test_no_rule_breaks_a_lineage(tmp_path_factory, seed, newest, days):
     rng = random.Random(seed)
     store = Store(tmp_path_factory.mktemp("kept") / "store")
     store.prepare()
     artifacts = []
-    for index in range(12):
+    for index in range(8):
         reads = rng.sample(artifacts, min(len(artifacts), rng.randrange(3)))
         inputs = {f"in{i}": one for i, one in enumerate(reads)}
         word = f"{rng.randrange(9)}"

@@ -47,6 +47,7 @@ def _make(store: Store, execution: Execution, inputs: dict[str, Artifact]) -> di
             execution=making,
             outputs=execution.outputs,
             run="toy",
+            label=execution.label,
         )
         for kind in execution.outputs
     }
