@@ -196,6 +196,6 @@ def test_watching_the_status_goes_on_until_it_is_stopped(nautile, monkeypatch):
     monkeypatch.setattr("flows.watching.time.sleep", sleep)
     code, out, err = nautile("status", str(TOY), "--watch")
     assert (code, err) == (130, "")
-    assert out.count("pretrain: made") == 1  # only what changes is told, where there is no terminal
+    assert out.splitlines().count("pretrain: made") == 1  # only what changes is told, where there is no terminal
     code, _, err = nautile("status", str(TOY), "--watch", "--json")
     assert (code, "leave out --watch" in err) == (2, True)
