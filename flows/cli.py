@@ -274,6 +274,7 @@ def main() -> NoReturn:
     """Do what the command line says, then raise `SystemExit`: one clear message, never a stack trace."""
     # A root logger without handlers is given one that prints everything, by absl as orbax is imported: log noise.
     logging.getLogger().addHandler(logging.NullHandler())
+    logging.raiseExceptions = False  # a log that a full disk does not take must not print a stack trace for each line
     sys.exit(_command())
 
 

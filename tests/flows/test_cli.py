@@ -183,3 +183,19 @@ def test_an_unexpected_failure_is_one_line_and_its_trace_is_kept(nautile, monkey
     assert "Traceback" not in out + err
     assert "unexpected ZeroDivisionError: by zero" in err
     assert "in broken" in (tmp_path / "logs" / "errors.log").read_text()
+
+
+def test_watching_the_status_goes_on_until_it_is_stopped(nautile, monkeypatch):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.watching.time.sleep", sleep)
+    code, out, err = nautile("status", str(TOY), "--watch")
+    assert (code, err) == (130, "")
+    assert out.splitlines().count("pretrain: made") == 1  # only what changes is told, where there is no terminal
+    code, _, err = nautile("status", str(TOY), "--watch", "--json")
+    assert (code, "leave out --watch" in err) == (2, True)
