@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 def damaged_in(root: Path, folder: Path) -> list[str]:
     """Which files of the artifact in `folder` are damaged or missing; what was digested before is not read again.
 
-    Empty, too, where there is no manifest that can be read: nothing is known of its files.
+    Empty, too, where there is no manifest that can be read, for nothing is known of its files, and where none of them
+    lies here at all, for then it is no damage.
     """
     manifest = manifests.read_manifest(folder)
-    if manifest is None:
+    if manifest is None or not any((folder / name).exists() for name in manifest["files"]):
         return []
     told = (said.rpartition(" (")[0] for said in damaged_files(root, folder, manifest["files"], trust=True))
     return [name for name in told if name in manifest["files"]]
