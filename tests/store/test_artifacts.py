@@ -159,9 +159,11 @@ def test_the_root_is_given_or_the_environment_s_or_here(tmp_path, monkeypatch):
     assert Store().root == tmp_path / "elsewhere"
     monkeypatch.setenv("NAUTILE_STORE", f"file://{tmp_path}/with%20space")
     assert Store().root == tmp_path / "with space"
-    for url in ("s3://bucket/store", "gs://bucket", "file://host/path"):
-        with pytest.raises(ConfigError, match="NAUTILE_STORE"):
-            Store(url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for url in ("s3://bucket/store", "gs://bucket"):
+        assert (Store(url).place, Store(url).root.parent) == (url, tmp_path / "cache" / "nautile")
+    with pytest.raises(ConfigError, match="NAUTILE_STORE"):
+        Store("file://host/path")
 
 
 def test_a_store_that_cannot_be_written_is_one_clear_message(tmp_path):
