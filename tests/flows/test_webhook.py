@@ -52,6 +52,7 @@ def test_it_gives_up_and_says_so(told, status, attempts):
         (f"http://[::1/{SECRET}", "is it a whole URL"),
         ("", "HOOK is not set"),
     ],
+    ids=["nobody", "ftp", "torn", "unset"],  # a port in an id is another one in each of the suite's processes
 )
 def test_what_cannot_be_reached_never_raises(told, url, said):
     assert said in told(url)[0]
