@@ -20,7 +20,8 @@ PAGES = {
 
 def main() -> None:
     st.set_page_config(page_title="Nautile", layout="wide")
-    live = st.sidebar.toggle("Live", value=True, key="live", help=f"draw the page anew every {EVERY_S} s")
+    asked = st.query_params.get("live") != "off"
+    live = st.sidebar.toggle("Live", value=asked, key="live", help=f"draw the page anew every {EVERY_S} s")
     titles = frame.run_titles()
     run = frame.choose_run(titles)
 

@@ -76,7 +76,7 @@ def test_no_page_of_the_dashboard_takes_a_text_for_markup(hostile, base, window)
     left = watch(window)
     page = window.new_page()
     for address, title in TITLES.items():
-        page.goto(f"{base}/{address}?run=toy", wait_until="commit")
+        page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
         drawn(page, title)
         if address == "rollouts":
             page.get_by_text(FORMS[0]).first.wait_for()  # as letters

@@ -67,6 +67,7 @@ def table_text(page: Any) -> str:
 
 
 def drawn(page: Any, title: str) -> None:
-    """Wait until a dashboard page of this title is there and Streamlit has come to rest."""
+    """Wait until a dashboard page of this title is there; one that is not live (`live=off`) has then come to rest."""
     page.get_by_role("heading", name=title, exact=True, level=1).wait_for()
-    page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton]')")
+    if "live=off" in page.url:
+        page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton]')")
