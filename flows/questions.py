@@ -12,7 +12,6 @@ from configs.section import ConfigError
 from flows import approval
 from flows.plan import Execution
 from store.artifacts import Store
-from store.catalog import Catalog, CatalogBusy
 from tasks.wording import amount, duration
 
 _LAST = """
@@ -86,6 +85,9 @@ def _money(section: dict[str, Any]) -> str:
 
 
 def _last(store: Store, config: RunConfig, execution: Execution) -> str:
+    # Not above, as in flows/way_on.py: the flow's module reaches this one, and Prefect keeps all that it reaches.
+    from store.catalog import Catalog, CatalogBusy
+
     try:
         Catalog(store).ingest(patience=1.0)
         rows = Catalog(store).query(_LAST, [execution.label, config.name], patience=1.0)
