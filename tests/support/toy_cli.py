@@ -42,4 +42,4 @@ if __name__ == "__main__":
     from flows import cli, plan
 
     plan.stage_named = toy_stage
-    cli.main()
+    cli.script()
