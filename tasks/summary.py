@@ -6,6 +6,7 @@ SVG in the page's own text (a data URL), for Prefect's server has no place for f
 
 import base64
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
 
 def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
     """Markdown about a stage that has ended well. `update` is the last that was heard of it."""
+    # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.
+    os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
     made = [store.get(artifact_id) for artifact_id in outputs.values()]
     parts = [f"## {update.label}: {update.state}"]
     parts.append(_table(("artifact", "files", "size"), [_made(artifact, update.run_id) for artifact in made]))

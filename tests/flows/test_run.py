@@ -87,7 +87,7 @@ def test_a_flipped_byte_is_refused_by_name_and_the_offered_rerun_mends_it_keepin
     done = bench.run("run", str(TOY))
     assert done.returncode == 2
     assert "documents.jsonl" in done.stderr
-    assert "nautile run --only distill --force" in done.stderr
+    assert f"nautile run {TOY} --only distill --force" in done.stderr
 
     done = bench.run("run", str(TOY), "--only", "distill", "--force")
     assert done.returncode == 0, done.stderr
