@@ -6,6 +6,7 @@ test-output/browser. That a scheduled evaluation fires is tested without a brows
 
 import json
 import os
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.browser import chromium, drawn, keep, table_text, watch
-from tests.support.toy_chain import make_all
 from tests.support.toy_cli import ROOT, environment
 from tests.support.toy_stages import TOY
 
@@ -37,11 +37,12 @@ REJECTED = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, toy):
-    """A folder with a store in which the toy chain has been made, with one rejected document."""
+def place(tmp_path_factory, made):
+    """A folder with a copy of the store of the toy chain, with one rejected document."""
+    real, outputs = made
     folder = tmp_path_factory.mktemp("operated")
     store = Store(folder / "store")
-    outputs = make_all(store.root, toy)
+    shutil.copytree(real.root, store.root)
     execution = store.get(outputs["distill"]["documents"]).execution
     emit = EventWriter(store.root / "events" / "more.jsonl", execution, stage="distill")
     emit("sample", set="documents", index=0, **REJECTED)

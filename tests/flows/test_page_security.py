@@ -1,5 +1,6 @@
 """Every page over a store of hostile texts, in a real browser: nothing runs, nothing is asked of another machine."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import urllib.request
 import pytest
 
 from evals.tables import table_1, table_2, to_html
-from flows.prefect_env import free_port
+from flows.prefect_env import STARTUP_S, free_port
 from store.artifacts import Store
 from store.durable import read_json
 from tests.support.browser import chromium, drawn, keep, watch
@@ -38,9 +39,13 @@ STRUCK = "window.struckBy = []; window.struck = () => window.struckBy.push('a sc
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory, toy):
+def hostile(tmp_path_factory, made):
+    """A copy of the store of the toy chain, made hostile."""
+    real, outputs = made
     store = Store(tmp_path_factory.mktemp("hostile") / "store")
-    return store, make_hostile(store.root, toy)
+    shutil.copytree(real.root, store.root)
+    make_hostile(store.root, outputs)
+    return store, outputs
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def base(hostile):
     command = [sys.executable, "-m", "flows.cli", "dashboard", "--port", str(port)]
     process = subprocess.Popen(command, env=environment(store.root), cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + STARTUP_S
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()

@@ -7,14 +7,12 @@ pictures point at a host that is not this machine.
 from pathlib import Path
 from typing import Any
 
-from configs.schema import RunConfig
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.durable import read_json, write_json
 from store.events import EventWriter
 from store.manifest import now, sealed
 from tasks.journal import journal
-from tests.support.toy_chain import make_all
 
 ELSEWHERE = "http://elsewhere.invalid"
 FORMS = (
@@ -35,9 +33,8 @@ TEXT = " ".join(FORMS)
 NAME = "<img src=x onerror=struck()> [n](javascript:struck()) **b** $x^2$ :red[r]"
 
 
-def make_hostile(root: Path, config: RunConfig) -> dict[str, dict[str, str]]:
-    """The toy chain, and over it a second run, metrics, samples, calls, facts and scores that hold such texts."""
-    outputs = make_all(root, config)
+def make_hostile(root: Path, outputs: dict[str, dict[str, str]]) -> None:
+    """Over a store where the toy chain has been made: a run, metrics, samples, calls, facts, scores of such texts."""
     store = Store(root)
     for label, kinds in outputs.items():
         for artifact_id in kinds.values():
@@ -47,9 +44,7 @@ def make_hostile(root: Path, config: RunConfig) -> dict[str, dict[str, str]]:
     row = {"id": "hostile", "run": NAME, "config": NAME, "stage": "align", "label": NAME, "key": "0" * 64}
     row |= {"execution": NAME, "attempt": 1, "state": "failed", "started": now(), "ended": now(), "error": TEXT}
     journal(store).run(row)
-    catalog = Catalog(store)
-    catalog.ingest()
-    return outputs
+    Catalog(store).rebuild()
 
 
 def _say(store: Store, execution: str, stage: str) -> None:
