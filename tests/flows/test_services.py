@@ -81,11 +81,9 @@ def test_all_three_answer_on_loopback(running):
     _, found = running
     assert set(found) == {"server", "deployments", "dashboard"}
     assert all(service.alive() and service.url.startswith("http://127.0.0.1:") for service in found.values())
-    assert {service.name: listening(service.pid) for service in found.values()} == {
-        "server": {"127.0.0.1"},
-        "deployments": set(),
-        "dashboard": {"127.0.0.1"},
-    }
+    heard = {service.name: listening(service.pid) for service in found.values()}
+    assert heard["server"] == heard["dashboard"] == {"127.0.0.1"}
+    assert heard["deployments"] <= {"127.0.0.1"}  # a flow run on its way may listen, to itself
 
 
 def test_every_stage_and_the_pipeline_have_a_form(running):
@@ -118,7 +116,7 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
     for stage in ("held_out", "ingest"):
         status, run = ask(api, f"{stage}/local", {"config": small()})
         assert status == 201, run
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] not in ENDED:
             assert time.monotonic() < deadline
             time.sleep(0.5)
