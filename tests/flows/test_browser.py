@@ -154,7 +154,7 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
 
     child = psutil.Process(int((folder / "reached").read_text()))
     prefect.page.get_by_role("button", name="Cancel").first.click()
-    prefect.page.get_by_role("dialog").get_by_role("button", name="Cancel").last.click()
+    prefect.page.get_by_role("button", name="Confirm").click()
     until(lambda: not child.is_running(), "the stage's process gone", 30)
     until(lambda: prefect.state(run) == "CANCELLED", "the run cancelled", 30)
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
