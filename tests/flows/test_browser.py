@@ -202,5 +202,5 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
     page.goto(f"{base}/{way}&live=off")
     drawn(page, "Lineage")
     graph = page.locator("[data-testid=stGraphVizChart] svg")
-    graph.get_by_text(outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
+    graph.locator("text", has_text=outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
     keep(page, "dashboard the lineage of a score")

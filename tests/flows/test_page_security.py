@@ -28,7 +28,7 @@ TITLES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
-CHART, TEXT = "[data-testid=stVegaLiteChart] canvas", "[data-testid=stCode]"
+CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
 # What each page draws last: by then all the rest stands.
 LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
 LAST |= {"storage": "text=says what nothing rests on"}
