@@ -193,7 +193,7 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
     page.goto(f"{base}/distillation?run=toy&live=off")
     drawn(page, "Distillation")
     page.get_by_text("rejected: too_short, by local").wait_for()
-    page.get_by_text("dunno").wait_for()
+    page.get_by_text("dunno").scroll_into_view_if_needed()
     keep(page, "dashboard a rejected document")
 
     page.goto(f"{base}/evaluations?run=toy&live=off")
