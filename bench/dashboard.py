@@ -47,7 +47,7 @@ PAGES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
-SETTLED = "[data-testid=stVegaLiteChart] canvas, [data-testid=stDataFrame] canvas, [data-testid=stCode], \
+SETTLED = "[data-testid=stVegaLiteChart] svg, [data-testid=stDataFrame] canvas, [data-testid=stCode], \
 [data-testid=stGraphVizChart] svg, [data-testid=stCaptionContainer]"
 
 

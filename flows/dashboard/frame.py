@@ -5,6 +5,7 @@ Streamlit takes nothing but markdown (titles, labels, warnings), a name from out
 """
 
 import os
+import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tasks.wording import duration
 
 FRESH_S = 3.0  # an answer of the catalog is shown for so long before it is asked again
 PATIENCE_S = 5.0
+_ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
 THINK_END = "<|think_end|>"
 STATE_MARKS = {
     "running": "▸ running",
@@ -138,8 +140,12 @@ def plain(text: str | None) -> None:
 
 
 def quoted(text: str) -> str:
-    """A text from outside inside markdown: marks of markdown, LaTeX and directives stand for themselves."""
-    return "".join(f"\\{mark}" if mark in string.punctuation else mark for mark in " ".join(text.split()))
+    """A text from outside inside markdown: marks of markdown, LaTeX and directives stand for themselves, nothing links.
+
+    Streamlit makes a link of a bare address after all marks are read; an invisible joiner in it leaves it a text.
+    """
+    apart = _ADDRESS.sub("\\g<0>\N{WORD JOINER}", " ".join(text.split()))
+    return "".join(f"\\{mark}" if mark in string.punctuation else mark for mark in apart)
 
 
 def thought(text: str) -> tuple[str | None, str]:

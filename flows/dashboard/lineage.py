@@ -23,7 +23,7 @@ def page(chosen: Chosen | None) -> None:
     picked = _picked([row["id"] for row in made])
     rows = frame.ask(queries.lineage, picked)
     every = st.toggle("Every arrow", value=False, key="arrows", help="also those that a longer way already implies")
-    st.graphviz_chart(graph(rows, every), width="stretch")
+    st.graphviz_chart(graph(rows, every), width="content")
     st.caption("An arrow goes from what was read to what was made of it. Calls are those to teachers and judges.")
     table = [{**row, "lineage": frame.lineage_link(row["id"])} for row in {row["id"]: row for row in rows}.values()]
     order = ("depth", "id", "stage", "created", "bytes", "calls", "commit", "lineage")
@@ -61,8 +61,8 @@ def _picked(names: list[str]) -> str:
 
 def graph(rows: Sequence[Row], every: bool = True) -> str:
     """The rows of a lineage in Graphviz's language; without `every`, no arrow that a longer way already implies."""
-    lines = ["digraph {", "rankdir=TB", "nodesep=0.25", "ranksep=0.4"]
-    lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=14]')
+    lines = ["digraph {", "rankdir=TB", 'size="11,60"', "nodesep=0.25", "ranksep=0.4"]
+    lines.append('node [shape=box, style="rounded,filled", fillcolor="#ffffff", fontname="sans-serif", fontsize=12]')
     for row in {row["id"]: row for row in rows}.values():
         calls = f"\n{row['calls']:,} calls" if row["calls"] else ""
         look = ", penwidth=2.5" if row["depth"] == 0 else ""

@@ -154,7 +154,7 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
 
     child = psutil.Process(int((folder / "reached").read_text()))
     prefect.page.get_by_role("button", name="Cancel").first.click()
-    prefect.page.get_by_role("dialog").get_by_role("button", name="Cancel").last.click()
+    prefect.page.get_by_role("button", name="Confirm").click()
     until(lambda: not child.is_running(), "the stage's process gone", 30)
     until(lambda: prefect.state(run) == "CANCELLED", "the run cancelled", 30)
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
@@ -193,7 +193,7 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
     page.goto(f"{base}/distillation?run=toy&live=off")
     drawn(page, "Distillation")
     page.get_by_text("rejected: too_short, by local").wait_for()
-    page.get_by_text("dunno").wait_for()
+    page.get_by_text("dunno").scroll_into_view_if_needed()
     keep(page, "dashboard a rejected document")
 
     page.goto(f"{base}/evaluations?run=toy&live=off")
@@ -202,5 +202,5 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
     page.goto(f"{base}/{way}&live=off")
     drawn(page, "Lineage")
     graph = page.locator("[data-testid=stGraphVizChart] svg")
-    graph.get_by_text(outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
+    graph.locator("text", has_text=outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
     keep(page, "dashboard the lineage of a score")

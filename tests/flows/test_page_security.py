@@ -28,6 +28,10 @@ TITLES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
+CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
+# What each page draws last: by then all the rest stands.
+LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
+LAST |= {"storage": "text=says what nothing rests on"}
 # What no text from outside may become, in the page's own part of the document.
 MADE = """() => {
   const page = document.querySelector('[data-testid=stMain]') || document.body;
@@ -82,6 +86,7 @@ def test_no_page_of_the_dashboard_takes_a_text_for_markup(hostile, base, window)
     page = window.new_page()
     for address, title in TITLES.items():
         page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
+        page.locator(LAST.get(address, TEXT)).first.wait_for(state="attached")
         drawn(page, title)
         if address == "rollouts":
             page.get_by_text(FORMS[0]).first.wait_for()  # as letters
