@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are all that must be there already.
 PYTHON ?= python3
 CONFIG ?= local
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,9 @@ COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.
 EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
   dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
+
+# Containers set this, and then every process compiles what it imports: 3.0 s of a core to import Prefect, not 1.8.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := run
 .PHONY: run up down test lint ahead harness lock clean
@@ -28,7 +31,7 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# One file stays in one worker, so that what it compiles for JAX is shared by its tests.
+# A worker more than cores, for many tests wait for a process. One file stays in one worker, so that what it compiles for JAX is shared by its tests.
 test: $(READY) $(AHEAD) $(HARNESS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
