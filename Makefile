@@ -31,7 +31,8 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# A worker more than cores, for many tests wait for a process. One file stays in one worker, so that what it compiles for JAX is shared by its tests.
+# A worker more than cores, for many tests wait for a process. One file stays in one worker, so that what it compiles
+# for JAX is shared by its tests.
 test: $(READY) $(AHEAD) $(HARNESS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
