@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are all that must be there already.
 PYTHON ?= python3
 CONFIG ?= local
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +31,8 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# One file stays in one worker, so that what it compiles for JAX is shared by its tests.
+# A worker more than cores, for many tests wait for a process. One file stays in one worker, so that what it compiles
+# for JAX is shared by its tests.
 test: $(READY) $(AHEAD) $(HARNESS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 

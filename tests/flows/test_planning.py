@@ -35,6 +35,7 @@ def nautile(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.skipif(not (AHEAD / ".ready").exists(), reason="`make ahead` has not fetched the compilers")
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # seven compilations for the largest batch: 155 s of processor time
 def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
     code, out, err = nautile("--topology", "v4:2x2x1", "--json")
     assert code == 0, err
