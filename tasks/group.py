@@ -150,9 +150,10 @@ def _watch(members: list[Member], silent_s: float) -> tuple[int, str | None]:
                     f"host {member.host} of {len(members)} said nothing for {silent_s:.0f} s; the others ended",
                 )
         ended = [(member, code) for member, code in zip(members, codes, strict=True) if code]
+        for told in (BAD_INPUT, CRASHED):  # who refuses its input brings the others down with it
+            if told in codes:
+                return told, None
         for member, code in ended:
-            if code in (BAD_INPUT, CRASHED):
-                return code, None
             if code != RETRY:
                 how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
                 known = code < 0 or code in _BY_SIGNAL

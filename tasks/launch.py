@@ -197,8 +197,11 @@ def _written(stage: Stage, staging: Path) -> list[str]:
 def _failed(staging: Path, code: int, error: BaseException) -> int:
     text = str(error) or type(error).__name__
     logger.error("%s", text)
+    told = staging / "error.json"
+    if membership() is not None and told.exists():
+        return code  # the first of several processes says why; without it the others fail in its wake
     try:
-        write_json(staging / "error.json", {"code": code, "type": type(error).__name__, "message": text})
+        write_json(told, {"code": code, "type": type(error).__name__, "message": text})
     except OSError as problem:
         logger.error("error.json cannot be written: %s", problem)
     return code

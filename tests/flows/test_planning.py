@@ -13,6 +13,8 @@ from store.artifacts import Store
 SMALL = """
 extends = "local"
 name = "small"
+[model]
+sca_per_block = 1
 [pretrain]
 batch_rows = 16
 fsdp = 4

@@ -28,8 +28,7 @@ def root(tmp_path_factory, request):
 
 
 def start(root, name, fsdp, devices, port, count, index, *trouble):
-    flags = "--xla_backend_optimization_level=0"
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)}
     command = [sys.executable, "-m", "tests.support.pod", str(root), name, *map(str, (fsdp, port, count, index))]
     return subprocess.Popen(
         [*command, *(str(int(part)) for part in trouble)],

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     command = [sys.executable, "-m", "tests.support.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr

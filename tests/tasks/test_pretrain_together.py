@@ -29,7 +29,6 @@ def inputs(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_processes_publish_what_one_does(inputs, tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     parts = {"pretrain": pod_settings(4).model_dump(mode="json"), "model": MODEL.model_dump(mode="json"), "seed": 0}
     found = {}
     for processes, devices in ((2, 4), (1, 8)):

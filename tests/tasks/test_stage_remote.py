@@ -46,7 +46,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
         made["numbers"]: "remote",
     }
     assert inspection.show(a, made["numbers"])["damaged"] == []
-    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": {}}
+    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
     assert {row["id"] for row in inspection.lineage(a, made["numbers"])} == {base["numbers"], made["numbers"]}
     rows = inspection.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
     assert rows == [("done", 2), ("reused", 1)]
