@@ -141,7 +141,8 @@ def main() -> None:
     store.prepare()
     bench = Bench(load(options.config), store, f"table1-{uuid.uuid4().hex[:8]}")
     arms = rates(bench, options.map) if options.map else table(bench, options.seeds)
-    print(write(arms, options.out, "results-rl-rates" if options.map else "results-rl-table"))
+    name = f"results-rl-{'rates' if options.map else 'table'}{bench.config.name.removeprefix('table1')}"
+    print(write(arms, options.out, name))
 
 
 if __name__ == "__main__":
