@@ -109,9 +109,9 @@ class Prefect:
 
     def view_run(self) -> str:
         """Go to the run that was asked for, by the deployment's list of runs; returns its id."""
-        self.page.wait_for_url("**tab=Runs")
+        self.page.wait_for_url("**tab=Runs", wait_until="commit")
         self.page.locator("a[href*='/runs/flow-run/']").first.click()
-        self.page.wait_for_url("**/runs/flow-run/**")
+        self.page.wait_for_url("**/runs/flow-run/**", wait_until="commit")
         return self.page.url.rpartition("/")[2].partition("?")[0]
 
     def state(self, run: str) -> str:
@@ -129,6 +129,7 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
     prefect.page.get_by_text("Validation failed for field 'config.seed'").first.wait_for()
     keep(prefect.page, "prefect a bad parameter")
 
+    prefect.form("pipeline/toy")
     prefect.fill("Seed (Optional)", "7")
     prefect.submit()
     run = prefect.view_run()

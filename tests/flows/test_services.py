@@ -195,6 +195,24 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert SECRET not in logs + json.dumps([first, shown, pages])
 
 
+def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
+    from tests.support.browser import chromium, keep, watch
+
+    api = running[1]["server"].url
+    ui = api.removesuffix("/api")
+    fired = until(lambda: ended_runs(api, "evaluation"))[0]
+    with chromium() as window:
+        left, page = watch(window), window.new_page()
+        page.goto(f"{ui}/runs/flow-run/{fired['id']}", wait_until="commit")
+        page.get_by_text("Completed", exact=True).first.wait_for()
+        page.get_by_text("auto-scheduled").first.wait_for()
+        keep(page, "prefect the scheduled evaluation")
+        page.goto(f"{ui}/artifacts/key/evaluation-local", wait_until="commit")
+        page.get_by_text("REGRESSED").first.wait_for()
+        keep(page, "prefect a regression")
+    assert left == []
+
+
 def test_up_again_starts_nothing_and_down_ends_exactly_these(running):
     store, found = running
     again = services.up(store, "local", 1, 1, lambda name: pytest.fail(f"{name} again"))
