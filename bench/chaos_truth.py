@@ -9,7 +9,8 @@ from typing import Any
 
 # What tells how long something took, and what is written of it, differs between any two runs.
 TIMED_KINDS = ("report", "data_card", "evaluation")
-TIMED_METRICS = r"second|per_s|_s$|time|latency|mfu|bytes"
+TIMED_METRICS = r"second|per_s|_s$|time|latency|mfu|bytes|share_in_steps"
+TIMED_FIELDS = ("latency_s",)  # of a sample
 LIVE = (
     "JOIN artifacts a ON a.execution = t.execution AND a.superseded = 0 AND a.id = (SELECT min(b.id) FROM artifacts b"
 )
@@ -55,6 +56,8 @@ def rows(query: Any) -> dict[str, Counter[str]]:
         row = json.loads(one["row"])
         if one["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
             row["value"] = None
+        if one["of"] == "samples":
+            row["fields"] = {name: value for name, value in row["fields"].items() if name not in TIMED_FIELDS}
         told[one["of"]].append(row)
     return {name: Counter(json.dumps(row, sort_keys=True, default=str) for row in some) for name, some in told.items()}
 
