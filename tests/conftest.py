@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What the tests compute is small: to compile it well costs more than it saves. XLA takes 11 s for a gradient of the tiny
+# What the tests compute is small: to compile it well costs more than it saves. XLA takes 11 s for a gradient of a tiny
 # model, with the first flag 7, with both 2.5: the second leaves fusions to the older way of making them.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
