@@ -155,6 +155,13 @@ def test_a_run_cancelled_in_the_page_takes_its_processes_along(running):
     assert state["type"] == "CANCELLED"
     _, limits = call(f"{api}/v2/concurrency_limits/filter", {})
     assert {one["name"]: one["active_slots"] for one in limits}["nautile-accelerator"] == 0
+    # The button Retry: the same run goes on, with the values it was asked for.
+    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
+    assert call(f"{api}/flow_runs/{run['id']}/set_state", again)[1]["status"] == "ACCEPT"
+    state = until(
+        lambda: (one := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ("COMPLETED", "FAILED") and one
+    )
+    assert state["type"] == "COMPLETED", state["message"]
 
 
 def test_a_bad_parameter_is_refused_with_the_field_named(running):
