@@ -115,10 +115,11 @@ def _history(found: Sequence[Row]) -> None:
 def history(points: Sequence[Row]) -> alt.LayerChart:
     """One benchmark: a line for each stage it was measured after, with intervals."""
     percent = alt.Axis(format="%", title="accuracy, strict")
-    made = alt.X("day:O", title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    table = pd.DataFrame(points)
+    table = pd.DataFrame(points).sort_values("made")
     # A place for each, in their order: on a scale of time those of one run would fall together.
-    table["day"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M")
+    table["when"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M:%S")
+    places = list(dict.fromkeys(table["when"]))
+    made = alt.X("when:O", sort=places, title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
     colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
     base = alt.Chart(table).encode(x=made, color=colors)

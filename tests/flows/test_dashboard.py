@@ -8,6 +8,7 @@ from streamlit.testing.v1 import AppTest
 from configs.section import ConfigError
 from flows.dashboard import queries
 from flows.dashboard.command import arguments
+from flows.dashboard.evaluations import history
 from flows.dashboard.frame import thought
 from flows.dashboard.lineage import graph
 from flows.prefect_env import free_port
@@ -34,6 +35,13 @@ def measured(tmp_path_factory):
     catalog = Catalog(store)
     catalog.ingest()
     return catalog
+
+
+def test_evaluations_of_one_minute_have_a_place_each_in_the_order_of_their_times():
+    times = ["2026-12-31T23:59:10", "2027-01-01T00:00:40", "2026-12-31T23:59:50"]
+    told = {"evaluation": "e", "after": "align", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
+    drawn = history([told | {"made": made} for made in times]).to_dict()
+    assert drawn["layer"][0]["encoding"]["x"]["sort"] == ["Dec 31 23:59:10", "Dec 31 23:59:50", "Jan 01 00:00:40"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
