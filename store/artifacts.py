@@ -15,6 +15,7 @@ first wins and the second takes what it finds.
 import errno
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from store.remote import Remote
 from store.verification import damaged_files, trust_files
 
 __all__ = ["Artifact", "Store", "refusal", "stage_key"]
+
+REPLACED_S = 10.0  # between the two renames with which another process replaces an artifact there is none for a moment
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Store:
         folder = self._folder(kind, key)
         if not folder.is_dir():
             return None
-        artifact = self.read(kind, key, 0, folder)
+        artifact = self.read(kind, key, 0, folder) or self.read(kind, key, 0, folder)  # replaced during the first look
         if artifact is None and not folder.is_dir():
             return None  # superseded between the two looks
         if artifact is None:
@@ -242,7 +245,9 @@ class Store:
             sync_folder(folder.parent)
             if replaced is not None:
                 mend(replaced, folder, damaged)
-        artifact = self.find(kind, key, made_by=label or stage)
+        until = time.monotonic() + REPLACED_S
+        while (artifact := self.find(kind, key, made_by=label or stage)) is None and time.monotonic() < until:
+            time.sleep(0.01)
         if artifact is None:
             raise ConfigError(f"{kind}/{key[:12]} vanished from {self.root} while it was published")
         if artifact.execution == manifest["execution"]:

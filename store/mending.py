@@ -25,7 +25,11 @@ def damaged_in(root: Path, folder: Path) -> list[str]:
     manifest = manifests.read_manifest(folder)
     if manifest is None or not any((folder / name).exists() for name in manifest["files"]):
         return []
-    told = (said.rpartition(" (")[0] for said in damaged_files(root, folder, manifest["files"], trust=True))
+    try:
+        damaged = damaged_files(root, folder, manifest["files"], trust=True)
+    except FileNotFoundError:
+        return []  # another process has put it aside meanwhile
+    told = (said.rpartition(" (")[0] for said in damaged)
     return [name for name in told if name in manifest["files"]]
 
 
