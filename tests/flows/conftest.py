@@ -21,6 +21,14 @@ from tests.support.toy_cli import ROOT, environment, nautile, start
 from tests.support.toy_stages import TOY, toy_stage
 
 
+@pytest.fixture(autouse=True)
+def own_main():
+    """Streamlit's AppTest leaves its script behind as `__main__`, and a process spawned later would import that."""
+    before = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = before
+
+
 @pytest.fixture(scope="session")
 def toy() -> RunConfig:
     return load(TOY)

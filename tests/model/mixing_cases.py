@@ -8,8 +8,6 @@ import numpy as np
 
 from model.mixing import MixState, mix
 
-# Compiling is nearly all of these tests' time; unoptimised code takes half as long to make and rounds no differently.
-QUICK = {"xla_backend_optimization_level": 0}
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 
 
@@ -65,7 +63,7 @@ def value_and_gradients(form, case, segments=None, dtype=np.float32, operands_dt
 
 @functools.cache
 def _compiled(form):
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def both(operands, state, cotangents, segments):
         outs, back = jax.vjp(lambda operands, state: form(*operands, segments, state), operands, state)
         flat, tree = jax.tree.flatten(outs)

@@ -28,23 +28,17 @@ def row(rng, length, advantage, forced=None):
 
 
 def written_out(params, rows):
-    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token is nobody's.
-
-    The traces stand apart and begin at the left; what fills their rows up comes later and changes nothing before it.
-    """
-    whole = [[*one.prompt_ids, *one.ids.tolist()] for one in rows]
-    length = max(map(len, whole))
-    ids_BL = jnp.asarray([[*ids, *[0] * (length - len(ids))] for ids in whole], jnp.int32)
-    places_BL = jnp.broadcast_to(jnp.arange(length), ids_BL.shape)
-    hidden_BLD = forward(params, MODEL, ids_BL, jnp.ones_like(ids_BL), places_BL)
-    logits_BLV = (hidden_BLD @ params["embedding"].T)[..., : MODEL.vocabulary]
-    logprobs_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32))
+    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token is nobody's."""
     total, tokens = 0.0, 0
-    for number, one in enumerate(rows):
+    for one in rows:
+        every = jnp.asarray([*one.prompt_ids, *one.ids.tolist()], jnp.int32)[None]
+        shape = jnp.ones_like(every), jnp.arange(every.shape[1])[None]
+        hidden_LD = forward(params, MODEL, every, *shape)[0]
+        logits_LV = (hidden_LD @ params["embedding"].T)[:, : MODEL.vocabulary]
+        logprobs_LV = jax.nn.log_softmax(logits_LV.astype(jnp.float32))
         for place in range(len(one.ids)):
             if place != one.forced:
-                said = logprobs_BLV[number, len(one.prompt_ids) + place - 1, int(one.ids[place])]
-                total -= one.advantage * said
+                total -= one.advantage * logprobs_LV[len(one.prompt_ids) + place - 1, int(one.ids[place])]
                 tokens += 1
     return total / tokens
 
@@ -60,14 +54,15 @@ def test_a_step_is_the_formulas_whatever_the_padding(params):
     rng = np.random.default_rng(3)
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
     value, gradient = jax.jit(jax.value_and_grad(lambda params: written_out(params, rows)))(params)
-    after, _, loss = step(params, rows, 5)  # two rows and seven places are padding
-    np.testing.assert_allclose(loss, value, rtol=1e-5)
-    jax.tree.map(
-        lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
-        after,
-        params,
-        gradient,
-    )
+    for size in (3, 5):
+        after, _, loss = step(params, rows, size)
+        np.testing.assert_allclose(loss, value, rtol=1e-5)
+        jax.tree.map(
+            lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
+            after,
+            params,
+            gradient,
+        )
 
 
 def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):

@@ -1,21 +1,16 @@
 """Several processes at one store, and processes killed in the midst of a write."""
 
-import json
 import random
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from bench.commits import crowd, lost_and_double
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import read_events
 from tests.support.stage_crowd import go, start
 from tests.support.stage_store import damage, key_of
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -93,10 +88,11 @@ def test_what_a_killed_process_was_told_is_written_stays_written(store):
         assert rows == [{"n": len(events)}]
 
 
-def test_processes_that_commit_at_once_lose_and_double_nothing():
-    """bench/commits.py in small; it looks at the catalog as it is and rebuilt."""
-    command = [sys.executable, "-m", "bench.commits", "--processes", "4", "--commits", "10"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["commits"], told["lost"], told["double"]) == (40, 0, 0)
+def test_processes_that_commit_at_once_lose_and_double_nothing(tmp_path):
+    """bench/commits.py in small."""
+    Store(tmp_path).prepare()
+    names = ["ann", "bob", "cy", "dee"]
+    assert len(crowd(tmp_path, names, 10)) == 40
+    assert lost_and_double(tmp_path, names, 10) == (0, 0)
+    rows = Catalog(Store(tmp_path)).query("SELECT count(*) AS n, sum(value) AS sum FROM metrics")
+    assert rows == [{"n": 40, "sum": 4 * sum(range(10)) / 2}]

@@ -55,7 +55,8 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     prefix = f"{a.url.removeprefix('s3://')}/payload/numbers/{artifact.key}/{artifact.execution}"
     filesystem.pipe_file(f"{prefix}/0.txt", b"7")
     damage = {made["numbers"]: ["0.txt (its digest differs) at the remote"]}
-    assert inspection.verify(a, None)["damaged"] == damage
+    remedies = {made["numbers"]: "make it anew: `nautile run CONFIG --only sums:a --force`"}
+    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
     with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
         sums.run(section(1), {"x": made["numbers"]}, context(a))
     inspection.push(b, made["numbers"])
