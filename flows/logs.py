@@ -11,6 +11,7 @@ from configs.section import ConfigError
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.durable import read_json
+from tasks import rounds
 from tasks.wording import visible
 
 POLL_S = 0.3
@@ -45,7 +46,7 @@ class Told:
 
     def units(self, store: Store) -> list[Path]:
         """Logs of the units under way, which come to the stage's when they end."""
-        return sorted((store.root / "staging" / self.key).glob("rounds/*/work/*/log.txt"))
+        return rounds.logs(store.root / "staging" / self.key)
 
     def at_work(self, store: Store) -> bool:
         return store.lock(self.key).held_elsewhere()

@@ -115,6 +115,11 @@ def do_unit(step: Round, job: Job, unit: str) -> None:
     write_json(place.folder / "done" / unit, {})
 
 
+def logs(staging: Path) -> list[Path]:
+    """Logs of the units under way, in whatever round of this staging folder."""
+    return sorted(log for work in staging.glob("rounds/*/work") for log in work.glob("*/log.txt"))
+
+
 def from_unit(emit: Emit, step: str, unit: str) -> Emit:
     """Metrics of different units are different ones, though they carry the same name and step."""
 
