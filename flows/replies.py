@@ -5,6 +5,7 @@ Log-probabilities are those of the untruncated distribution at temperature 1.
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,7 @@ class Choice:
         return told
 
 
-class Reply:
+class Reply(ABC):
     """All choices of one request, and the bodies that tell of them."""
 
     kind = chunk_kind = prefix = ""
@@ -87,13 +88,13 @@ class Reply:
         """The chunks that begin a stream."""
         return []
 
+    @abstractmethod
     def chunk(self, index: int, event: Piece | Scored, told: Written, first: int) -> dict[str, Any] | None:
         """What `event` brought choice `index`, whose ids before `first` were told of; None: nothing to tell yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        raise NotImplementedError
 
     def _orders(self, max_tokens: int | None, least: int, scored: bool, tops: int) -> list[Order]:
         """`n` orders a prompt: sample j has the seed (seed, j + 1), as the first question of `nautile chat` has."""
