@@ -60,7 +60,6 @@ class Round:
     stop_s: float
     module: str = "flows.cli"
     flow: Any = None
-    begun: int = 0
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +84,6 @@ class Round:
             self.external.again(after_s)
 
     def start(self, *words: str) -> None:
-        self.begun += 1
         with self.log.open("ab") as output:
             output.write(f"$ nautile run {shlex.join(words or (self.config,))}\n".encode())
             self.flow = subprocess.Popen(

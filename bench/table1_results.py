@@ -48,7 +48,7 @@ def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     kept = {arm.name: [{"facts": run.facts, "curves": run.curves} for run in arm.runs] for arm in arms[1:]}
-    said = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, indent=1)
+    said = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, separators=(",", ":"))
     (folder / f"{name}.json").write_text(said + "\n", encoding="utf-8")
     picture(arms, folder / f"{name}.svg")
     return text
