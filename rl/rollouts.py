@@ -70,7 +70,10 @@ class Group:
 
 
 class RolloutEngine:
-    """Draws groups; compiles once for a run. `tokens` and `seconds` add up what was sampled, for the speed metric."""
+    """Draws groups; compiles once for a run (a program for each length that prompts are padded to).
+
+    `tokens` and `seconds` add up what was sampled, for the speed metric.
+    """
 
     def __init__(
         self, model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, seed: int, mesh: Mesh | None = None

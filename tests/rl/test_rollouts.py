@@ -1,5 +1,6 @@
-"""What a rollout run refuses before it compiles anything."""
+"""What a rollout run refuses before it compiles anything, and that it compiles once."""
 
+import jax
 import pytest
 from pydantic import ValidationError
 
@@ -7,6 +8,7 @@ from configs.reinforcement import RolloutConfig
 from configs.section import ConfigError
 from data.reasoning import Problem
 from data.tokenizer import tokenizer_for
+from model.nautile import initialise
 from rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER
 
@@ -29,3 +31,19 @@ def test_prompt_and_completion_must_fit_the_context(model):
 def test_a_group_of_one_compares_nothing():
     with pytest.raises(ValidationError, match="an advantage compares completions"):
         RolloutConfig(prompts=2, group=1, prompt_length=24, max_tokens=6)
+
+
+def test_it_compiles_once_for_a_run(model, caplog):
+    """A program for each length that prompts are padded to; other parameters, prompts and numbers need no more."""
+    engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 0)
+    questions = ["2?", "1+1?", "0+2=?", "1+2=?", "3?"]
+    problems = [(n, Problem("sums", n, question, "2", "")) for n, question in enumerate(questions)]
+    first, second = initialise(model, 0), initialise(model, 1)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for number in range(3):
+            engine.sample(first, problems[number : number + 1], number)
+        assert "Finished XLA compilation" in caplog.text
+        caplog.clear()
+        engine.sample(second, problems[1:3], 3)
+        engine.sample(second, problems[3:], 4)
+        assert "Finished XLA compilation" not in caplog.text
