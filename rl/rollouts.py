@@ -70,7 +70,7 @@ class Group:
 
 
 class RolloutEngine:
-    """Draws groups; compiles once for a run (a program for each length that prompts are padded to).
+    """Draws groups; compiles once for a run: each of the few shapes that prompts are padded to (`Generator`).
 
     `tokens` and `seconds` add up what was sampled, for the speed metric.
     """

@@ -34,16 +34,16 @@ def test_a_group_of_one_compares_nothing():
 
 
 def test_it_compiles_once_for_a_run(model, caplog):
-    """A program for each length that prompts are padded to; other parameters, prompts and numbers need no more."""
+    """A program for each length that prompts are padded to; with other parameters and prompts nothing is compiled."""
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 0)
-    questions = ["2?", "1+1?", "0+2=?", "1+2=?", "3?"]
+    questions = ["2?", "3?", "0+2=?", "1+2=?", "4?", "2+2=?"]
     problems = [(n, Problem("sums", n, question, "2", "")) for n, question in enumerate(questions)]
     first, second = initialise(model, 0), initialise(model, 1)
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        for number in range(3):
-            engine.sample(first, problems[number : number + 1], number)
+        engine.sample(first, problems[:2], 0)
+        engine.sample(first, problems[2:4], 1)
         assert "Finished XLA compilation" in caplog.text
         caplog.clear()
-        engine.sample(second, problems[1:3], 3)
-        engine.sample(second, problems[3:], 4)
+        engine.sample(second, problems[4:], 2)
+        engine.sample(second, [problems[0], problems[4]], 3)
         assert "Finished XLA compilation" not in caplog.text
