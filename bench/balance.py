@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import jax
 import numpy as np
 
+from configs.base import OptimizerConfig
 from configs.model import ModelConfig
-from configs.parts import OptimizerConfig
-from configs.reinforcement import PolicyConfig
-from data.chat import Reply
-from data.reasoning import Problem
+from configs.training import PolicyConfig
+from data.chat_template import Reply
+from data.sources.reasoning_gym import Problem
 from model.nautile import initialise, parameter_counts
 from model.sharding import make_mesh
 from rl.advantages import advantages

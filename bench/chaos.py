@@ -99,7 +99,7 @@ class Chaos:
         toy = self.options.config == "toy"
         if toy:
             environment["NAUTILE_TOY_STEP_S"] = "0.15"
-        module = "tests.support.toy_cli" if toy else "flows.cli"
+        module = "tests.support.toy_cli" if toy else "flows.cli.main"
         return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s, module)
 
     def plain(self) -> dict[str, Any]:

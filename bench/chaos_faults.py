@@ -62,10 +62,10 @@ def family(scene: Scene, part: str) -> list[psutil.Process]:
         for process in psutil.Process(scene.flow.pid).children(recursive=True):
             with suppress(psutil.Error):
                 words = process.cmdline()
-                if part == "server" and "flows.prefect_env" in words:
+                if part == "server" and "flows.operate.prefect_server" in words:
                     found.append(process)
-                elif part in ("stage", "worker") and "tasks.launch" in words:
-                    is_worker = len(words) > words.index("tasks.launch") + 2
+                elif part in ("stage", "worker") and "tasks.engine.child_main" in words:
+                    is_worker = len(words) > words.index("tasks.engine.child_main") + 2
                     if is_worker == (part == "worker"):
                         found.append(process)
     return found

@@ -58,7 +58,7 @@ class Round:
     external: Teacher | None
     clock: Path | None
     stop_s: float
-    module: str = "flows.cli"
+    module: str = "flows.cli.main"
     flow: Any = None
     log: Path = field(init=False)
 
@@ -75,7 +75,7 @@ class Round:
             return psutil.Process(process.pid) if process and process.poll() is None else None
         with suppress(psutil.Error):
             for process in psutil.Process(self.flow.pid).children(recursive=True):
-                if "data.local_endpoint" in process.cmdline():
+                if "data.endpoints.embedded" in process.cmdline():
                     return process
         return None
 

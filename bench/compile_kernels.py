@@ -8,7 +8,7 @@ Prints a line of JSON for each dtype: the kernels called, by name, and the bytes
 import json
 import sys
 
-from model import topology
+from model.capacity import topology
 
 topology.compilers()  # before JAX is used
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model.mixing import mix
+from model.layers.mixing.operator import mix
 
 CHIPS = {"tpu": "v4:2x2x1", "gpu": "h100:1"}
 KERNELS = {"tpu": "tpu_custom_call", "gpu": "__gpu$xla.gpu.triton"}

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.dashboard import queries
-from flows.prefect_env import free_port
+from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tasks.journal import journal
+from tasks.engine.staging import journal
 
 ROOT = Path(__file__).resolve().parents[1]
 QUERY_MS, PAINT_S = 200.0, 2.0  # what is asked for
@@ -211,7 +211,7 @@ def time_queries(store: Store, repeats: int) -> bool:
 def dashboard(store: Store) -> Iterator[str]:
     port = free_port()
     environment = {**os.environ, "NAUTILE_STORE": str(store.root), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "flows.cli", "dashboard", "--port", str(port)]
+    command = [sys.executable, "-m", "flows.cli.main", "dashboard", "--port", str(port)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while True:

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.model import ModelConfig
-from model.cache import decode_step, decode_weights, prefill, share
+from model.decoding.cache import decode_step, decode_weights, prefill, share
+from model.decoding.sampling import Sampling, draw
 from model.loss import masked_logits
 from model.nautile import forward, initialise, parameter_counts
-from model.sampling import Sampling, draw
 
 
 def median_seconds(run, repeats=5):

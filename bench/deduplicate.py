@@ -26,16 +26,16 @@ import ahocorasick_rs
 import datasketch
 import numpy as np
 
-from configs.emit import silent
+from common.events import silent
 from configs.model import TokenizerConfig
-from data.decontaminate import Contamination, HeldOut
-from data.deduplicate import text_hash
-from data.duplicates import BANDS, HASHES, settle
-from data.minhash import BANDS as BANDS_OF_MINHASH
-from data.minhash import ROWS, SEED, WORDS, bands
+from data.screening.contamination import Contamination, HeldOut
+from data.screening.corpus_copies import BANDS, HASHES, settle
+from data.screening.minhash import BANDS as BANDS_OF_MINHASH
+from data.screening.minhash import ROWS, SEED, WORDS, bands
+from data.screening.text_hash import text_hash
+from data.screening.words import WORD, grams, words_of
+from data.sources.wikipedia import articles
 from data.tokenizer import tokenizer_for
-from data.wikipedia import articles
-from data.words import WORD, grams, words_of
 
 ROUNDS = 9
 OPENINGS = ("Which of the following best describes ", "According to the passage, ", "What is ", "Who was ", "")

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from data.distillation import DOCUMENTS, REJECTED
+from data.distill.run import DOCUMENTS, REJECTED
 from tests.support import distilling_process
 from tests.support.fake_openai import own_process
 

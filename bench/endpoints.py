@@ -22,10 +22,11 @@ from pathlib import Path
 
 import openai
 
-from configs.emit import Emit, silent
+from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
-from data.endpoints import ChatReply, ChatRequest, EndpointPool
-from data.ledger import Ledger
+from data.endpoints.chat_types import ChatReply, ChatRequest
+from data.endpoints.pool import EndpointPool
+from data.endpoints.reply_cache import Ledger
 from store.events import EventWriter
 from tests.support.fake_openai import OwnProcess, own_process
 

@@ -18,20 +18,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from configs.schema import BenchmarkChoice, EndpointConfig, EvaluateConfig, ProblemsConfig, TaskConfig
-from data.chat import Reply
-from data.endpoints import EndpointPool
-from evals import grading
-from evals.answerers import CheckpointAnswerer, EndpointAnswerer
-from evals.breakdown import breakdown
-from evals.equivalence import Equivalence, grade_math
-from evals.instructions import grade_instructions
-from evals.likelihood import CheckpointScorer, weighable
-from evals.loading import items_for
-from evals.offline import held_out, wiki_choice
-from evals.runner import evaluate, weigh
-from evals.scores import summarise
-from evals.tables import to_markdown
+from configs.base import TaskConfig
+from configs.endpoint import EndpointConfig
+from configs.evaluation import BenchmarkChoice, EvaluateConfig
+from configs.training import ProblemsConfig
+from data.chat_template import Reply
+from data.endpoints.pool import EndpointPool
+from evals.benchmarks.loading import items_for
+from evals.benchmarks.stand_ins import held_out, wiki_choice
+from evals.graders import grading
+from evals.graders.equivalence import Equivalence, grade_math
+from evals.graders.instructions import grade_instructions
+from evals.running.answerers import CheckpointAnswerer, EndpointAnswerer
+from evals.running.likelihood import CheckpointScorer, weighable
+from evals.running.runner import evaluate, weigh
+from evals.scoring.scores import summarise
+from evals.tables.breakdown import breakdown
+from evals.tables.results import to_markdown
 
 
 def throughput(options: argparse.Namespace) -> None:

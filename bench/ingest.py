@@ -27,17 +27,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tiktoken
 
-from configs.emit import silent
+from common.events import silent
 from configs.model import TokenizerConfig
-from data.corpus import pack_unit, publish
-from data.decontaminate import Contamination, HeldOut
-from data.duplicates import settle
-from data.minhash import bands
-from data.parquet import parquet_batches
 from data.records import Form
-from data.tokenising import CorpusPlan, Screens, write_unit
+from data.screening.contamination import Contamination, HeldOut
+from data.screening.corpus_copies import settle
+from data.screening.minhash import bands
+from data.sources.local_files import parquet_batches
+from data.sources.wikipedia import articles, web_record
 from data.tokenizer import PATTERN, tokenizer_for
-from data.wikipedia import articles, web_record
+from data.tokens.build import pack_unit, publish
+from data.tokens.tokenise_file import CorpusPlan, Screens, write_unit
 
 ROW_LENGTH = 1024
 

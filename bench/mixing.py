@@ -6,7 +6,7 @@ Rounds go through all alternatives in turn, so a noisy machine disturbs all alik
 published
 layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to the end
 of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under autodiff, and
-the chunked form of `model.mixing`.
+the chunked form of `model.layers.mixing.operator`.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.mixing import empty_state, mix, reference
-from model.mixing_parts import MixState, divide, softsign
+from model.layers.mixing.operator import empty_state, mix, reference
+from model.layers.mixing.parts import MixState, divide, softsign
 
 BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
 

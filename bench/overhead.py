@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.prefect_env import free_port, healthy, quiet
+from flows.operate.prefect_server import free_port, healthy, quiet
 from store.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +55,7 @@ def server(home: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
+        [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
         env={**os.environ, "PREFECT_HOME": str(home), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def stage(options: argparse.Namespace) -> None:
             from overhead_stages import empty
             from prefect import flow
 
-            from tasks.stage import RunContext
+            from tasks.engine.stage import RunContext
 
             def alone() -> None:
                 empty.run({"n": uuid.uuid4().hex}, {}, RunContext("bench", str(store.root)))
@@ -116,7 +116,7 @@ def made(options: argparse.Namespace) -> Iterator[tuple[list[str], str, dict[str
     kept |= {"PYTHONPATH": str(ROOT)}
     if options.store:
         yield (
-            [sys.executable, "-m", "flows.cli"],
+            [sys.executable, "-m", "flows.cli.main"],
             options.config,
             kept | {"NAUTILE_STORE": str(options.store.resolve())},
         )

@@ -1,7 +1,7 @@
 """The empty stage of bench/overhead.py: its child process finds it here by import."""
 
-from tasks.job import Job
-from tasks.stage import stage
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 @stage("empty", version=1, outputs=("nothing",))

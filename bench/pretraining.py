@@ -23,16 +23,17 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 import jax
 import numpy as np
 
+from configs.base import OptimizerConfig
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import OptimizerConfig, PhaseConfig, PretrainConfig
-from data.loader import Loader
-from data.packing import SplitPacker
-from data.shards import Index, write_index, write_shard
+from configs.training import PhaseConfig, PretrainConfig
 from data.tokenizer import tokenizer_for
-from model.checkpoint import TrainCheckpoints
+from data.tokens.loader import Loader
+from data.tokens.packing import SplitPacker
+from data.tokens.shards import Index, write_index, write_shard
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows
-from model.step import BATCH, Program
+from model.training.checkpoint import TrainCheckpoints
+from model.training.step import BATCH, Program
 
 HOSTS, NEEDED = 8, 1.54e6 / 1024 / 8
 LENGTH, ROWS = 128, 8

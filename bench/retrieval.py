@@ -22,9 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from configs.distill import IndexConfig
-from data.embeddings import Encoder
-from data.nearest import BLOCK, NEAREST, RERANKED, build, candidates, exact_nearest, recall_at
-from data.wikipedia import articles
+from data.retrieval.embedders import Encoder
+from data.retrieval.exemplar_index import NEAREST, RERANKED, build, candidates, exact_nearest, recall_at
+from data.retrieval.exemplar_index import SEARCH_BLOCK as BLOCK
+from data.sources.wikipedia import articles
 
 BATCH, NOISE = 64, 0.75
 SPARE = 8

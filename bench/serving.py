@@ -20,7 +20,7 @@ from openai import AsyncOpenAI
 
 from configs.load import load
 from model.nautile import initialise
-from model.weights import load_weights, save_weights
+from model.weights.files import load_weights, save_weights
 from tests.support.serving import NAME, serving
 
 CLIENTS = (1, 8, 32)

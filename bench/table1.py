@@ -24,13 +24,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.table1_results import Arm, Measured, write
+from common.files import read_json
 from configs.load import load, stage_section
 from configs.schema import RunConfig
-from flows.plan import stage_named
+from flows.dag import stage_named
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.durable import read_json
-from tasks.stage import RunContext
+from tasks.engine.stage import RunContext
 
 HERE = Path(__file__).parent
 

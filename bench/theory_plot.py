@@ -3,7 +3,7 @@
     python bench/theory_plot.py          draws docs/theory.svg
 
 Frequencies are the dual group, θ = 2πκ/n with κ in Z_n^d: N = n^d of them, and the mean over all N takes the place of
-the integral over (2π)^-d dθ. The tests in tests/model/test_theory.py are written with these functions.
+the integral over (2π)^-d dθ. The tests in tests/model/layers/mixing/test_theory.py are written with these functions.
 
 Letters: T tokens, D their dimension d, F frequencies.
 """

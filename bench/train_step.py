@@ -5,7 +5,8 @@
 Loss and every gradient of B2 L1024 D1024, vocabulary 100,352, 6 layers. The plain one is the same mathematics as one
 writes it first: the L x L matrix form of the mixing operator, whole logits, blocks one after the other with every
 activation kept; and so once more with each block rematerialised, to need less memory. Between them, each of the three
-alone is put back in ours. Ours runs as a stage does, with memory allocated by `tasks.attempt.ALLOCATOR`; the plain ones
+alone is put back in ours. Ours runs as a stage does, with memory allocated by `tasks.engine.attempt.ALLOCATOR`; the
+plain ones
 run both so and with the allocator as it comes. Two processes take turns, a round through all at a time; medians.
 """
 
@@ -25,11 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.model import ModelConfig
-from model.flops import peak_of, training_flops, utilisation
-from model.layers import Params
+from model.capacity.flops import peak_of, training_flops, utilisation
+from model.layers.common import Params
 from model.loss import masked_logits, weighted_loss
 from model.nautile import forward, initialise, parameter_counts
-from tasks.attempt import ALLOCATOR
+from tasks.engine.child_process import ALLOCATOR
 
 BATCH, LENGTH = 2, 1024
 DEFAULT = ", allocator as it comes"

@@ -4,9 +4,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from configs.base import Section, Share
 from configs.endpoint import refuse_secrets
-from configs.parts import Share
-from configs.section import Section
 
 
 class EmbeddingConfig(Section):

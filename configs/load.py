@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from common.errors import ConfigError
+from common.files import read_bounded_text
 from configs.endpoint import with_fallbacks
 from configs.evaluation import MADE_TO_NUMBER
-from configs.reading import read_text
 from configs.schema import RunConfig
-from configs.section import ConfigError
 
 MOST_EXTENDED = 20
 STAGES = (
@@ -111,7 +111,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if len(seen) > MOST_EXTENDED:
         raise ConfigError(f"{path}: `extends` goes on through more than {MOST_EXTENDED} files")
     try:
-        table = tomllib.loads(read_text(path))
+        table = tomllib.loads(read_bounded_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
     if "extends" not in table:

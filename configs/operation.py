@@ -6,12 +6,73 @@ In no key: nothing here alters what a stage writes.
 import re
 from datetime import timedelta
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
-from configs.parts import Share
-from configs.section import Section
+from configs.base import Section, Share
+
+
+class ReportConfig(Section):
+    title: str = "Nautile"
+    samples: PositiveInt = 12
+
+
+class LaunchConfig(Section):
+    """How the processes of a stage are started. In no key: it says where work is done, not what.
+
+    The units of a stage (a file each) are done by `workers` processes: here, or with `engine` "ray" on the cluster at
+    `ray_address` (empty: RAY_ADDRESS, or the one of this machine), which all share the store.
+
+    An accelerator stage is one process, or `processes` that do it as one: started here, or each on a host of its own
+    by `command`: a template in which {host} counts from 0, {commit} is this checkout's, {member} the command to run
+    there, in a checkout.
+    """
+
+    engine: Literal["processes", "ray"] = "processes"
+    workers: PositiveInt | None = None  # units at a time; None: the cores of this machine, or the CPUs of the cluster
+    ray_address: str = ""
+    processes: PositiveInt = 1
+    stages: tuple[str, ...] = ("pretrain",)
+    command: str = ""
+    coordinator: str = ""  # address:port of the first process; empty: found by itself, here or on a TPU slice
+    silent_s: PositiveFloat = 120.0  # a host that says nothing for so long is taken for dead
+
+    @model_validator(mode="after")
+    def _address_used(self) -> "LaunchConfig":
+        if self.ray_address and self.engine != "ray":
+            raise ValueError(f"launch.ray_address goes with engine 'ray'; launch.engine is {self.engine!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_known(self) -> "LaunchConfig":
+        try:
+            self.command.format(host=0, processes=1, commit="", member="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"launch.command: {{host}}, {{processes}}, {{commit}} and {{member}} are what it may hold ({error})"
+            ) from None
+        if self.command and "{member}" not in self.command:
+            raise ValueError("launch.command: it must hold {member}, the command to run on each host")
+        return self
+
+
+class PlanConfig(Section):
+    """What `nautile plan` is asked: chips to compile for, and the utilisation to reckon time with."""
+
+    topology: str
+    row_length: PositiveInt
+    mfu: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
+    largest: bool = True  # also look for the largest batch that fits
+
 
 NEWEST = "newest"
 _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
@@ -85,3 +146,48 @@ class ScheduleConfig(Section):
             return ZoneInfo(timezone).key
         except (KeyError, ValueError, OSError):  # unknown, no name at all, a folder of names
             raise ValueError(f"no time zone {timezone!r}: a name such as UTC or Europe/Paris is meant") from None
+
+
+class RetentionConfig(Section):
+    """What stays. While neither `newest` nor `days` is given, every live artifact does.
+
+    Given one, an artifact stays that any rule keeps, and whatever a kept one was made from, down to the first text.
+    What one execution published stays or goes as a whole, for a stage is reused only if all of it is there.
+    """
+
+    newest: PositiveInt | None = None  # of each label (evaluate:align), so many of the latest
+    days: NonNegativeFloat | None = None  # all that is younger
+    kinds: tuple[str, ...] = Field(default=())  # these kinds, however old
+    pins: tuple[str, ...] = Field(default=())  # these artifacts, by id
+
+    @property
+    def retires(self) -> bool:
+        return self.newest is not None or self.days is not None
+
+
+class TelemetryConfig(Section):
+    """Nothing is sent unless one of these is set. Keys of a collector stand in OTEL_EXPORTER_OTLP_HEADERS, never here.
+
+    `tensorboard`: a folder for event files, `<folder>/<run>/<label>`. `otlp`: the address of an OpenTelemetry
+    collector (http://host:4318); metrics go to its /v1/metrics.
+    """
+
+    tensorboard: str = ""
+    otlp: str = ""
+    timeout_s: PositiveFloat = 5.0  # for the collector to take a batch; what it does not take is counted and dropped
+
+    @model_validator(mode="after")
+    def _address_usable(self) -> "TelemetryConfig":
+        parts = urlsplit(self.otlp)
+        if self.otlp and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError(f"telemetry.otlp {self.otlp!r}: an address like http://127.0.0.1:4318 is meant")
+        if parts.username or parts.password or parts.query:
+            raise ValueError(
+                "telemetry.otlp: no key belongs in an address; put it into the environment as "
+                "OTEL_EXPORTER_OTLP_HEADERS"
+            )
+        return self
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.tensorboard or self.otlp)

@@ -2,7 +2,7 @@
 
 The ranks stand in merge order, so the first N of them are a BPE of their own: every token of the cut is a merge of two
 earlier ones. The specials are never read out of text: `<|im_end|>` in a document is nine plain tokens or so, and only
-`data.chat` writes the real id.
+`data.chat_template` writes the real id.
 """
 
 import base64
@@ -19,8 +19,9 @@ import numpy as np
 import tiktoken
 from tiktoken.load import read_file_cached
 
+from common.errors import ConfigError, Retryable
+from configs.base import fingerprint
 from configs.model import CHAT_SPECIALS, CL100K_RANKS, TokenizerConfig
-from configs.section import ConfigError, Retryable, fingerprint
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 RANKS_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"

@@ -13,15 +13,15 @@ from prefect.artifacts import create_link_artifact
 from prefect.runtime import flow_run
 
 from configs.schema import RunConfig
-from flows import plan as planning
-from flows import questions, turns
-from flows.plan import Need
-from flows.selection import Selection, choose, given_artifacts
-from flows.way_on import way_on
+from flows import dag as planning
+from flows.dag import Need
+from flows.operate import approval_questions as questions
+from flows.operate import concurrency as turns
+from flows.selection import Selection, choose, given_artifacts, way_on
 from store.artifacts import Store
-from tasks.child import cancelling
-from tasks.links import run_page
-from tasks.stage import RunContext
+from tasks.engine.child_process import cancelling
+from tasks.engine.prefect_page import run_page
+from tasks.engine.stage import RunContext
 
 log = logging.getLogger(__name__)
 

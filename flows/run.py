@@ -15,21 +15,20 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
+from common.errors import ConfigError, Retryable
+from common.text import duration, visible
 from configs.schema import RunConfig
-from configs.section import ConfigError, Retryable
-from flows import plan as planning
-from flows import prefect_env
-from flows.board import Board
-from flows.display import Display, display_for, summary
-from flows.reconcile import quietly
+from flows import dag as planning
+from flows.cli.tables import relative
+from flows.operate import prefect_server as prefect_env
+from flows.operate.reconcile import quietly
+from flows.operate.services import url_of
+from flows.progress_view import Board, Display, display_for, summary
 from flows.selection import Selection, choose, given_artifacts
-from flows.services import url_of
-from flows.text import relative
 from store.artifacts import Store
-from tasks import links
-from tasks.failure import WAY_ON, advice, reason
-from tasks.progress import StageUpdate, subscribe
-from tasks.wording import duration, visible
+from tasks.engine import prefect_page as links
+from tasks.engine.failure import WAY_ON, advice, reason
+from tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +85,9 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
         with _terminable(), display, prefect_env.api():
             from prefect import tags
 
-            from flows.automations import TAG
+            from flows.operate.automations import TAG
             from flows.pipeline import StageFailed, pipeline
-            from flows.way_on import typed as typed_here
+            from flows.selection import typed as typed_here
 
             typed_here.set(typed)
             for settled in quietly(store):

@@ -1,9 +1,14 @@
 """Which part of a plan to run, and where the inputs of that part come from when the rest is not run."""
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 
-from configs.section import ConfigError, Section
-from flows.plan import Execution, Need
+from prefect.runtime import deployment, flow_run
+
+from common.errors import ConfigError
+from configs.base import Section
+from configs.schema import RunConfig
+from flows.dag import Execution, Need
 from store.artifacts import Store
 
 
@@ -76,3 +81,18 @@ def _matching(executions: Sequence[Execution], name: str, option: str) -> list[s
     known = list(dict.fromkeys(e.stage for e in executions))
     several = [e.label for e in executions if e.label != e.stage]
     raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(known)} (or one of {', '.join(several)})")
+
+
+# The configuration as it was named on the command line; not known to a run that was asked for in Prefect.
+typed: ContextVar[str] = ContextVar("typed", default="")
+
+
+def way_on(config: RunConfig, selection: Selection, label: str) -> str:
+    """A run of a deployment is tried again with the form's values; one that was typed is typed again."""
+    if deployment.id:
+        return f"prefect flow-run retry {flow_run.id}    # or Retry on the run's page"
+    # Not above: Prefect keeps the flow to the end of the process, and with it all that its module refers to; DuckDB's
+    # binding, were it among that, would tell the terminal of leaks.
+    from flows.run import command
+
+    return command(typed.get() or config.name, selection, label)

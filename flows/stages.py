@@ -9,9 +9,9 @@ from typing import Any
 
 from prefect import Flow, flow
 
+from common.errors import ConfigError
 from configs.load import STAGES
 from configs.schema import RunConfig
-from configs.section import ConfigError
 from flows.pipeline import Outputs, pipeline
 from flows.selection import Selection
 

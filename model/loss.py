@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers import Params
+from model.layers.common import Params
 from model.nautile import forward
 
 _MASKED = -1e30

@@ -13,12 +13,12 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from common.errors import ConfigError
 from configs.model import ModelConfig
-from configs.section import ConfigError
-from model.attention import Attention, attention
-from model.layers import Params, axis_names, compute_dtype, parameter, pure
-from model.placement import split_rows
-from model.sca import SCA, sca
+from model.layers.attention import Attention, attention
+from model.layers.common import Params, axis_names, compute_dtype, parameter, pure
+from model.layers.sca import SCA, sca
+from model.sharding import split_rows
 
 # The published table is small so that tied logits start near zero: the residual stream ends at a root mean square
 # below 1, so logits have a standard deviation below 0.02·√D (0.64 at D = 1024) and the loss starts near ln V.

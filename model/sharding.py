@@ -6,18 +6,18 @@ divides, never the axis of the blocks, which `lax.scan` walks. Vectors (norms, b
 along no axis are replicated: with the published shapes 0.12 % of the model on 32 chips.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from configs.section import ConfigError
-from model.layers import Params
-from model.optimizer import is_stacked
-from model.placement import ROWS
+from common.errors import ConfigError
+from model.layers.common import Params
+from model.training.optimizer import is_stacked
 
 
 def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pretrain") -> Mesh:
@@ -69,7 +69,7 @@ def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardi
 
 
 class OnMesh:
-    """A jitted function that is called and lowered with `mesh` as the ambient one, which `model.placement` reads."""
+    """A jitted function that is called and lowered with `mesh` as the ambient one, which `model.sharding` reads."""
 
     def __init__(self, mesh: Mesh, jitted: Any) -> None:
         self._mesh, self._jitted = mesh, jitted
@@ -98,3 +98,33 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
 
 def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)
+
+
+ROWS = PartitionSpec(("data", "fsdp"))
+WHOLE = PartitionSpec()
+
+
+def split_rows(rows: Array) -> Array:
+    """The same array, its first axis kept over the devices: else XLA may follow the weights and split the width."""
+    return jax.lax.with_sharding_constraint(rows, ROWS) if _several_devices() else rows
+
+
+def everywhere(array: Array) -> Array:
+    """The same array, whole on every device: for what is few and is then handed out by rows."""
+    return jax.lax.with_sharding_constraint(array, WHOLE) if _several_devices() else array
+
+
+def on_each_device(function: Callable[..., Any], places: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+    """`function`, run by every device on its own rows; `places` says of each argument whether it is ROWS or WHOLE.
+
+    For what XLA does not partition by itself (a Pallas kernel, of which JAX cannot check what varies where). All
+    results have rows.
+    """
+    if not _several_devices():
+        return function
+    return jax.shard_map(function, in_specs=places, out_specs=ROWS, check_vma=False)
+
+
+def _several_devices() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.size > 1

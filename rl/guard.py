@@ -10,14 +10,15 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from configs.model import ModelConfig, TokenizerConfig
-from configs.reinforcement import RolloutConfig
-from data.chat import encode_prompt, parse_completion
-from data.reasoning import Problem
+from configs.training import RolloutConfig
+from data.chat_template import encode_prompt, parse_completion
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
-from evals.intervals import wilson
-from model.generate import Generator, Sampling
-from model.layers import Params
-from model.weights import load_weights, save_weights
+from evals.scoring.intervals import wilson
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.layers.common import Params
+from model.weights.files import load_weights, save_weights
 from rl.rewards import verifiable
 
 

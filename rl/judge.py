@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.reinforcement import JudgeConfig
-from configs.section import ConfigError
-from data.calls import ChatFailure, ChatReply, ChatRequest
-from data.endpoints import EndpointPool, raise_for_outage
+from common.errors import ConfigError
+from configs.training import JudgeConfig
+from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from data.endpoints.pool import EndpointPool, raise_for_outage
 
 log = logging.getLogger(__name__)
 

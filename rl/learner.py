@@ -21,17 +21,17 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from configs.model import ModelConfig
-from configs.reinforcement import PolicyConfig
-from model import optimizer
-from model.layers import Params
+from configs.training import PolicyConfig
+from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward, shapes
 from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_rows, replicated, row_sharding
+from model.training import optimizer
 from rl import balance, objectives
 from rl.advantages import carries_signal
+from rl.parameter_subset import Trainable
 from rl.rollouts import Group
-from rl.rows import Batch, Row, batches, by_length
-from rl.trainable import Trainable
+from rl.training_rows import Batch, Row, batches, by_length
 
 Metrics = dict[str, float]
 ROWS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
@@ -132,7 +132,7 @@ class Learner:
 
 
 class Program:
-    """The jitted gradients of a run, and where its arrays live: also what `rl.planning` compiles without any data."""
+    """The jitted gradients of a run, and where its arrays live: also what `rl.capacity` compiles without any data."""
 
     def __init__(self, model: ModelConfig, config: PolicyConfig, apart: bool, mesh: Mesh) -> None:
         self.mesh = mesh

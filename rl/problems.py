@@ -2,7 +2,8 @@
 
 A step's problems depend on a cursor alone, so that a resumed run asks the same ones. Only training splits are read, and
 what overlaps a question of a benchmark all the same is left out (`Screen`). Problems of one generator share a template
-and are held out by a hash of the question instead (`data.reasoning`): its benchmarks are searched for whole problems.
+and are held out by a hash of the question instead (`data.sources.reasoning_gym`): its benchmarks are searched for
+whole problems.
 """
 
 import itertools
@@ -14,14 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from configs.reinforcement import PolicyConfig, ProblemsConfig
-from configs.section import ConfigError
-from data import reasoning
-from data.decontaminate import Contamination
-from data.reasoning import Problem, Split
-from evals.benchmarks import BENCHMARKS
-from evals.loading import COMMIT, read_hub
-from rl.problem_files import from_file
+from common.errors import ConfigError
+from configs.training import PolicyConfig, ProblemsConfig
+from data.screening.contamination import Contamination
+from data.sources import reasoning_gym as reasoning
+from data.sources.reasoning_gym import Problem, Split, split_of
+from evals.benchmarks.catalogue import BENCHMARKS
+from evals.benchmarks.loading import COMMIT, read_hub
 
 BATCH = 256  # problems screened at once
 SHOWN = 20  # overlaps told in the manifest
@@ -132,6 +132,46 @@ def gsm8k_file(path: Path) -> list[Problem]:
     """GSM8K from a local JSON-lines file in the data set's own form."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [gsm8k_problem(i, json.loads(line)) for i, line in enumerate(lines) if line.strip()]
+
+
+def from_file(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Problem]:
+    """The distinct problems of one split, in the file's order. Raises `ConfigError` naming the line at fault."""
+    if not config.path:
+        raise ConfigError("problems.path: source 'jsonl' needs the file to read")
+    path, seen = Path(config.path), set[str]()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"problems.path: {path} cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        problem = _problem(path, number, line)
+        if problem.question not in seen and split_of(problem.question) == split:
+            seen.add(problem.question)
+            yield problem
+
+
+def _problem(path: Path, number: int, line: str) -> Problem:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}:{number}: not a line of JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{path}:{number}: not an object with `question` and `answer`")
+    texts = {name: row.get(name, default) for name, default in _FIELDS.items()}
+    for name, text in texts.items():
+        if isinstance(text, int | float) and not isinstance(text, bool) and name == "answer":
+            text = texts[name] = str(text)
+        if not isinstance(text, str):
+            raise ConfigError(f"{path}:{number}: `{name}` is {text!r}, and must be text")
+    for name in ("question", "answer"):
+        if not texts[name].strip():
+            raise ConfigError(f"{path}:{number}: no `{name}`: a problem needs a question and an answer to check")
+    return Problem(texts["task"], number - 1, texts["question"].strip(), texts["answer"].strip(), texts["rationale"])
+
+
+_FIELDS = {"question": "", "answer": "", "task": "file", "rationale": ""}
 
 
 _READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k, "jsonl": from_file}

@@ -15,22 +15,22 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.emit import Emit, settle, silent
+from common.errors import ConfigError
+from common.events import Emit, settle, silent
 from configs.model import ModelConfig, TokenizerConfig
-from configs.reinforcement import PolicyConfig, RolloutConfig
-from configs.section import ConfigError
-from data.reasoning import Problem
+from configs.training import PolicyConfig, RolloutConfig
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
-from model.checkpoint import TrainCheckpoints
-from model.layers import Params
+from model.layers.common import Params
 from model.sharding import make_mesh
+from model.training.checkpoint import TrainCheckpoints
 from rl.advantages import advantages, carries_signal
 from rl.balance import Mode
 from rl.guard import Guard, Reading
 from rl.learner import Learner
+from rl.parameter_subset import Trainable
 from rl.problems import Order
 from rl.rollouts import Group, RolloutEngine
-from rl.trainable import Trainable
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ A reward is a number or `None`; `None` means that it could not be had, and it is
 
 from typing import TYPE_CHECKING
 
-from configs.reinforcement import JudgeConfig
-from data.chat import Reply
-from data.reasoning import Problem
-from evals.items import grade
-from evals.offline import problem_item
+from configs.training import JudgeConfig
+from data.chat_template import Reply
+from data.sources.reasoning_gym import Problem
+from evals.benchmarks.items import grade
+from evals.benchmarks.stand_ins import problem_item
 
 if TYPE_CHECKING:  # it brings the clients of the endpoints, which the stages without a judge do not need
     from rl.judge import JudgeScore

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from common.errors import ConfigError
 from configs.model import ModelConfig
-from configs.reinforcement import RolloutConfig
-from configs.section import ConfigError
-from data.chat import Reply, encode_prompt, parse_completion
-from data.reasoning import Problem
+from configs.training import RolloutConfig
+from data.chat_template import Reply, encode_prompt, parse_completion
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import Tokenizer
-from model.generate import Generator, Sampling
-from model.layers import Params
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.layers.common import Params
 
 
 @dataclass

@@ -20,23 +20,23 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from configs.emit import Emit, settle, silent
+from common.errors import ConfigError
+from common.events import Emit, settle, silent
 from configs.model import ModelConfig, TokenizerConfig
-from configs.reinforcement import SelfDistillConfig
-from configs.section import ConfigError
-from data.reasoning import Problem
+from configs.training import SelfDistillConfig
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
-from model import optimizer
-from model.checkpoint import TrainCheckpoints
-from model.layers import Params
+from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward, shapes
 from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_shardings, put_rows, replicated
+from model.training import optimizer
+from model.training.checkpoint import TrainCheckpoints
 from rl.advantages import advantages
 from rl.reinforce import keep_steps
 from rl.rewards import verifiable
 from rl.rollouts import Group, RolloutEngine
-from rl.rows import Batch, Row, batches
+from rl.training_rows import Batch, Row, batches
 
 logger = logging.getLogger(__name__)
 

@@ -23,16 +23,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from configs.section import ConfigError, Retryable, fingerprint
+from common.errors import ConfigError, Retryable
+from common.files import not_writable, sync_folder, write_json, writing
+from configs.base import fingerprint
 from store import manifest as manifests
-from store.durable import not_writable, sync_folder, write_json, writing
 from store.locks import KeyLock
 from store.manifest import stage_key
 from store.mending import damaged_in, mend
 from store.mirror import Mirror, is_absent, moment
-from store.place import place_of, record
-from store.remote import Remote
-from store.verification import damaged_files, trust_files
+from store.remote import Remote, place_of, record
+from store.verify import damaged_files, trust_files
 
 __all__ = ["Artifact", "Store", "refusal", "stage_key"]
 
@@ -80,7 +80,7 @@ class Store:
     """The artifacts under one root. Cheap to construct; nothing is created until something is written."""
 
     def __init__(self, root: str | Path | None = None) -> None:
-        """`root` None: `$NAUTILE_STORE`, else `./.nautile`; see store/place.py. Raises `ConfigError`."""
+        """`root` None: `$NAUTILE_STORE`, else `./.nautile`; see store/remote.py. Raises `ConfigError`."""
         self.root, self.url = place_of(str(root if root is not None else os.environ.get("NAUTILE_STORE") or ".nautile"))
         self.mirror = Mirror(self, Remote(self.url)) if self.url else None
 
@@ -124,7 +124,7 @@ class Store:
         if artifact is None and not folder.is_dir():
             return None  # superseded between the two looks
         if artifact is None:
-            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.NAME], made_by))
+            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.MANIFEST], made_by))
         return artifact
 
     def get(self, artifact_id: str) -> Artifact:
@@ -150,7 +150,7 @@ class Store:
         artifact = self.read(*matches[0])
         if artifact is None:
             found, _, _, folder = matches[0]
-            raise ConfigError(refusal(f"{found}/{folder.name[:12]}", [manifests.NAME], None))
+            raise ConfigError(refusal(f"{found}/{folder.name[:12]}", [manifests.MANIFEST], None))
         return artifact
 
     def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:
@@ -234,7 +234,7 @@ class Store:
                 "label": label or stage,
                 "host": manifests.host(),
             }
-            write_json(source / manifests.NAME, manifests.sealed(manifest))
+            write_json(source / manifests.MANIFEST, manifests.sealed(manifest))
             folder.parent.mkdir(parents=True, exist_ok=True)
             replaced, damaged = None, damaged_in(self.root, folder) if supersede else []
             while not _moved(source, folder):
@@ -260,7 +260,7 @@ class Store:
         `remote`: those that the remote has too, where there is one. Raises `ConfigError` or `Retryable` if it fails.
         """
         if manifests.read_manifest(artifact.folder) is None:
-            return [manifests.NAME]
+            return [manifests.MANIFEST]
         here = is_absent(artifact.folder)
         damaged = [] if here else damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=False)
         if remote and self.mirror is not None and self.mirror.has(artifact):

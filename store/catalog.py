@@ -20,24 +20,28 @@ from typing import Any
 
 import duckdb
 
-from configs.section import ConfigError, Retryable
+from common.errors import ConfigError, Retryable
+from common.files import writing
 from store import manifest as manifests
 from store.artifacts import Store
-from store.durable import writing
 from store.events import READ_LIMIT, read_events
-from store.lineage import MACROS, WITH_CALLS
 from store.locks import turn
-from store.migrations import NewerCatalog, migrate, refuse_newer, schema_of
-from store.tables import (
+from store.schema import (
     ARTIFACTS,
     BY_EVENT,
     INPUTS,
+    MACROS,
     SCHEMA,
     TABLES,
+    WITH_CALLS,
+    NewerCatalog,
     Table,
     artifact_row,
     event_row,
     input_rows,
+    migrate,
+    refuse_newer,
+    schema_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -199,9 +203,9 @@ class Catalog:
         """Rows for manifests that are new or have moved; none for those that are gone."""
         root, found, new = self.store.root, set(), []
         for kind, key, number, folder in self.store.folders():
-            name = str((folder / manifests.NAME).relative_to(root))
+            name = str((folder / manifests.MANIFEST).relative_to(root))
             try:
-                stamp = (folder / manifests.NAME).stat().st_mtime_ns
+                stamp = (folder / manifests.MANIFEST).stat().st_mtime_ns
             except OSError:
                 continue
             found.add(name)

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.section import fingerprint
-from store.durable import is_full_or_read_only, read_json, write_json
-from store.soundness import DEEPEST, LARGEST_EVENT, too_deep
+from common.files import is_full_or_read_only, read_json, write_json
+from configs.base import fingerprint
+from store.manifest import DEEPEST, LARGEST_EVENT, too_deep
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ READ_LIMIT = 8 * 2**20
 
 
 class EventWriter:
-    """The `configs.emit.Emit` of one process. Safe to call from several threads.
+    """The `common.events.Emit` of one process. Safe to call from several threads.
 
     `live`: a small JSON file kept at the newest progress and metric values, for whoever watches; it is replaced at
     most every 0.3 s. Raises `ValueError` on an event that lacks its required fields and `OSError` if the disk is full.

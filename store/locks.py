@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from store.durable import writing
+from common.files import writing
 
 
 class KeyLock:

@@ -9,9 +9,9 @@ import os
 import shutil
 from pathlib import Path
 
+from common.files import sha256_of, sync_folder
 from store import manifest as manifests
-from store.durable import sha256_of, sync_folder
-from store.verification import damaged_files
+from store.verify import damaged_files
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ that the remote has it too, `.absent` that the remote alone has the files. Those
 
 import json
 import logging
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -19,19 +20,54 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.section import ConfigError, Retryable
+from common.errors import ConfigError, Retryable
+from common.files import parsed, sha256_of, sync_folder, write_json, write_text, writing
 from store import manifest as manifests
-from store.durable import parsed, sha256_of, sync_folder, write_json, write_text, writing
-from store.mirrored_events import pull_events, push_events
-from store.place import record
-from store.remote import Remote
-from store.soundness import ABSENT, LARGEST_MANIFEST, MIRRORED
-from store.verification import trust_files
+from store.manifest import ABSENT, LARGEST_MANIFEST, MIRRORED
+from store.remote import Remote, record
+from store.verify import trust_files
 
 if TYPE_CHECKING:
     from store.artifacts import Artifact, Store
 
+
 logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
+
+
+def push_events(remote: Remote, folder: Path) -> int:
+    """Send each event file that is longer here than there; returns how many."""
+    there = {name: thing.bytes for name, thing in remote.names("events").items()}
+    here = {path.name: path for path in sorted(folder.glob("*.jsonl")) if _NAME.fullmatch(path.name)}
+    grown = [path for name, path in here.items() if path.stat().st_size > there.get(name, 0)]
+    remote.together(lambda path: remote.put(path, f"events/{path.name}"), grown)
+    return len(grown)
+
+
+def pull_events(remote: Remote, folder: Path) -> int:
+    """Bring each event file that is longer there than here; returns how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = []
+    for name, thing in remote.names("events").items():
+        if not _NAME.fullmatch(name):
+            logger.warning("%s/events/%s is no event file of ours and is passed over", remote.url, name)
+        elif not (folder / name).exists() or (folder / name).stat().st_size < thing.bytes:
+            wanted.append(name)
+    remote.together(lambda name: _pull(remote, folder, name), wanted)
+    if wanted:
+        sync_folder(folder)
+    return len(wanted)
+
+
+def _pull(remote: Remote, folder: Path, name: str) -> None:
+    temporary = folder / f".{uuid.uuid4().hex}.tmp"
+    try:
+        if remote.get(f"events/{name}", temporary):
+            temporary.replace(folder / name)
+    finally:
+        temporary.unlink(missing_ok=True)
+
 
 FORMAT = 1
 
@@ -136,7 +172,9 @@ class Mirror:
         wrong = [n for n, digest in zip(rest, digests, strict=True) if digest != files[n]["sha256"]]
         raw = self.remote.read(_manifest_name(artifact), LARGEST_MANIFEST)
         text = (
-            [] if raw is not None and parsed(raw) == artifact.manifest else [f"{manifests.NAME} (missing or changed)"]
+            []
+            if raw is not None and parsed(raw) == artifact.manifest
+            else [f"{manifests.MANIFEST} (missing or changed)"]
         )
         return [f"{words} at the remote" for words in (*text, *unfit, *(f"{n} (its digest differs)" for n in wrong))]
 
@@ -235,7 +273,7 @@ class Mirror:
             with writing(self.store.root):
                 source = self.store.root / "staging" / f".pull-{uuid.uuid4().hex}"
                 source.mkdir(parents=True)
-                write_json(source / manifests.NAME, manifest)
+                write_json(source / manifests.MANIFEST, manifest)
                 write_text(source / ABSENT, manifest["execution"])
                 self.store.shelve(source, kind, key, moment(manifest))
         finally:

@@ -8,7 +8,9 @@ libraries in the environment; nothing here reads, holds or shows them.
 import errno
 import hashlib
 import logging
+import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,12 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from configs.section import ConfigError, Retryable
-from store.durable import not_writable
+from common.errors import ConfigError, Retryable
+from common.files import not_writable, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -183,3 +186,58 @@ def _remove(filesystem: Any, paths: list[str]) -> None:
         for path in paths:
             if filesystem.exists(path):
                 filesystem.rm_file(path)
+
+
+RECORD = "remote.json"
+# They take no writes, end with the process, or are no object store: nothing that another machine could read back.
+_NO_STORE = {"memory", "http", "https", "data", "zip", "tar", "github", "git", "blockcache", "filecache", "simplecache"}
+
+
+def place_of(root: str) -> tuple[Path, str | None]:
+    """The folder that `root` means and the URL it mirrors, if any. Raises `ConfigError` for an impossible one."""
+    parts = urlsplit(root)
+    if "://" not in root or parts.scheme == "file":
+        if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+            raise ConfigError(f"NAUTILE_STORE {root!r}: a file:// URL names a path on this machine (file:///path)")
+        path = Path(unquote(parts.path) if parts.scheme == "file" else root).expanduser().absolute()
+        return path, _recorded(path)
+    url = _checked(root.rstrip("/"))
+    cache = os.environ.get("NAUTILE_STORE_CACHE")
+    path = Path(cache).expanduser().absolute() if cache else _default_cache(url)
+    if (other := _recorded(path)) not in (None, url):
+        raise ConfigError(f"NAUTILE_STORE_CACHE {path} is the cache of {other}: name another folder for {url}")
+    return path, url
+
+
+def record(root: Path, url: str) -> None:
+    """Remember in the cache folder which remote it belongs to."""
+    if _recorded(root) != url:
+        write_json(root / RECORD, {"url": url})
+
+
+def _recorded(root: Path) -> str | None:
+    found = read_json(root / RECORD, limit=2**16)
+    return _checked(str(found.get("url"))) if isinstance(found, dict) else None
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"NAUTILE_STORE names {parts.scheme}://…: a URL with a password or a query in it would be written down. "
+            "Credentials come from the environment (AWS_ACCESS_KEY_ID and its kin, GOOGLE_APPLICATION_CREDENTIALS)"
+        )
+    if "::" in url or parts.scheme in _NO_STORE or parts.scheme not in fsspec.available_protocols():
+        raise ConfigError(
+            f"NAUTILE_STORE {url!r}: {parts.scheme}:// cannot hold the store; a local folder, or s3://, gs://, abfs:// "
+            "or another object store that fsspec writes to can"
+        )
+    if not parts.netloc:
+        raise ConfigError(f"NAUTILE_STORE {url!r}: the bucket is missing ({parts.scheme}://bucket/prefix)")
+    return url
+
+
+def _default_cache(url: str) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60]
+    return base / "nautile" / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from configs.reinforcement import AlignConfig, JudgeConfig
-from configs.schema import EndpointConfig
-from data.endpoints import EndpointPool
-from data.held_out import contamination_of
-from data.reasoning import Problem
+from common.files import write_json
+from configs.endpoint import EndpointConfig
+from configs.training import AlignConfig, JudgeConfig
+from data.endpoints.pool import EndpointPool
+from data.screening.contamination import contamination_of
+from data.sources.reasoning_gym import Problem
 from rl.advantages import is_mastered
 from rl.judge import Judge, JudgeItem
 from rl.problems import Screen, load, load_guard
 from rl.rewards import judged, verifiable
-from store.durable import write_json
-from tasks.job import Job
-from tasks.stage import stage
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 if TYPE_CHECKING:
     from rl.rollouts import Group, Rollout
@@ -54,7 +54,7 @@ class Scorer:
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
-    from model.weights import load_weights, save_weights
+    from model.weights.files import load_weights, save_weights
     from rl.reinforce import Plan, check, on_device, reinforce
 
     config = job.part("align", AlignConfig)

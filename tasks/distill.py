@@ -7,23 +7,24 @@ from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
+from common.errors import ConfigError
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
-from configs.section import ConfigError
-from data import prompts
-from data.corpus import Corpus, CorpusPlan, write_tokens
-from data.decontaminate import Contamination, HeldOut
-from data.distillation import DOCUMENTS, distil
-from data.embeddings import encoder_for
-from data.endpoints import EndpointPool
-from data.files import read_jsonl
-from data.held_out import read_questions
-from data.retrieval import ExemplarIndex
-from data.tally import Tally, facts
-from data.teacher import template_for
-from tasks.data_card import write_card
-from tasks.stage import Job, stage
+from data.distill import prompts
+from data.distill.run import DOCUMENTS, distil
+from data.distill.stats import Tally, facts
+from data.distill.teacher_prompt import template_for
+from data.endpoints.pool import EndpointPool
+from data.retrieval.embedders import encoder_for
+from data.retrieval.exemplar_index import ExemplarIndex
+from data.screening.contamination import Contamination, HeldOut, read_questions
+from data.sources.local_files import read_jsonl
+from data.tokens.build import Corpus, write_tokens
+from data.tokens.tokenise_file import CorpusPlan
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+from tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096

@@ -4,29 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import quantiles
 
-from configs.evaluation import ModelUnderTest
+from common.errors import ConfigError
+from common.files import write_json, write_text
+from configs.endpoint import EndpointConfig
+from configs.evaluation import EvaluateConfig, ModelUnderTest
 from configs.model import TokenizerConfig
-from configs.schema import EndpointConfig, EvaluateConfig
-from configs.section import ConfigError
-from data.endpoints import EndpointPool
-from evals.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from evals.benchmarks import BENCHMARKS, COMPOSITES
-from evals.breakdown import breakdown
-from evals.items import Item
-from evals.likelihood import CheckpointScorer, weighable
-from evals.loading import items_for
-from evals.offline import HELD_OUT, held_out
-from evals.pictures import picture
-from evals.readings import readings
-from evals.rows import Row, read_rows
-from evals.runner import evaluate as ask
-from evals.runner import weigh
-from evals.scores import Scores, summarise
-from evals.tables import table_2, to_html, to_json, to_markdown
-from store.durable import write_json, write_text
-from tasks.job import Job
-from tasks.stage import stage
-from tasks.tables import write_table
+from data.endpoints.pool import EndpointPool
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from evals.benchmarks.items import Item
+from evals.benchmarks.loading import items_for
+from evals.benchmarks.stand_ins import HELD_OUT, held_out
+from evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
+from evals.running.likelihood import CheckpointScorer, weighable
+from evals.running.rows import Row, read_rows, readings
+from evals.running.runner import evaluate as ask
+from evals.running.runner import weigh
+from evals.scoring.scores import Scores, summarise
+from evals.tables.breakdown import breakdown
+from evals.tables.results import table_2, to_html, to_json, to_markdown
+from evals.tables.svg import picture
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+from tasks.reporting.tables import write_table
 
 ROWS, WEIGHED = "rows.jsonl", "likelihood.jsonl"
 

@@ -5,14 +5,13 @@ It is the first stage of a run, so a benchmark that cannot be had is refused bef
 
 from collections import Counter
 
+from configs.base import Section
 from configs.evaluation import BenchmarkChoice
-from configs.section import Section
-from data.decontaminate import COMMON, NGRAM, SHORTEST, Contamination
-from data.held_out import write_questions
-from evals.held_out import questions
-from evals.offline import STAND_INS
-from tasks.job import Job
-from tasks.stage import stage
+from data.screening.contamination import COMMON, NGRAM, SHORTEST, Contamination, write_questions
+from evals.benchmarks.held_out import questions
+from evals.benchmarks.stand_ins import STAND_INS
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 class HeldOutPart(Section):

@@ -1,9 +1,10 @@
 """Index (paper §3.2): the exemplars' vectors and an index over them, made once and reused by every distillation."""
 
 from configs.distill import IndexConfig
-from data.embeddings import encoder_for
-from data.retrieval import EXEMPLARS, build_index
-from tasks.stage import Job, stage
+from data.retrieval.embedders import encoder_for
+from data.retrieval.exemplar_index import EXEMPLARS, build_index
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 @stage("index", version=1, outputs=("retrieval",))

@@ -15,22 +15,22 @@ from typing import Any
 
 from pydantic import PositiveInt
 
+from common.errors import ConfigError
+from common.files import write_atomically
+from configs.base import Section
+from configs.ingest import DeduplicateConfig, SourceConfig
 from configs.model import TokenizerConfig
-from configs.schema import SourceConfig
-from configs.screening import DeduplicateConfig
-from configs.section import ConfigError, Section
-from data import minhash
-from data.corpus import Corpus, CorpusPlan, pack_unit, publish
-from data.duplicates import publish_signatures, settle
-from data.exemplars import share_of, write_exemplars
-from data.held_out import contamination_of
-from data.manifest import SourceFile, read_manifest, write_manifest
-from data.shards import write_atomically
-from data.sources import STAND_INS, list_files, read_file
-from data.tokenising import Screens, write_unit
-from data.unpacked import read_counts, remove_partial
-from tasks.rounds import set_aside, units
-from tasks.stage import Job, Round, stage
+from data.screening import minhash
+from data.screening.contamination import contamination_of
+from data.screening.corpus_copies import publish_signatures, settle
+from data.sources.corpus_source import STAND_INS, list_files, read_file
+from data.sources.file_list import SourceFile, read_manifest, write_manifest
+from data.tokens.build import Corpus, pack_unit, publish
+from data.tokens.exemplar_sample import share_of, write_exemplars
+from data.tokens.tokenise_file import CorpusPlan, Screens, read_counts, remove_partial, write_unit
+from tasks.engine.fanout import Round, set_aside, units
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # inputs: the signatures of sources earlier in the configuration

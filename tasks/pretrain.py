@@ -1,18 +1,18 @@
 """Pretraining as a stage: `tokens` artifacts in, by source name, one `checkpoint` out."""
 
+from common.errors import ConfigError
 from configs.model import ModelConfig
-from configs.schema import PretrainConfig
-from configs.section import ConfigError
-from data.shards import read_index
-from tasks.job import Job
-from tasks.stage import stage
+from configs.training import PretrainConfig
+from data.tokens.shards import read_index
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 @stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, together=True)
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The vocabulary is that of the tokens, which must all agree."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
-    from model.train import train
+    from model.training.loop import train
 
     if not job.inputs:
         raise ConfigError("stage pretrain: it was given no tokens; ingest at least one source first")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.reinforcement import ReasonConfig
-from data.held_out import contamination_of
+from configs.training import ReasonConfig
+from data.screening.contamination import contamination_of
 from rl.problems import Screen, load, load_guard
 from rl.rewards import verifiable
-from tasks.job import Job
-from tasks.stage import stage
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 if TYPE_CHECKING:
     from rl.rollouts import Group
@@ -31,7 +31,7 @@ class Verifier:
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
-    from model.weights import load_weights, save_weights
+    from model.weights.files import load_weights, save_weights
     from rl.reinforce import Plan, on_device, reinforce
 
     config = job.part("reason", ReasonConfig)

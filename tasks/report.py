@@ -8,17 +8,17 @@ files, through the catalog, for the executions that made those artifacts.
 import os
 from collections import Counter
 
-from configs.schema import ReportConfig
-from configs.section import ConfigError
-from evals.pictures import picture
+from common.errors import ConfigError
+from common.files import write_json, write_text
+from configs.operation import ReportConfig
+from evals.tables.svg import picture
 from store.artifacts import Store
-from store.durable import write_json, write_text
-from tasks.job import Job
-from tasks.report_data import gather, read_inputs
-from tasks.report_render import html_page, markdown
-from tasks.report_sections import compose, paper_tables
-from tasks.stage import stage
-from tasks.tables import write_table
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+from tasks.reporting.data import gather, read_inputs
+from tasks.reporting.render import html_page, markdown
+from tasks.reporting.sections import compose, paper_tables
+from tasks.reporting.tables import write_table
 
 
 @stage("report", version=2, outputs=("report",))

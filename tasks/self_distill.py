@@ -1,17 +1,17 @@
 """Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
 
-from configs.reinforcement import SelfDistillConfig
-from data.held_out import contamination_of
+from configs.training import SelfDistillConfig
+from data.screening.contamination import contamination_of
 from rl.problems import Screen, load
-from tasks.job import Job
-from tasks.stage import stage
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 @stage("self_distill", version=3, outputs=("traces", "checkpoint"), accelerator=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
-    from model.weights import load_weights, save_weights
+    from model.weights.files import load_weights, save_weights
     from rl.reinforce import on_device
     from rl.self_distillation import Student, self_distil
 

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from flows.dashboard import curves, distillation, evaluations, frame, lineage, overview, storage, texts
+from flows.dashboard import curves, distillation, evaluations, lineage, overview, storage
+from flows.dashboard import samples as texts
+from flows.dashboard import shared as frame
 
 EVERY_S = 5
 PAGES = {

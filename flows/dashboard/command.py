@@ -5,7 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
-from configs.section import ConfigError
+from common.errors import ConfigError
 
 PORT = 8501
 APP = Path(__file__).with_name("app.py")

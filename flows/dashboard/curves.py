@@ -7,9 +7,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from flows.dashboard import frame, queries
-from flows.dashboard.frame import Chosen
+from flows.dashboard import queries
+from flows.dashboard import shared as frame
 from flows.dashboard.queries import Row
+from flows.dashboard.shared import Chosen
 
 FIRST = ("loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second")
 # What an RL practitioner looks at first, grouped into charts of one axis: title -> (unit, metrics).

@@ -7,9 +7,11 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from flows.dashboard import frame, queries, texts
-from flows.dashboard.frame import Chosen
+from flows.dashboard import queries
+from flows.dashboard import samples as texts
+from flows.dashboard import shared as frame
 from flows.dashboard.queries import Row
+from flows.dashboard.shared import Chosen
 
 
 def page(chosen: Chosen | None) -> None:

@@ -8,12 +8,14 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from configs.section import ConfigError
-from evals.tables import Table, table_1, table_2
-from flows.dashboard import frame, queries, texts
-from flows.dashboard.frame import Chosen
+from common.errors import ConfigError
+from common.files import read_json
+from evals.tables.results import Table, table_1, table_2
+from flows.dashboard import queries
+from flows.dashboard import samples as texts
+from flows.dashboard import shared as frame
 from flows.dashboard.queries import Row
-from store.durable import read_json
+from flows.dashboard.shared import Chosen
 
 VERDICTS = {True: "right", False: "wrong", None: "not asked"}
 WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from configs.section import ConfigError
-from flows.dashboard import frame, queries
-from flows.dashboard.frame import Chosen
+from common.errors import ConfigError
+from flows.dashboard import queries
+from flows.dashboard import shared as frame
 from flows.dashboard.queries import Row
+from flows.dashboard.shared import Chosen
 
 SHOWN_ARTIFACTS = 1000
 _COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}

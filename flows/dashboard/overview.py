@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 import streamlit as st
 
-from flows.dashboard import frame, queries
+from common.files import read_json
+from common.text import amount, size, visible
+from flows.dashboard import queries
+from flows.dashboard import shared as frame
 from flows.dashboard.queries import Row
-from store.durable import read_json
-from tasks.wording import amount, size, visible
 
 
 def page(chosen: frame.Chosen | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from store.catalog import Catalog
-from store.lineage import WITH_CALLS
+from store.schema import WITH_CALLS
 
 Row = dict[str, Any]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from flows.dashboard import frame, queries
-from flows.dashboard.frame import Chosen
-from tasks.wording import size
+from common.text import size
+from flows.dashboard import queries
+from flows.dashboard import shared as frame
+from flows.dashboard.shared import Chosen
 
 FOLDERS = {
     "staging": "unfinished work, from which a stage resumes",

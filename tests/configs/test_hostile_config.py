@@ -5,9 +5,9 @@ import resource
 
 import pytest
 
+from common.errors import ConfigError
+from common.files import read_bounded_json
 from configs.load import load
-from configs.reading import read_json
-from configs.section import ConfigError
 
 ENDPOINT = "extends = 'local'\n[endpoints.paid]\nkind = 'openai'\nmodel = 'm'\nurl = 'https://api.example.com/v1'\n"
 
@@ -74,4 +74,4 @@ def test_a_key_has_no_way_into_a_section(tmp_path, line, said):
 def test_json_from_outside(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_text(content)
-    assert str(path) in refused(read_json, path)
+    assert str(path) in refused(read_bounded_json, path)

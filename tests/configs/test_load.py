@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError
+from configs.base import canonical, fingerprint
 from configs.load import STAGES, load, stage_section
-from configs.section import ConfigError, canonical, fingerprint
 
 SHIPPED = ("local", "spark", "nautile_370m")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -87,7 +88,7 @@ def test_a_change_in_one_section_leaves_the_others_sections_alone(tmp_path):
 
 
 def test_fingerprints_do_not_depend_on_the_process():
-    code = "from configs.load import load; from configs.section import fingerprint; print(fingerprint(load('local')))"
+    code = "from configs.load import load; from configs.base import fingerprint; print(fingerprint(load('local')))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from configs.emit import silent
+from common.events import silent
 from configs.model import TokenizerConfig
-from data.corpus import CorpusPlan, write_tokens
 from data.records import SynthRecord, WebRecord
 from data.tokenizer import tokenizer_for
+from data.tokens.build import write_tokens
+from data.tokens.tokenise_file import CorpusPlan
 
 RANKS = 300
 

@@ -5,9 +5,9 @@ import random
 import pytest
 from hypothesis import settings
 
-from data.chat import Reply
-from evals.answerers import Answer
-from evals.benchmarks import BENCHMARKS
+from data.chat_template import Reply
+from evals.benchmarks.catalogue import BENCHMARKS
+from evals.running.answerers import Answer
 from tests.support.benchmark_hub import BenchmarkHub
 
 # No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.

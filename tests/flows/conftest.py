@@ -13,7 +13,7 @@ import pytest
 
 from configs.load import load
 from configs.schema import RunConfig
-from flows.prefect_env import free_port, healthy
+from flows.operate.prefect_server import free_port, healthy
 from store.artifacts import Store
 from tests.support.sockets import watched
 from tests.support.toy_chain import make_all
@@ -37,7 +37,7 @@ def toy() -> RunConfig:
 @pytest.fixture
 def toy_stages(monkeypatch):
     """The plan finds the stand-ins in place of the project's stages."""
-    monkeypatch.setattr("flows.plan.stage_named", toy_stage)
+    monkeypatch.setattr("flows.dag.stage_named", toy_stage)
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +98,7 @@ def serving(home: Path) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     server = subprocess.Popen(
-        [sys.executable, "-m", "flows.prefect_env", str(port), str(os.getpid())],
+        [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
         env=environment(home, PREFECT_HOME=str(home), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

@@ -33,7 +33,7 @@ def config(endpoint, tmp_path_factory):
 def nautile(store: Path, *words: str) -> subprocess.Popen:
     environment = {**os.environ, "NAUTILE_STORE": str(store), "PREFECT_HOME": str(store.parent / "prefect")}
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *words],
+        [sys.executable, "-m", "flows.cli.main", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from configs.load import load
-from flows.deployments import deployments
+from flows.operate.deployments import deployments
 from tests.support.toy_stages import TOY
 
 KEY = "sk-planted-2718281828459045"

@@ -15,14 +15,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
-from configs.section import ConfigError, Retryable
-from flows import reconcile_prefect
-from flows.prefect_env import free_port
-from flows.reconcile import lost_runs
+from common.errors import ConfigError, Retryable
+from flows.operate import reconcile_prefect
+from flows.operate.prefect_server import free_port
+from flows.operate.reconcile import lost_runs
 from flows.run import account, exit_code
 from flows.selection import Selection
 from store.artifacts import Store
-from tasks.stage import StageCrash
+from tasks.engine.errors import StageCrash
 from tests.support.sockets import abroad, heard
 from tests.support.stage_store import flip_byte
 from tests.support.toy_stages import TOY
@@ -218,8 +218,10 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
 def test_by_default_nothing_leaves_the_machine(bench):
     spoken = heard(bench.sockets)
     programs = [what for kind, what in spoken if kind == "start"]
-    assert sum("tasks.launch" in program for program in programs) == 14  # each stage's own process was heard too
-    assert any("flows.prefect_env" in program for program in programs)
+    assert (
+        sum("tasks.engine.child_main" in program for program in programs) == 14
+    )  # each stage's own process was heard too
+    assert any("flows.operate.prefect_server" in program for program in programs)
     assert any(kind == "connect" for kind, _ in spoken)
     assert abroad(bench.sockets) == []
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.section import ConfigError
-from flows.plan import Need, plan
+from common.errors import ConfigError
+from flows.dag import Need, plan
 from flows.selection import Selection, choose, given_artifacts, outside_needs
 from store.artifacts import Store
 from tests.support.toy_stages import toy_stage

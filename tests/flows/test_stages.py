@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from common.errors import ConfigError
 from configs.load import STAGES
-from configs.section import ConfigError
 from flows.stages import all_flows, flow_of
 from store.artifacts import Store
 from tests.support.toy_cli import ROOT, environment

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows import inspection
-from flows.cli import app
+from flows.cli import inspect as inspection
+from flows.cli.main import app
 from store.artifacts import Store
 from store.manifest import now
-from tasks.journal import Journal
+from tasks.engine.staging import Journal
 from tests.support.stage_store import filled
 
 TEXT = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")

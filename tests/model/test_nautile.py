@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from common.errors import ConfigError
 from configs.model import ModelConfig
-from configs.section import ConfigError
 from model.loss import weighted_loss
 from model.nautile import forward, initialise, logical_axes, parameter_counts, shapes
 from tests.model.conftest import packed_rows, tiny_config
@@ -119,7 +119,7 @@ def test_a_packed_document_reads_as_it_does_alone(config, params, batch):
 
 def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatch):
     whole = hidden(params, config, batch)
-    monkeypatch.setattr("model.attention.QUERY_BLOCK", 8)
+    monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
     blocked = jax.jit(lambda: hidden.__wrapped__(params, config, batch))()
     np.testing.assert_allclose(blocked, whole, atol=1e-5)
 

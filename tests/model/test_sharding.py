@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from common.errors import ConfigError
+from configs.base import OptimizerConfig
 from configs.model import ModelConfig
-from configs.schema import OptimizerConfig
-from configs.section import ConfigError
 from model.nautile import shapes
-from model.optimizer import build
 from model.sharding import make_mesh, optimizer_shardings, parameter_shardings
+from model.training.optimizer import build
 from tests.support.training import compile_once
 
 REPOSITORY = Path(__file__).parents[2]

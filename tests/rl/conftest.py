@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from configs.base import OptimizerConfig, TaskConfig
 from configs.model import ModelConfig, TokenizerConfig
-from configs.reinforcement import PolicyConfig
-from configs.schema import OptimizerConfig, TaskConfig
-from data.chat import Reply
-from data.reasoning import Problem
+from configs.training import PolicyConfig
+from data.chat_template import Reply
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
 from rl.advantages import advantages

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.emit import silent
-from configs.reinforcement import JudgeConfig
-from configs.schema import EndpointConfig
-from configs.section import ConfigError, Retryable
-from data import retry
-from data.endpoints import EndpointPool
+from common.errors import ConfigError, Retryable
+from common.events import silent
+from configs.endpoint import EndpointConfig
+from configs.training import JudgeConfig
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.pool import EndpointPool
 from rl.calibration import calibrate, corrupted
 from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse
 from tests.support.fake_openai import FakeOpenAI, always, script

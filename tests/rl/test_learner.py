@@ -9,8 +9,8 @@ import pytest
 
 from model.sharding import make_mesh
 from rl.learner import Learner, logprobs, pull, rows_of
-from rl.rows import batches
-from rl.trainable import Trainable
+from rl.parameter_subset import Trainable
+from rl.training_rows import batches
 from tests.rl.conftest import group, policy
 
 LENGTH = 52  # a quarter holds every row here, so one width is compiled

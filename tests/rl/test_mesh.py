@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.reinforcement import RolloutConfig
-from configs.section import ConfigError
+from common.errors import ConfigError
+from configs.training import RolloutConfig
 from data.tokenizer import tokenizer_for
 from model.sharding import make_mesh
-from rl.planning import plan
+from rl.capacity import plan
 from rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER, policy
 

@@ -2,12 +2,11 @@ import json
 
 import pytest
 
-from configs.reinforcement import ProblemsConfig
-from configs.section import ConfigError
-from data.chat import Reply
-from data.reasoning import split_of
-from rl.problem_files import from_file
-from rl.problems import load
+from common.errors import ConfigError
+from configs.training import ProblemsConfig
+from data.chat_template import Reply
+from data.sources.reasoning_gym import split_of
+from rl.problems import from_file, load
 from rl.rewards import verifiable
 
 

@@ -8,10 +8,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from configs.schema import ProblemsConfig, TaskConfig
-from configs.section import ConfigError
-from data.decontaminate import Contamination, HeldOut
-from data.reasoning import problems, split_of
+from common.errors import ConfigError
+from configs.base import TaskConfig
+from configs.training import ProblemsConfig
+from data.screening.contamination import Contamination, HeldOut
+from data.sources.reasoning_gym import problems, split_of
 from rl.problems import Order, Screen, gsm8k_problem, load
 from tests.rl.conftest import SUMS
 from tests.support.fake_hub import FakeHub
@@ -20,8 +21,8 @@ REVISION = "0123456789" * 4
 # The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
 CHILD = """
 import json, sys
-from configs.schema import ProblemsConfig
-from configs.section import ConfigError
+from configs.training import ProblemsConfig
+from common.errors import ConfigError
 from rl.problems import load
 told = []
 for revision in sys.argv[1:]:

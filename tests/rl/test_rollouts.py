@@ -4,9 +4,9 @@ import jax
 import pytest
 from pydantic import ValidationError
 
-from configs.reinforcement import RolloutConfig
-from configs.section import ConfigError
-from data.reasoning import Problem
+from common.errors import ConfigError
+from configs.training import RolloutConfig
+from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
 from rl.rollouts import RolloutEngine

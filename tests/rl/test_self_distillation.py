@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from model.nautile import forward, initialise
-from rl.rows import Row, batches
 from rl.self_distillation import curriculum, update
+from rl.training_rows import Row, batches
 from tests.model.conftest import tiny_config
 
 MODEL = tiny_config()

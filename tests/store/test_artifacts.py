@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from configs.section import ConfigError
+from common.errors import ConfigError
 from store import manifest as manifests
 from store.artifacts import Store
 from tests.support.stage_store import filled, flip_byte, key_of, published

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.section import ConfigError
+from common.errors import ConfigError
 from store import catalog as catalogs
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter
-from store.tables import TABLES
+from store.schema import TABLES
 from tests.support.stage_store import flip_byte, key_of, published
 
 NAMES = [table.name for table in TABLES]

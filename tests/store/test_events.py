@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.emit import settle, silent
+from common.events import settle, silent
 from store.events import EventWriter, read_events, read_live
 
 json_data = st.recursive(

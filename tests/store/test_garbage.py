@@ -3,8 +3,8 @@ import time
 
 import pytest
 
+from common.files import write_json
 from store.artifacts import Store
-from store.durable import write_json
 from store.garbage import collect, find_garbage
 from tests.support.stage_store import filled, key_of, published
 

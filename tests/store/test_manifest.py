@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.section import ConfigError, canonical
+from common.errors import ConfigError
+from configs.base import canonical
 from store.manifest import read_manifest, stage_key
 from tests.support.stage_store import filled, flip_byte, manifest_of
 

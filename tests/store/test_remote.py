@@ -9,13 +9,13 @@ import sys
 import pytest
 import s3fs
 
-from configs.section import ConfigError, Retryable
+from common.errors import ConfigError, Retryable
 from store import remote as remotes
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.garbage import collect, find_garbage
-from store.soundness import ABSENT, MIRRORED
+from store.manifest import ABSENT, MIRRORED
 from tests.support.object_store import Cutter
 from tests.support.stage_crowd import ROOT
 from tests.support.stage_store import flip_byte, key_of, manifest_of, published

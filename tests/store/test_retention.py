@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.retention import RetentionConfig
-from configs.section import ConfigError
+from common.errors import ConfigError
+from common.files import write_json
+from configs.operation import RetentionConfig
 from store import manifest as manifests
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.durable import write_json
 from store.garbage import collect, find_garbage
 from tests.support.stage_store import key_of, published
 
@@ -91,7 +91,7 @@ def test_what_unfinished_or_running_work_reads_stays(store, made):
 
 
 def test_a_dry_run_says_what_goes_and_what_it_frees(store, made):
-    from flows import inspection
+    from flows.cli import inspect as inspection
 
     old, new = made("old", days=9), made("new", days=1)
     Catalog(store).ingest()

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.files import read_json
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.durable import read_json
 from store.events import EventWriter, read_events
-from store.manifest import describe_files, read_manifest
-from store.soundness import LARGEST_EVENT, safe_name, too_deep
+from store.manifest import LARGEST_EVENT, describe_files, read_manifest, safe_name, too_deep
 from tests.support.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}

@@ -1,7 +1,7 @@
 import duckdb
 import pytest
 
-from configs.section import ConfigError
+from common.errors import ConfigError
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter

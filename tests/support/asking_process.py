@@ -9,9 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from configs.emit import silent
+from common.events import silent
 from configs.endpoint import EndpointConfig
-from data.endpoints import ChatRequest, EndpointPool
+from data.endpoints.chat_types import ChatRequest
+from data.endpoints.pool import EndpointPool
 
 
 def requests(count: int) -> list[ChatRequest]:
@@ -26,8 +27,9 @@ def config(url: str, **fields: object) -> EndpointConfig:
 
 def die_at(moment: str) -> None:
     """Kill this process when a batch job comes to the moment."""
-    from data import batch_clients, batches
-    from data.ledger import Ledger
+    from data.endpoints.batch import requests as batches
+    from data.endpoints.batch import vendors as batch_clients
+    from data.endpoints.reply_cache import Ledger
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,15 +13,15 @@ from urllib.parse import unquote, urlsplit
 import pyarrow
 import pyarrow.parquet
 
-from evals.benchmarks import BENCHMARKS
+from evals.benchmarks.catalogue import BENCHMARKS
 from tests.support.fake_hub import FakeHub
 
 # The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
 READER = """
 import json, sys
-from configs.section import ConfigError, Retryable
-from evals.benchmarks import BENCHMARKS
-from evals.loading import read_hub
+from common.errors import ConfigError, Retryable
+from evals.benchmarks.catalogue import BENCHMARKS
+from evals.benchmarks.loading import read_hub
 told = {}
 for name, fields in json.loads(sys.argv[1]).items():
     from dataclasses import replace

@@ -8,15 +8,15 @@ import json
 import sys
 from pathlib import Path
 
+from common.events import silent
 from configs.distill import DistillConfig, IndexConfig, TeacherConfig
-from configs.emit import silent
 from configs.endpoint import EndpointConfig
-from data.distillation import distil
-from data.embeddings import Encoder
-from data.endpoints import EndpointPool
-from data.exemplars import write_exemplars
+from data.distill.run import distil
+from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
-from data.retrieval import ExemplarIndex, build_index
+from data.retrieval.embedders import Encoder
+from data.retrieval.exemplar_index import ExemplarIndex, build_index
+from data.tokens.exemplar_sample import write_exemplars
 
 PRICES = (0.5, 1.5)  # dollars per million tokens in and out
 QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?")

@@ -7,12 +7,12 @@ pictures point at a host that is not this machine.
 from pathlib import Path
 from typing import Any
 
+from common.files import read_json, write_json
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.durable import read_json, write_json
 from store.events import EventWriter
 from store.manifest import now, sealed
-from tasks.journal import journal
+from tasks.engine.staging import journal
 
 ELSEWHERE = "http://elsewhere.invalid"
 FORMS = (

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from configs.section import ConfigError
-from tasks.job import Job
-from tasks.rounds import Place, do_unit, make_list
-from tasks.stage import Stage
+from common.errors import ConfigError
+from tasks.engine.fanout import Place, do_unit, make_list
+from tasks.engine.job import Job
+from tasks.engine.stage import Stage
 
 
 def do_stage(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:

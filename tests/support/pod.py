@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from configs.schema import PretrainConfig
-from configs.section import Retryable
+from common.errors import Retryable
+from configs.training import PretrainConfig
 from tests.support.training import run, settings
 
 

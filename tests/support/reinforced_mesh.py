@@ -12,16 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs.parts import OptimizerConfig
-from configs.reinforcement import RolloutConfig, SelfDistillConfig
+from configs.base import OptimizerConfig
+from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
 from model.sharding import make_mesh
 from rl import self_distillation
 from rl.advantages import advantages
+from rl.capacity import plan
 from rl.learner import Learner
-from rl.planning import plan
-from rl.problems import ProblemsConfig, load
+from rl.problems import load
 from rl.rollouts import RolloutEngine
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 

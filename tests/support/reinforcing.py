@@ -9,17 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.emit import Emit, silent
-from configs.reinforcement import JudgeConfig, RolloutConfig
-from configs.schema import EndpointConfig
-from configs.section import Retryable
-from data import retry
-from data.endpoints import EndpointPool
+from common.errors import Retryable
+from common.events import Emit, silent
+from configs.endpoint import EndpointConfig
+from configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.pool import EndpointPool
 from model.nautile import initialise
-from model.weights import save_weights
+from model.weights.files import save_weights
 from rl.judge import Judge
 from rl.learner import Learner
-from rl.problems import ProblemsConfig, load
+from rl.problems import load
 from rl.reinforce import Plan, reinforce
 from rl.rollouts import RolloutEngine
 from tasks.align import Scorer

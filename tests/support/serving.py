@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from configs.model import TokenizerConfig
 from model.nautile import initialise
-from model.weights import save_weights
+from model.weights.files import save_weights
 from tests.model.conftest import tiny_config
 from tests.support.toy_cli import ROOT, environment
 
@@ -65,7 +65,7 @@ def serving(
     checkpoint: Path, store: Path, *options: object, port: int = 0, slots: int = SLOTS, queue: int = QUEUE, **env: str
 ) -> Iterator[Server]:
     """Start it and wait until its programs are compiled; it is killed at the end if it still runs."""
-    command = [sys.executable, "-m", "flows.cli", "serve", str(checkpoint), "--port", str(port), "--name", NAME]
+    command = [sys.executable, "-m", "flows.cli.main", "serve", str(checkpoint), "--port", str(port), "--name", NAME]
     command += ["--slots", str(slots), "--queue", str(queue), *map(str, options)]
     log = (store.parent / f"{store.name}.log").open("a")
     process = subprocess.Popen(

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.loader import Loader
-from model.checkpoint import TrainCheckpoints
+from data.tokens.loader import Loader
 from model.sharding import make_mesh, put_rows
-from model.step import BATCH, Program, TrainState
+from model.training.checkpoint import TrainCheckpoints
+from model.training.step import BATCH, Program, TrainState
 from tests.support.training import MODEL, ROW, TOKENIZER, settings, sources
 
 ROWS = 16

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.stage import RunContext
+from tasks.engine.stage import RunContext
 from tests.support.stage_sums import sums
 
 ROOT = Path(__file__).resolve().parents[2]

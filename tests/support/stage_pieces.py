@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.section import ConfigError, Retryable, Section
-from store.durable import write_text
-from tasks.job import Job
-from tasks.rounds import Round, set_aside, units
-from tasks.stage import stage
+from common.errors import ConfigError, Retryable
+from common.files import write_text
+from configs.base import Section
+from tasks.engine.fanout import Round, set_aside, units
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 class Pieces(Section):
@@ -82,7 +83,7 @@ def pieces(job: Job) -> None:
 PARENT = """
 import json, sys
 from configs.schema import LaunchConfig
-from tasks.stage import RunContext
+from tasks.engine.stage import RunContext
 from tests.support.stage_pieces import pieces
 launch = LaunchConfig(workers=int(sys.argv[3]))
 try:

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from configs.emit import silent
-from configs.section import ConfigError
-from tasks.job import Job
-from tasks.stage import stage
+from common.errors import ConfigError
+from common.events import silent
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
 
 
 @stage("psum", version=1, outputs=("numbers",), accelerator=True, together=True)

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.section import ConfigError, Retryable, Section
-from tasks.job import Job
-from tasks.stage import Stage, stage
+from common.errors import ConfigError, Retryable
+from configs.base import Section
+from tasks.engine.job import Job
+from tasks.engine.stage import Stage, stage
 
 
 class Sums(Section):

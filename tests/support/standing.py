@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from configs.load import stage_section
 from configs.schema import RunConfig
-from evals.items import Item
-from evals.runner import evaluate
-from evals.scores import summarise
-from flows.plan import stage_named
+from evals.benchmarks.items import Item
+from evals.running.runner import evaluate
+from evals.scoring.scores import summarise
+from flows.dag import stage_named
 from store.artifacts import Artifact, Store
 from store.manifest import stage_key
 from tests.evals.conftest import Known

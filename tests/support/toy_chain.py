@@ -3,14 +3,14 @@
 import uuid
 from pathlib import Path
 
+from common.files import read_json
 from configs.schema import RunConfig
-from flows.plan import Execution, plan
+from flows.dag import Execution, plan
 from store.artifacts import Artifact, Store
-from store.durable import read_json
 from store.events import EventWriter
 from store.manifest import now
-from tasks.job import Job
-from tasks.journal import journal
+from tasks.engine.job import Job
+from tasks.engine.staging import journal
 from tests.support.toy_stages import toy_stage
 
 

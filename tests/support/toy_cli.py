@@ -39,7 +39,8 @@ def nautile(*arguments: str, store: Path, cwd: Path, **more: str) -> subprocess.
 
 
 if __name__ == "__main__":
-    from flows import cli, plan
+    from flows import dag as plan
+    from flows.cli import main as cli
 
     plan.stage_named = toy_stage
     cli.script()

@@ -12,18 +12,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError, Retryable
 from configs.load import STAGES
-from configs.section import ConfigError, Retryable
-from tasks.job import Job
+from tasks.engine.job import Job
+from tasks.engine.stage import Stage, stage
 from tasks.report import report
-from tasks.stage import Stage, stage
 
 TOY = Path(__file__).with_name("toy.toml")
 HOSTILE = "<script>alert(1)</script> \x1b[31mred ``` **bold** [/bold]"
 
 
 def toy_stage(name: str) -> Stage:
-    """In place of `flows.plan.stage_named`. The report is the real one."""
+    """In place of `flows.dag.stage_named`. The report is the real one."""
     assert name in STAGES
     return globals()[name]
 

@@ -12,15 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs.emit import Emit, silent
+from common.errors import Retryable
+from common.events import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
-from configs.schema import PretrainConfig
-from configs.section import Retryable
-from data.packing import SplitPacker
-from data.shards import Index, write_index, write_shard
+from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
-from model.compiling import keep_compiled
-from model.train import train
+from data.tokens.packing import SplitPacker
+from data.tokens.shards import Index, write_index, write_shard
+from model.compile_cache import keep_compiled
+from model.training.loop import train
 
 TOKENIZER = TokenizerConfig(ranks=256)
 ROW = 32

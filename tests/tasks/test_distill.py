@@ -6,18 +6,18 @@ import shutil
 
 import pytest
 
+from common.errors import ConfigError, Retryable
+from configs.base import TaskConfig
 from configs.distill import IndexConfig
 from configs.model import TokenizerConfig
-from configs.schema import TaskConfig
-from configs.section import ConfigError, Retryable
-from data import retry
-from data.exemplars import write_exemplars
-from data.loader import Loader
-from data.reasoning import problems
-from data.sources import synth_record
+from data.endpoints import circuit_breaker as retry
+from data.sources.corpus_source import synth_record
+from data.sources.reasoning_gym import problems
+from data.tokens.exemplar_sample import write_exemplars
+from data.tokens.loader import Loader
 from tasks.distill import distill
+from tasks.engine.job import Job
 from tasks.index import index
-from tasks.job import Job
 from tests.support.fake_openai import FakeOpenAI, always, useful
 
 KEY = "sk-planted-fedcba9876543210"

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from configs.schema import BenchmarkChoice
-from configs.section import ConfigError
-from data.held_out import read_questions
-from evals.loading import items_for
-from evals.offline import STAND_INS
+from common.errors import ConfigError
+from configs.evaluation import BenchmarkChoice
+from data.screening.contamination import read_questions
+from evals.benchmarks.loading import items_for
+from evals.benchmarks.stand_ins import STAND_INS
+from tasks.engine.job import Job
 from tasks.held_out import held_out
-from tasks.job import Job
 
 ROWS = [
     {"question": f"Ann has {n} pens and buys {n} more at the shop. How many?", "answer": f"{n} + {n}\n#### {2 * n}"}

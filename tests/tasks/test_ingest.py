@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import TokenizerConfig
-from configs.section import ConfigError
-from data.files import read_jsonl
-from data.loader import Loader
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from data.sources.local_files import read_jsonl
+from data.tokens.loader import Loader
+from tasks.engine.job import Job
 from tasks.ingest import ingest
-from tasks.job import Job
 from tests.support.in_process import do_stage
 
 

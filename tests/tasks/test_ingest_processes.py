@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.model import TokenizerConfig
-from configs.schema import LaunchConfig
-from data.shards import Shard, read_index
+from configs.operation import LaunchConfig
 from data.tokenizer import tokenizer_for
+from data.tokens.shards import Shard, read_index
 from store.artifacts import Store
+from tasks.engine.stage import RunContext
 from tasks.ingest import ingest
-from tasks.stage import RunContext
 from tests.support.fake_hub import FakeHub
 from tests.support.stage_parent import ROOT, wait_for
 
@@ -24,7 +24,7 @@ PARENT = """
 import json, sys
 from configs.schema import LaunchConfig
 from tasks.ingest import ingest
-from tasks.stage import RunContext
+from tasks.engine.stage import RunContext
 ingest.run(json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
 """
 pytestmark = pytest.mark.slow

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from configs.section import ConfigError
-from data.chat import Turn, encode_turn
-from data.loader import Loader
-from data.packing import FitPacker
-from data.shards import Index, write_index, write_shard
+from common.errors import ConfigError
+from data.chat_template import Turn, encode_turn
 from data.tokenizer import tokenizer_for
-from model.samples import openings
-from model.weights import load_weights
-from tasks.job import Job
+from data.tokens.loader import Loader
+from data.tokens.packing import FitPacker
+from data.tokens.shards import Index, write_index, write_shard
+from model.training.midtrain_eval import openings
+from model.weights.files import load_weights
+from tasks.engine.job import Job
 from tasks.pretrain import pretrain
 from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, settings, sources, write_tokens
 

@@ -8,13 +8,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from configs.load import load
-from evals.tables import MISSING
+from evals.tables.results import MISSING, Table
 from store.artifacts import Store
-from tasks.report_data import Input, gather, scores
-from tasks.report_figures import MOST_POINTS, line_chart, pipeline_picture, thinned
-from tasks.report_render import html_page, markdown
-from tasks.report_screening import screening, tables
-from tasks.report_sections import Chart, Paragraph, Samples, Section, Table, compose
+from tasks.reporting.charts import MOST_POINTS, line_chart, pipeline_picture, thinned
+from tasks.reporting.data import Input, gather, scores
+from tasks.reporting.render import html_page, markdown
+from tasks.reporting.screening import screening, tables
+from tasks.reporting.sections import Chart, Paragraph, Samples, Section, compose
 from tests.support.toy_chain import make_all
 from tests.support.toy_stages import HOSTILE, TOY
 

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-PLAN = "flows.plan"
+PLAN = "flows.dag"
 
 
 class _Toy(Loader):

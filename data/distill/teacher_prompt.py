@@ -1,0 +1,171 @@
+"""The teacher's prompt and the form of its reply (paper §3.2): near exemplars, the question, a bounded JSON object.
+
+Versioned by name, for a changed word is another teacher. "nautile-teacher-1" is for models that follow instructions.
+"nautile-teacher-compact-1" is made for the embedded 135M model, which follows only examples: two fixed demonstrations
+(read once by the server), exemplars cut short, and a grammar that writes the reasoning's first words. Instructions in
+its prompt come back as answers.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+from configs.distill import TeacherConfig
+from configs.endpoint import EndpointConfig
+from data.distill.prompts import Prompt
+from data.endpoints.chat_types import ChatRequest
+from data.retrieval.exemplar_index import Neighbour
+
+FULL, COMPACT = "nautile-teacher-1", "nautile-teacher-compact-1"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Lengths are characters. `exemplar`: of an exemplar's query, reasoning and answer; `reasoning`, `answer`: most."""
+
+    name: str
+    exemplar: tuple[int, int, int]
+    reasoning: int
+    answer: int
+
+
+TEMPLATES = {
+    FULL: Template(FULL, (1500, 3000, 1500), 6000, 4000),
+    COMPACT: Template(COMPACT, (48, 32, 12), 240, 200),
+}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"reasoning": {"type": "string"}, "answer": {"type": "string"}},
+    "required": ["reasoning", "answer"],
+    "additionalProperties": False,
+}
+
+_SYSTEM = {
+    FULL: (
+        "You write documents for training a small reasoning model. Each has a query, a reasoning trace and an answer. "
+        "You are shown documents from the collection that yours will join: keep to their form, tone and length, and "
+        "take nothing of their content. Reason step by step in the trace, in your own words and in the language of the "
+        "query; let the answer stand by itself. Reply with one JSON object with the strings `reasoning` and `answer`."
+    ),
+    COMPACT: "Answer from the passage, as JSON: a reasoning, then a short answer.",
+}
+_DEMONSTRATIONS = (
+    (
+        "A cello is a bowed string instrument of the violin family. It has four strings, usually tuned in perfect "
+        "fifths, and is played sitting down.",
+        "What is a cello?",
+        "We need to say what a cello is: it is a bowed string instrument of the violin family.",
+        "A cello is a bowed string instrument with four strings.",
+    ),
+    (
+        "Marie Curie was a Polish and French physicist and chemist. She discovered polonium and radium, and was the "
+        "first woman to win a Nobel Prize.",
+        "What is Marie Curie known for?",
+        "We need to say what Marie Curie is known for: she discovered two elements.",
+        "Marie Curie discovered polonium and radium.",
+    ),
+)
+_REASONING, _ANSWER = "reasoning", "answer"
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'  # of a JSON string without escapes
+_ESCAPED = r'"\\" ["\\n]'
+LONGEST_UNROLLED = 500
+
+
+def template_for(teacher: TeacherConfig, endpoint: EndpointConfig) -> Template:
+    """The template that a teacher is asked with. Raises `ConfigError` for a name that there is not."""
+    name = teacher.template or (COMPACT if endpoint.kind == "embedded" else FULL)
+    if name not in TEMPLATES:
+        raise ConfigError(f"distill.teachers: no template {name!r}; there are {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]
+
+
+def teacher_request(
+    template: Template,
+    prompt: Prompt,
+    neighbours: Sequence[Neighbour],
+    endpoint: str,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+) -> ChatRequest:
+    """The request for one document."""
+    write = _compact if template.name == COMPACT else _full
+    return ChatRequest(
+        endpoint=endpoint,
+        messages=tuple(write(template, prompt, neighbours)),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        schema=SCHEMA,
+        grammar=_grammar(template, prompt),
+        purpose="teacher",
+        tag=prompt.id,
+    )
+
+
+def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
+    shown = "\n\n".join(
+        f"<document {number}>\nQuery: {_cut(n.record.query, template.exemplar[0])}\n"
+        f"Reasoning: {_cut(n.record.synthetic_reasoning, template.exemplar[1])}\n"
+        f"Answer: {_cut(n.record.synthetic_answer, template.exemplar[2])}\n</document {number}>"
+        for number, n in enumerate(neighbours, 1)
+    )
+    passage = f"Base it on this passage, which the reader will not see:\n{prompt.passage}\n\n" if prompt.passage else ""
+    task = f"Write the document for this query.\n\n{passage}Query: {prompt.query}"
+    return [_say("system", _SYSTEM[template.name]), _say("user", f"Documents of the collection:\n\n{shown}\n\n{task}")]
+
+
+def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
+    messages = [_say("system", _SYSTEM[template.name])]
+    for passage, query, reasoning, answer in _DEMONSTRATIONS:
+        written = json.dumps({_REASONING: reasoning, _ANSWER: answer}, separators=(",", ":"))
+        messages += [_say("user", f"Passage: {passage}\nQuestion: {query}"), _say("assistant", written)]
+    lengths = template.exemplar
+    shown = "\n".join(
+        "- "
+        + " ".join(
+            _cut(" ".join(text.split()), length)
+            for text, length in zip(
+                (n.record.query, n.record.synthetic_reasoning, n.record.synthetic_answer), lengths, strict=True
+            )
+        )
+        for n in neighbours
+    )
+    passage = f"Passage: {prompt.passage}\n" if prompt.passage else ""
+    user = f"Exercises of the same kind:\n{shown}\n\n{passage}Question: {prompt.query}"
+    return [*messages, _say("user", user)]
+
+
+def _grammar(template: Template, prompt: Prompt) -> str:
+    """GBNF of the reply: an object on one line. Short strings are bounded and end in a full stop.
+
+    Long ones are bounded by the tokens alone, for llama.cpp unrolls a repetition.
+    """
+    opening = json.dumps(prompt.opening or "", ensure_ascii=False)[1:-1]
+    character = _CHARACTER
+    if template.reasoning > LONGEST_UNROLLED:
+        reasoning = answer = "char+"
+        character = f"{_CHARACTER} | {_ESCAPED}"
+    else:
+        first = _literal(opening) if opening else "[A-Z]"
+        reasoning = f'{first} char{{10,{max(40, template.reasoning - len(opening))}}} "."'
+        answer = f'[A-Z0-9] char{{2,{template.answer}}} "."'
+    return (
+        f'root ::= "{{\\"{_REASONING}\\":\\"" {reasoning} "\\",\\"{_ANSWER}\\":\\"" {answer} "\\"}}"\n'
+        f"char ::= {character}\n"
+    )
+
+
+def _literal(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _cut(text: str, length: int) -> str:
+    """The beginning of `text`, at a word. No ellipsis: a small teacher would copy it."""
+    return text if len(text) <= length else text[:length].rpartition(" ")[0] or text[:length]
+
+
+def _say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -1,0 +1,174 @@
+"""One interface over the vendors' SDKs: a chat completion, or a `CallError` that says whether to ask again.
+
+The SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment
+by name when a request is sent, and struck out of every text that comes back.
+
+Two things make 256 requests under way cheap (bench/endpoints.py; 1,000 requests, a server that takes 50 ms): they go
+through lanes of 8 connections each, because httpcore looks at every connection of a pool for every request (one lane:
+415 requests/s and 2.4 ms of a core each; 32 lanes: 889/s and 1.1 ms), and OpenAI's replies are read as plain JSON, for
+what the SDK's models add in checks the pool does again (335/s with them and one lane).
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+
+from common.errors import ConfigError
+from configs.endpoint import EndpointConfig
+from data.endpoints.chat_types import CallError, ChatRequest, bounds
+
+CONNECT_S = 5.0
+LONGEST_MESSAGE = 300
+LANE = 8  # connections
+Result = TypeVar("Result")
+Heard = Callable[[Mapping[str, str]], None]  # is told the headers of every response
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an endpoint said; counts are None where it gave none."""
+
+    text: str
+    finish: str
+    tokens_in: int | None
+    tokens_out: int | None
+
+
+class Client(Protocol):
+    """One endpoint behind one address. Both calls raise `CallError`."""
+
+    url: str
+
+    async def complete(self, request: ChatRequest) -> Answered: ...
+
+    async def models(self) -> list[str] | None: ...  # None: it does not say, or takes any name
+
+    async def close(self) -> None: ...
+
+
+def client_for(config: EndpointConfig, url: str, heard: Heard) -> Client:
+    """The client of an endpoint served at `url`."""
+    if config.kind == "mistral":  # either SDK takes 0.8 s to import, which planning a run has no use for
+        from data.endpoints.vendors import MISTRAL_URL, MistralClient
+
+        return MistralClient(config, url or MISTRAL_URL, heard)
+    from data.endpoints.vendors import OpenAIClient
+
+    return OpenAIClient(config, url, heard)
+
+
+def lanes(config: EndpointConfig, heard: Heard) -> list[httpx2.AsyncClient]:
+    """HTTP clients that share `concurrency` connections among them."""
+
+    async def hear(response: httpx2.Response) -> None:
+        heard(response.headers)
+
+    own = config.kind != "embedded"  # a proxy has no business between us and our own process
+    tls = httpx2.create_ssl_context(trust_env=own)
+    return [
+        httpx2.AsyncClient(
+            timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * LANE),
+            verify=tls,
+            trust_env=own,
+            event_hooks={"response": [hear]},
+        )
+        for _ in range(-(-config.concurrency // LANE))
+    ]
+
+
+def check_key(name: str, config: EndpointConfig) -> None:
+    """Raise `ConfigError` if the environment variable that should hold the key does not hold one."""
+    if config.kind == "mistral" and not config.key_variable:
+        raise ConfigError(f"endpoint {name!r}: kind 'mistral' needs `key_variable`, the variable that holds its key")
+    if not config.key_variable:
+        return
+    key = key_of(config)
+    where = f"endpoint {name!r}: the environment variable {config.key_variable} (its `key_variable`)"
+    if not key:
+        raise ConfigError(f"{where} is not set; export it with the key, or choose another endpoint")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"{where} holds characters that no key has; export it again")
+
+
+def key_of(config: EndpointConfig) -> str:
+    """The key as the environment has it now, without stray white space; empty if there is none."""
+    return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
+
+
+def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
+    """The JSON of a chat completion's request, as both vendors and their batch interfaces take it."""
+    body: dict[str, Any] = {
+        "model": config.model,
+        "messages": list(request.messages),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "random_seed" if config.kind == "mistral" else "seed": request.seed,
+    }
+    bound = bounds(request, config)
+    if "grammar" in bound and config.kind != "mistral":
+        body |= bound
+    if "schema" in bound:
+        form = {"name": "reply", "schema": bound["schema"], "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    return body
+
+
+def answered(content: bytes, url: str, config: EndpointConfig) -> Answered:
+    """Read the JSON of a chat completion. Raises `CallError` if it is none."""
+    try:
+        return read_completion(json.loads(content), config)
+    except (ValueError, RecursionError):
+        raise CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion") from None
+    except (AttributeError, TypeError, LookupError):
+        raise CallError("invalid_reply", f"no chat completion in the answer of {url}") from None
+
+
+def read_completion(reply: Any, config: EndpointConfig) -> Answered:
+    """Text and counts of a completion, as JSON data. Raises `TypeError`, `LookupError` or `AttributeError` if none."""
+    choice, usage = reply["choices"][0], reply.get("usage")
+    content = choice["message"].get("content") or ""
+    if isinstance(content, list):  # pieces, of which the text counts and the thinking does not
+        content = "".join(piece.get("text") or "" for piece in content)
+    counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
+    if not isinstance(content, str) or not all(count is None or type(count) is int for count in counts):
+        raise TypeError("not text and whole numbers")
+    return Answered(struck(content, config), choice.get("finish_reason") or "stop", *counts)
+
+
+async def bounded(
+    call: Awaitable[Result], config: EndpointConfig, url: str, explain: Callable[[Exception], CallError | None]
+) -> Result:
+    """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in."""
+    try:
+        return await asyncio.wait_for(call, config.timeout_s)
+    except TimeoutError:
+        raise CallError("timeout", f"{url} did not answer within {config.timeout_s:g} s") from None
+    except Exception as error:
+        told = explain(error)
+        if told is None:
+            raise
+        message = " ".join(struck(told.message, config).split())[:LONGEST_MESSAGE]
+        raise CallError(told.reason, message, told.status, told.retry_after) from None
+
+
+def broken(error: BaseException, url: str) -> CallError:
+    """What went wrong below HTTP."""
+    if isinstance(error, httpx2.TimeoutException):
+        return CallError("timeout", f"{url} did not answer in time")
+    if isinstance(error, (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.DecodingError)):
+        return CallError("cut", f"the answer of {url} broke off ({error or type(error).__name__})")
+    if isinstance(error, ValueError):
+        return CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion")
+    return CallError("connection", f"{url} cannot be reached ({error or type(error).__name__})")
+
+
+def struck(text: str, config: EndpointConfig) -> str:
+    """`text` without the endpoint's key, in case a server repeats it."""
+    key = key_of(config)
+    return text.replace(key, "[key]") if key else text

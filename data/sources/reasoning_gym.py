@@ -1,0 +1,159 @@
+"""Verifiable problems with worked rationales, from reasoning-gym's seeded generators.
+
+They stand in for SYNTH offline and are the problems of the reinforcement stages. Each rationale is worked out here
+from the generator's metadata, so it is always right. Train, guard and held-out problems are disjoint by construction:
+a hash of the question's text decides its split, whatever the seed, task mix or order.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from common.errors import ConfigError
+from configs.base import TaskConfig
+
+Split = Literal["train", "guard", "held_out"]
+_POSITIONS = 1 << 20  # per task and seed; most generators are lazy, but gsm_symbolic draws a list of this length
+_REPEATS_TO_EXHAUSTION = 2000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem. `rationale` ends where the answer would be said; `answer` is what reasoning-gym checks against."""
+
+    task: str
+    index: int
+    question: str
+    answer: str
+    rationale: str
+
+
+def problems(tasks: Sequence[TaskConfig], seed: int, split: Split) -> Iterator[Problem]:
+    """Distinct problems of one split, in an order that depends on the arguments alone; ends when every task repeats.
+
+    Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
+    """
+    generators = [_generator(task, seed) for task in tasks]
+    weights = {place: task.weight for place, task in enumerate(tasks)}  # one task may stand there twice, easy and hard
+    positions = [0] * len(tasks)
+    draw = random.Random(seed)
+    seen: set[bytes] = set()
+    while weights:
+        place = draw.choices(list(weights), list(weights.values()))[0]
+        for index in range(positions[place], min(positions[place] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
+            positions[place] = index + 1
+            problem = _problem(tasks[place].name, index, generators[place][index])
+            digest = hashlib.sha256(problem.question.encode()).digest()
+            if split_of(problem.question) == split and digest not in seen:
+                seen.add(digest)
+                yield problem
+                break
+        else:
+            del weights[place]
+
+
+def split_of(question: str) -> Split:
+    """The split a question belongs to: one in twenty is held out, one in twenty guards training, the rest train."""
+    bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
+    return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"
+
+
+def is_correct(problem: Problem, answer: str) -> bool:
+    """reasoning-gym's own verdict; its partial credits (an answer amid other text) do not count."""
+    from reasoning_gym.factory import get_score_answer_fn  # imports 106 generators: 1.5 s, so only when asked
+
+    entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
+    return float(get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
+
+
+def _generator(task: TaskConfig, seed: int) -> Any:
+    if task.name not in _RATIONALES:
+        raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {', '.join(_RATIONALES)}")
+    return _dataset(task.name, seed, tuple(sorted(task.parameters.items())))
+
+
+@cache
+def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | str], ...]) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(name, size=_POSITIONS, seed=seed, **dict(parameters))
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"tasks: reasoning-gym refuses the parameters of {name!r}: {error}") from None
+
+
+def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
+    question = entry["question"].strip()
+    if task == "leg_counting":
+        question = question.rpartition("\n\n")[2]  # the general instruction before it is the same every time
+    return Problem(task, index, question, str(entry["answer"]), _RATIONALES[task](entry))
+
+
+def _chain(entry: dict[str, Any]) -> str:
+    """Sums and differences from left to right: '4 + 9 = 13. 13 - 7 = 6.'"""
+    terms = re.findall(r"([+-]?)\s*(\d+)", entry["metadata"]["expression"])
+    total = int(terms[0][0] + terms[0][1])
+    steps = []
+    for sign, digits in terms[1:]:
+        after = total + int(sign + digits)
+        steps.append(f"{total} {sign} {digits} = {after}.")
+        total = after
+    return " ".join(steps)
+
+
+def _product(entry: dict[str, Any]) -> str:
+    """Multiplication by place value: '7 * 36: 7 * 30 = 210. 7 * 6 = 42. 210 + 42 = 252.'"""
+    left, right = (int(x) for x in entry["metadata"]["expression"].split("*"))
+    parts = [int(d) * 10**p for p, d in reversed(list(enumerate(reversed(str(right))))) if d != "0"]
+    if len(parts) < 2:
+        return f"{left} * {right} = {left * right}."
+    return " ".join([*(f"{left} * {part} = {left * part}." for part in parts), _running([left * p for p in parts])])
+
+
+def _running(values: list[int]) -> str:
+    """The values added up one after another, with each partial sum said."""
+    total, steps = values[0], []
+    for value in values[1:]:
+        steps.append(f"{total} + {value} = {total + value}.")
+        total += value
+    return " ".join(steps)
+
+
+def _legs(entry: dict[str, Any]) -> str:
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    animals = entry["metadata"]["animals"]
+    counts = [f"{n} * {ANIMALS[animal]} = {n * ANIMALS[animal]}." for animal, n in animals.items()]
+    return " ".join([*counts, _running([n * ANIMALS[animal] for animal, n in animals.items()])]).strip()
+
+
+def _spell(entry: dict[str, Any]) -> str:
+    word = entry["metadata"]["word"]
+    return f"{' '.join(word)}. Backward: {' '.join(reversed(word))}."
+
+
+def _gcd(entry: dict[str, Any]) -> str:
+    a, b = entry["metadata"]["numbers"][:2]
+    steps = []
+    while b:
+        steps.append(f"{a} = {a // b} * {b} + {a % b}.")
+        a, b = b, a % b
+    return " ".join(steps)
+
+
+def _symbolic(entry: dict[str, Any]) -> str:
+    return entry["metadata"]["answer_cot"].partition("####")[0].strip()
+
+
+_RATIONALES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "chain_sum": _chain,
+    "products": _product,
+    "leg_counting": _legs,
+    "spell_backward": _spell,
+    "gcd": _gcd,
+    "gsm_symbolic": _symbolic,
+}

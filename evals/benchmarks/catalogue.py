@@ -1,0 +1,196 @@
+"""The paper's eleven benchmarks as data (§5, Table 2): where each lies, which split is reported, how it is asked.
+
+The split is the one that is usually reported, and no training stage reads any of them. Each is read at a pinned commit,
+`PINNED`, unless the configuration names another (`evaluate.benchmarks[].revision`).
+"""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from common.errors import ConfigError
+from evals.benchmarks import schemas
+from evals.benchmarks.items import LETTERS, AnswerKind, Item, multiple_choice
+from evals.benchmarks.schemas import Question, Row
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`size`: records of the split. `chance`: what guessing scores, a share. `gated`: the Hub asks for an agreement."""
+
+    name: str
+    title: str
+    hub: str
+    subset: str
+    split: str
+    size: int
+    kind: AnswerKind
+    chance: float
+    read: Callable[[Row], Question]
+    ask: str = "{question}"  # the prompt where there are no options
+    gated: bool = False
+
+    @property
+    def pinned(self) -> str:
+        """The commit of `hub` that is read where the configuration names none."""
+        return PINNED[self.hub]
+
+
+NUMBER_PROMPT = "{question} Give the result as your final answer. Do not include units."
+ALIAS_PROMPT = "{question}\n\nAnswer with the name or phrase alone."
+MATH_PROMPT = "{question}\n\nGive the final answer once, in \\boxed{{}}."
+
+# Commits that published harnesses and papers pin, each found in several of them; the Hub itself was out of reach when
+# they were written down, so a wrong one would show as a refusal, never as other data. PIQA's repository holds a loading
+# script, which the client no longer runs: its commit is the Hub's own conversion to Parquet.
+PINNED: dict[str, str] = {
+    "allenai/openbookqa": "388097ea7776314e93a529163e0fea805b8a6454",
+    "allenai/ai2_arc": "210d026faf9955653af8916fad021475a3f00453",
+    "tau/commonsense_qa": "94630fe30dad47192a8546eb75f094926d47e155",
+    "openai/gsm8k": "e53f048856ff4f594e959d75785d2c2d37b678ee",
+    "ybisk/piqa": "142c51238b3ca2bc61e9a075913871b8b600e8e1",
+    "google/IFEval": "966cd89545d6b6acfd7638bc708b98261ca58e84",
+    "mandarjoshi/trivia_qa": "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f",
+    "HuggingFaceH4/MATH-500": "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    "TIGER-Lab/MMLU-Pro": "b189ec765aa7ed75c8acfea42df31fdae71f97be",
+    "cais/mmlu": "c30699e8356da336a370243923dbaf21066bb9fe",
+    "Idavidrein/gpqa": "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
+}
+
+BENCHMARKS: dict[str, Benchmark] = {
+    one.name: one
+    for one in (
+        Benchmark(
+            "openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500, "choice", 1 / 4, schemas.openbookqa
+        ),
+        Benchmark("arc_easy", "ARC Easy", "allenai/ai2_arc", "ARC-Easy", "test", 2376, "choice", 1 / 4, schemas.arc),
+        Benchmark(
+            "arc_challenge",
+            "ARC Challenge",
+            "allenai/ai2_arc",
+            "ARC-Challenge",
+            "test",
+            1172,
+            "choice",
+            1 / 4,
+            schemas.arc,
+        ),
+        Benchmark(
+            "commonsense_qa",
+            "CommonsenseQA",
+            "tau/commonsense_qa",
+            "default",
+            "validation",
+            1221,
+            "choice",
+            1 / 5,
+            schemas.commonsense_qa,
+        ),
+        Benchmark(
+            "gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319, "number", 0, schemas.gsm8k, NUMBER_PROMPT
+        ),
+        Benchmark("piqa", "PIQA", "ybisk/piqa", "plain_text", "validation", 1838, "choice", 1 / 2, schemas.piqa),
+        Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541, "instructions", 0, schemas.ifeval),
+        Benchmark(
+            "trivia_qa",
+            "TriviaQA",
+            "mandarjoshi/trivia_qa",
+            "rc.nocontext",
+            "validation",
+            17_944,
+            "exact",
+            0,
+            schemas.trivia_qa,
+            ALIAS_PROMPT,
+        ),
+        Benchmark(
+            "math_500",
+            "MATH500",
+            "HuggingFaceH4/MATH-500",
+            "default",
+            "test",
+            500,
+            "math",
+            0,
+            schemas.math_500,
+            MATH_PROMPT,
+        ),
+        Benchmark(
+            "mmlu_pro", "MMLU-Pro", "TIGER-Lab/MMLU-Pro", "default", "test", 12_032, "choice", 1 / 10, schemas.mmlu_pro
+        ),
+        Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042, "choice", 1 / 4, schemas.mmlu),
+        Benchmark(
+            "gpqa_diamond",
+            "GPQA Diamond",
+            "Idavidrein/gpqa",
+            "gpqa_diamond",
+            "train",
+            198,
+            "choice",
+            1 / 4,
+            schemas.gpqa,
+            gated=True,
+        ),
+    )
+}
+
+# A row of Table 2 that is the mean of several benchmarks.
+COMPOSITES: dict[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}
+
+
+def items_of(benchmark: Benchmark, records: Iterable[Mapping[str, Any]], seed: int) -> list[Item]:
+    """The records of the split, in order, as items. Raises `ConfigError` naming the record and the field at fault."""
+    items = []
+    for index, record in enumerate(records):
+        row = Row(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
+        items.append(_item(benchmark, index, benchmark.read(row), seed))
+    if not items:
+        raise ConfigError(f"{benchmark.name}: {benchmark.hub} {benchmark.split} has no records")
+    return items
+
+
+def choose(items: Sequence[Item], count: int | None, seed: int) -> list[Item]:
+    """`count` of the items (None: all), drawn by `seed`, in their own order: a larger draw holds the smaller one."""
+    if count is None or count >= len(items):
+        return list(items)
+    drawn = sorted(items, key=lambda item: sha256(f"{seed}/{item.benchmark}/{item.index}".encode()).digest())
+    return sorted(drawn[:count], key=lambda item: item.index)
+
+
+def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[tuple[str, ...], int]:
+    """The options in an order drawn by `identity`, and where the right one went.
+
+    Options that speak of each other by place ("all of the above", "A and B") stay as published.
+    """
+    if any(schemas.POSITIONAL.search(option) for option in options):
+        return tuple(options), correct
+    order = list(range(len(options)))
+    random.Random("/".join(map(str, identity))).shuffle(order)
+    return tuple(options[i] for i in order), order.index(correct)
+
+
+def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> Item:
+    identity = question.id or str(index)
+    options, expected = question.options, question.expected
+    if question.correct is not None:
+        options, correct = shuffled(options, question.correct, seed, benchmark.name, identity)
+        expected = LETTERS[correct]
+        prompt = multiple_choice(question.text, options)
+    else:
+        prompt = benchmark.ask.format(question=question.text)
+    return Item(
+        benchmark=benchmark.name,
+        index=index,
+        id=identity,
+        prompt=prompt,
+        kind=benchmark.kind,
+        expected=expected,
+        options=options,
+        aliases=question.aliases,
+        instructions=question.instructions,
+        arguments=question.arguments,
+        category=question.category,
+        question=question.text,
+    )

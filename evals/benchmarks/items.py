@@ -1,0 +1,83 @@
+"""One question of a benchmark, ready to be asked and graded, and the one place that picks its grader."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from data.chat_template import Reply
+from evals.graders import grading
+from evals.graders.equivalence import grade_math
+from evals.graders.grading import Verdict
+from evals.graders.instructions import grade_instructions
+
+AnswerKind = Literal["number", "choice", "exact", "text", "math", "instructions"]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Item:
+    """`index` is the record's place in the reported split. `expected`: the number, letter, LaTeX, first alias or text.
+
+    `question` is what `prompt` asks, in the benchmark's own words, without options and without ours.
+
+    `own_check` is a second opinion on the answer's text (reasoning-gym's own scorer), recorded beside the verdict.
+    """
+
+    benchmark: str
+    index: int
+    id: str
+    prompt: str
+    kind: AnswerKind
+    expected: str
+    options: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
+    arguments: tuple[Mapping[str, Any], ...] = ()
+    category: str | None = None
+    question: str = ""
+    own_check: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def letters(self) -> str:
+        return LETTERS[: len(self.options)]
+
+    @property
+    def chance(self) -> float:
+        """The share that guessing among the options gets right; 0 where there are none."""
+        return 1 / len(self.options) if self.options else 0.0
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A verdict, and what goes beside it: `own_scorer`, and for IFEval the instructions one by one."""
+
+    verdict: Verdict
+    details: dict[str, Any]
+
+
+def grade(item: Item, reply: Reply) -> Graded:
+    """Grade `reply` by the kind of answer that `item` wants. Raises on no text."""
+    details: dict[str, Any] = {}
+    match item.kind:
+        case "number":
+            verdict = grading.grade_number(reply, item.expected)
+        case "choice":
+            verdict = grading.grade_choice(reply, item.expected, item.letters, item.options)
+        case "exact":
+            verdict = grading.grade_exact(reply, item.aliases)
+        case "text":
+            verdict = grading.grade_text(reply, item.expected)
+        case "math":
+            verdict = grade_math(reply, item.expected)
+        case "instructions":
+            verdict, followed = grade_instructions(reply, item.prompt, item.instructions, item.arguments)
+            details["instructions"] = [asdict(one) for one in followed]
+    if item.own_check is not None:
+        details["own_scorer"] = reply.finished_thinking and bool(reply.answer) and item.own_check(reply.answer)
+    return Graded(verdict, details)
+
+
+def multiple_choice(question: str, options: tuple[str, ...]) -> str:
+    """The prompt of a multiple-choice question, zero-shot."""
+    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    return "\n".join([question, "", *lines, "", "Answer with the letter of the right option alone."])

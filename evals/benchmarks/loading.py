@@ -1,0 +1,110 @@
+"""Where a benchmark's records come from: a file in the Hub's schema, or the Hub at a pinned commit; and every name that
+`evaluate.benchmarks` may hold, real benchmarks and offline stand-ins alike."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, Retryable
+from configs.evaluation import BenchmarkChoice
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
+from evals.benchmarks.items import Item
+from evals.benchmarks.stand_ins import STAND_INS
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def check(choice: BenchmarkChoice) -> None:
+    """Refuse what could never be loaded, without loading anything: fit to be asked before hours of training.
+
+    Raises `ConfigError` for an unknown name, or a revision that is no commit.
+    """
+    if choice.name in STAND_INS:
+        if choice.revision or choice.path:
+            raise ConfigError(f"evaluate.benchmarks: the stand-in {choice.name!r} takes neither `revision` nor `path`")
+        return
+    names = COMPOSITES.get(choice.name, (choice.name,))
+    if not set(names) <= set(BENCHMARKS):
+        known = ", ".join(sorted({*BENCHMARKS, *COMPOSITES, *STAND_INS}))
+        raise ConfigError(f"evaluate.benchmarks: no benchmark {choice.name!r}; there are {known}")
+    if choice.path and choice.name in COMPOSITES:
+        raise ConfigError(f"evaluate.benchmarks: give each part of {choice.name!r} its own `path`, by its own name")
+    if choice.revision and not COMMIT.fullmatch(choice.revision):
+        raise ConfigError(
+            f"evaluate.benchmarks: {choice.name!r} needs as `revision` a full commit hash of "
+            f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be had again; "
+            f"without one it is {BENCHMARKS[names[0]].pinned}"
+        )
+
+
+def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
+    """The items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+
+    Raises `ConfigError` as `check` does, and for an unreadable file or a record that does not fit; `Retryable` when the
+    Hub does not answer.
+    """
+    check(choice)
+    if choice.name in STAND_INS:
+        return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
+    loaded = {}
+    for name in COMPOSITES.get(choice.name, (choice.name,)):
+        benchmark = BENCHMARKS[name]
+        revision = choice.revision or benchmark.pinned
+        records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, revision)
+        loaded[name] = choose(items_of(benchmark, records, seed), choice.items, seed)
+    return loaded
+
+
+def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
+    """Records of a JSONL or Parquet file in the Hub's schema of `benchmark`."""
+    where = f"{benchmark.name}: {path}"
+    if not path.is_file():
+        raise ConfigError(f"{where}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records")
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            yield from pyarrow.parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ConfigError(f"{where}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{where}: line {number} is not JSON ({error})") from None
+            if not isinstance(record, dict):
+                raise ConfigError(f"{where}: line {number} is not a JSON object")
+            yield record
+
+
+def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
+    """Records of the reported split at the commit `revision` of the Hub, 40 hexadecimal digits."""
+    import datasets
+
+    where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
+    gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
+    try:
+        found = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
+    except datasets.exceptions.DatasetNotFoundError as error:
+        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
+    except (datasets.exceptions.DatasetBuildError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):  # a download that broke off while the split was being put together
+            raise Retryable(f"{where}: the Hub did not answer ({_line(error.__cause__)})") from None
+        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
+    except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
+        raise Retryable(f"{where}: the Hub did not answer ({_line(error)})") from None
+    # Where the commit cannot be had, the client quietly falls back to whatever other commit its cache holds.
+    if not all(revision in Path(file["filename"]).parts for file in found.cache_files):
+        raise ConfigError(
+            f"{where}: only another commit lies in this machine's cache; the Hub has no such commit, or does not answer"
+        )
+    yield from found
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

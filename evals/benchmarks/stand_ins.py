@@ -1,0 +1,212 @@
+"""Offline stand-ins of the benchmarks, for a machine with no network. Each says what it stands in for; none of its
+scores belongs beside a figure of the paper.
+
+The problems are held out by a hash of the question, so no training draw meets one. The Wikipedia questions are held
+out too: the stage `held_out` has a text that overlaps one left out of training. Other texts may tell the same fact.
+"""
+
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from common.errors import ConfigError
+from configs.base import TaskConfig
+from configs.training import ProblemsConfig
+from data.sources.reasoning_gym import Problem, is_correct, problems
+from data.sources.wikipedia import Article, articles
+from evals.benchmarks.catalogue import ALIAS_PROMPT
+from evals.benchmarks.items import LETTERS, Item, multiple_choice
+from evals.graders.instructions import describe, get_along
+from evals.graders.numbers import parse_number
+
+HELD_OUT = "held_out"
+GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions differ in little
+DEFAULT_COUNT = 500
+_PLAIN_NUMBER = re.compile(r"-?[0-9][0-9.,/]*")
+_PARENTHESES = re.compile(r"\s*\([^)]*\)")
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """`like`: the benchmark whose shape it has. `build(seed, count)` gives its items, always the same."""
+
+    name: str
+    title: str
+    like: str
+    note: str
+    build: Callable[[int, int | None], list[Item]]
+
+
+def held_out(config: ProblemsConfig, seed: int) -> list[Item]:
+    """Held-out problems of the kinds that reinforcement trains on. Raises `ConfigError` for another source."""
+    if config.source != "reasoning":
+        raise ConfigError(
+            f"evaluate.held_out.source is {config.source!r}; held-out problems come from 'reasoning' "
+            f"(GSM8K's test split is the benchmark 'gsm8k')"
+        )
+    if not config.tasks:
+        raise ConfigError("evaluate.held_out.tasks is empty; name at least one kind of problem")
+    drawn = islice(problems(config.tasks, seed, "held_out"), config.count)
+    return _problem_items(HELD_OUT, drawn)
+
+
+def gsm_symbolic(seed: int, count: int | None) -> list[Item]:
+    """GSM8K-shaped word problems of reasoning-gym, from the held-out split."""
+    drawn = islice(problems([TaskConfig(name="gsm_symbolic")], seed, "held_out"), count or DEFAULT_COUNT)
+    return _problem_items("gsm_symbolic", drawn)
+
+
+def wiki_choice(seed: int, count: int | None) -> list[Item]:
+    """Which of four titles of one topic has this description? Descriptions that fit two articles are left out."""
+    by_topic = defaultdict(list)
+    for article in _described(seed):
+        by_topic[article.topic].append(article.title)
+    items = []
+    for article in _described(seed):
+        rng = random.Random(f"wiki_choice/{seed}/{article.title}")
+        others = rng.sample([title for title in by_topic[article.topic] if title != article.title], 3)
+        options = [article.title, *others]
+        rng.shuffle(options)
+        question = f"Which of these is described as: {article.description}?"
+        prompt = multiple_choice(question, tuple(options))
+        expected = LETTERS[options.index(article.title)]
+        item = Item(
+            "wiki_choice",
+            len(items),
+            article.title,
+            prompt,
+            "choice",
+            expected,
+            options=tuple(options),
+            category=article.topic,
+            question=question,
+        )
+        items.append(item)
+        if len(items) == (count or DEFAULT_COUNT):
+            break
+    return items
+
+
+def wiki_trivia(seed: int, count: int | None) -> list[Item]:
+    """What is the blank in the first sentence of an article? It is the title, brackets or not."""
+    items: list[Item] = []
+    for article in articles(seed):
+        sentence = article.extract.split(". ")[0].strip().rstrip(".")
+        bare = _PARENTHESES.sub("", article.title).strip()
+        masked = re.sub(rf"\b{re.escape(bare)}\b", "___", sentence, flags=re.IGNORECASE)
+        if masked == sentence or not 40 <= len(masked) <= 200:
+            continue
+        aliases = tuple(dict.fromkeys((article.title, bare)))
+        prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
+        item = Item("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases)
+        items.append(replace(item, category=article.topic, question=f"{masked}."))
+        if len(items) == (count or DEFAULT_COUNT):
+            break
+    return items
+
+
+def instructions(seed: int, count: int | None) -> list[Item]:
+    """Write about a subject under one or two of IFEval's instructions, checked by IFEval's checkers."""
+    items: list[Item] = []
+    for article in articles(seed)[: count or DEFAULT_COUNT]:
+        rng = random.Random(f"instructions/{seed}/{article.title}")
+        drawn = [rng.choice(list(_ARGUMENTS))]
+        second = rng.choice(list(_ARGUMENTS))
+        if rng.random() < 0.4 and get_along(drawn[0], second):
+            drawn.append(second)
+        arguments = tuple(_ARGUMENTS[name](rng) for name in drawn)
+        wishes = " ".join(describe(name, given) for name, given in zip(drawn, arguments, strict=True))
+        prompt = f"Write two or three sentences about {article.title}. {wishes}"
+        items.append(
+            Item(
+                "instructions",
+                len(items),
+                article.title,
+                prompt,
+                "instructions",
+                "",
+                instructions=tuple(drawn),
+                arguments=arguments,
+                category=drawn[0].partition(":")[0],
+                question=prompt,
+            )
+        )
+    return items
+
+
+def problem_item(benchmark: str, index: int, problem: Problem) -> Item:
+    """The problem as an item, asked as it stands: graded as a number where its answer is one, else as a text."""
+    kind = "number" if _PLAIN_NUMBER.fullmatch(problem.answer) and parse_number(problem.answer) else "text"
+    identity = f"{problem.task}/{problem.index}"
+    asked = problem.question
+    return Item(benchmark, index, identity, asked, kind, problem.answer, category=problem.task, question=asked)
+
+
+def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[Item]:
+    """Items of reasoning-gym problems, whose own scorer is heard too."""
+    return [
+        replace(problem_item(benchmark, index, problem), own_check=partial(is_correct, problem))
+        for index, problem in enumerate(drawn)
+    ]
+
+
+def _described(seed: int) -> list[Article]:
+    """Articles in a topic, whose description is theirs alone and does not give the title away."""
+    everything = articles(seed)
+    uses = Counter(article.description for article in everything)
+    return [
+        article
+        for article in everything
+        if article.description
+        and uses[article.description] == 1
+        and article.topic not in (None, "Uncategorized")
+        and not {w for w in _words(article.title) if len(w) > 3} & _words(article.description)
+    ]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
+
+
+# The instructions that a short text can keep, and how their arguments are drawn.
+_ARGUMENTS: dict[str, Callable[[random.Random], dict[str, object]]] = {
+    "change_case:english_capital": lambda rng: {},
+    "change_case:english_lowercase": lambda rng: {},
+    "detectable_content:number_placeholders": lambda rng: {"num_placeholders": rng.randint(1, 3)},
+    "detectable_content:postscript": lambda rng: {"postscript_marker": rng.choice(["P.S.", "P.P.S"])},
+    "detectable_format:number_bullet_lists": lambda rng: {"num_bullets": rng.randint(2, 4)},
+    "detectable_format:number_highlighted_sections": lambda rng: {"num_highlights": rng.randint(1, 3)},
+    "detectable_format:title": lambda rng: {},
+    "keywords:existence": lambda rng: {"keywords": rng.sample(["history", "people", "known", "world", "part"], 2)},
+    "keywords:forbidden_words": lambda rng: {"forbidden_words": rng.sample(["is", "was", "the", "one", "many"], 1)},
+    "keywords:letter_frequency": lambda rng: {
+        "letter": rng.choice("qzxjk"), "let_frequency": rng.randint(2, 3), "let_relation": "less than",
+    },
+    "length_constraints:number_sentences": lambda rng: {"num_sentences": rng.randint(2, 4), "relation": "less than"},
+    "length_constraints:number_words": lambda rng: {"num_words": rng.choice([15, 20, 25]), "relation": "at least"},
+    "punctuation:no_comma": lambda rng: {},
+    "startend:end_checker": lambda rng: {"end_phrase": "That is all."},
+    "startend:quotation": lambda rng: {},
+}  # fmt: skip
+
+_PROBLEMS = "reasoning-gym word problems, held out by a hash of the question"
+_WIKIPEDIA = "from Wikipedia summaries (CC BY-SA 4.0), which are in the offline pretraining text"
+STAND_INS: dict[str, StandIn] = {
+    one.name: one
+    for one in (
+        StandIn("gsm_symbolic", "GSM-Symbolic", "gsm8k", _PROBLEMS, gsm_symbolic),
+        StandIn("wiki_choice", "Wikipedia choice", "mmlu", f"four titles for a description, {_WIKIPEDIA}", wiki_choice),
+        StandIn(
+            "wiki_trivia",
+            "Wikipedia trivia",
+            "trivia_qa",
+            f"the title blanked out of a sentence, {_WIKIPEDIA}",
+            wiki_trivia,
+        ),
+        StandIn("instructions", "Instructions", "ifeval", "IFEval's checkers over prompts of our own", instructions),
+    )
+}

@@ -1,0 +1,187 @@
+"""Mathematical equivalence by math-verify, bounded in time: it runs in a process that is ended when it takes too long.
+
+math-verify's own limits need the main thread's alarm, and sympy can loop where no limit of Python reaches. The
+process is `python -m evals.graders.equivalence`: one JSON request a line in, one reply a line out; it ends with its
+parent.
+"""
+
+import atexit
+import json
+import logging
+import os
+import re
+import selectors
+import subprocess
+import sys
+import threading
+from functools import cache
+
+from data.chat_template import Reply
+from evals.graders import numbers
+from evals.graders.answer_spans import commitments
+from evals.graders.grading import Verdict
+
+logger = logging.getLogger(__name__)
+START_S = 120.0  # importing sympy on a busy machine
+_SEGMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\$|\s|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])")
+_OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_MAX_LENGTH = 2000  # a longer "answer" is none, and parsing it is where the time goes
+
+
+class Equivalence:
+    """Whether two mathematical answers are the same, each comparison within `limit_s`. Safe from several threads."""
+
+    def __init__(self, limit_s: float = 5.0) -> None:
+        self.limit_s = limit_s
+        self.timeouts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def equal(self, expected: str, given: str) -> bool:
+        """False also when the comparison ran out of time or the process died over it; `timeouts` counts those."""
+        if _canonical(expected) == _canonical(given):
+            return True
+        if max(len(expected), len(given)) > _MAX_LENGTH or not given.strip():
+            return False
+        with self._lock:
+            verdict = self._ask({"expected": expected, "given": given})
+        if verdict is None:
+            self.timeouts += 1
+            logger.warning("no verdict within %.1f s on %r against %r", self.limit_s, given[:80], expected[:80])
+        return bool(verdict)
+
+    def close(self) -> None:
+        """End the process; the next comparison starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+    def _ask(self, request: dict[str, str]) -> bool | None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None and not self._start():
+            return None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.close()
+            return None
+        line = self._line(self.limit_s)
+        if line is None:
+            self.close()
+            return None
+        return bool(json.loads(line))
+
+    def _start(self) -> bool:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "evals.graders.equivalence"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+        if self._line(START_S) is None:
+            self.close()
+            return False
+        return True
+
+    def _line(self, limit_s: float) -> bytes | None:
+        """The next whole line, or None on time-out or end of file. Replies are a few bytes: one read gets all."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(limit_s):
+                return None
+        return self._process.stdout.readline() or None
+
+
+@cache
+def shared() -> Equivalence:
+    """The process-wide instance, ended at exit."""
+    instance = Equivalence()
+    atexit.register(instance.close)
+    return instance
+
+
+def grade_math(reply: Reply, expected: str, equivalence: Equivalence | None = None) -> Verdict:
+    r"""Strict: the committed spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one.
+
+    Lenient: the last of them is equivalent to `expected`; without an answer, those of the reasoning.
+    """
+    same = (equivalence or shared()).equal
+    answered = _distinct(_stated(reply.answer or ""), same)
+    fallback = answered or _stated(reply.reasoning)
+    right = [same(expected, one) for one in (answered if len(answered) == 1 else fallback[-1:])]
+    problem = None
+    if not reply.finished_thinking:
+        problem = "unfinished"
+    elif not answered:
+        problem = "no_answer"
+    elif len(answered) > 1:
+        problem = "many_answers"
+    lenient = any(right)
+    return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
+
+
+def _stated(text: str) -> list[str]:
+    spans = commitments(text)
+    if spans:
+        inner = [_SEGMENT.search(span) for span in spans]
+        return [_group(m) if m else span for m, span in zip(inner, spans, strict=True)]
+    if _OPEN_BOX.search(text):  # cut inside its box: what stands there may be the beginning of something else
+        return []
+    segments = [_group(match) for match in _SEGMENT.finditer(text)]
+    if segments:
+        return segments
+    return [part for part in re.split(r"\bor\b|\n", text.strip()) if part.strip()]
+
+
+def _group(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None).strip()
+
+
+def _distinct(spans: list[str], same: "Equivalence.equal") -> list[str]:
+    kept: list[str] = []
+    for span in spans[:8]:
+        if not any(same(one, span) for one in kept):
+            kept.append(span)
+    return kept
+
+
+def _canonical(text: str) -> str:
+    text = _NOISE.sub("", text.strip().rstrip(".")).replace("dfrac", "frac").replace("tfrac", "frac")
+    text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
+    text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
+    text = text.casefold() if len(text) > 1 and text.isalpha() else text  # words, not the names of variables
+    number = numbers.parse_number(text) if re.fullmatch(r"-?[0-9][0-9,./]*", text) else None
+    return str(number) if number else text
+
+
+def _serve() -> None:
+    """The process: answer requests until the input ends."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # libraries that print must not speak for us
+    if sys.platform == "linux":
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    from math_verify import parse, verify
+
+    def read(text: str) -> list[object]:
+        text = text.strip().strip("$")
+        return parse(f"${text}$", parsing_timeout=None, raise_on_error=False)
+
+    replies.write("ready\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        gold, given = read(request["expected"]), read(request["given"])
+        replies.write(json.dumps(bool(gold and given and verify(gold, given, timeout_seconds=None))) + "\n")
+
+
+if __name__ == "__main__":
+    _serve()

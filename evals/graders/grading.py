@@ -1,0 +1,140 @@
+"""Strict and lenient verdicts on one reply, side by side. Strict is the paper's (§5, Table 2).
+
+Strict: the thinking ended, and the answer puts forward exactly one candidate, which is right. Lenient: the last
+candidate is right, and where there is no answer the reasoning may hold it (as harnesses with a flexible extraction
+count). Strict implies lenient, no grader raises on any text, and none looks for a substring.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from data.chat_template import Reply
+from evals.graders import choices, numbers
+from evals.graders.answer_spans import commitments
+
+Problem = Literal["no_answer", "many_answers", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`parsed`: the candidates that the strict reading saw, joined by ` | `; None when it saw none."""
+
+    strict: bool
+    lenient: bool
+    parsed: str | None
+    problem: Problem | None
+
+
+def judge(reply: Reply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
+    """The verdict where `read` gives the distinct candidates of a text and `right` says whether one is the answer."""
+    answered = list(read(reply.answer)) if reply.answer else []
+    fallback = answered or list(read(reply.reasoning))
+    lenient = bool(fallback) and right(fallback[-1])
+    problem = _problem(reply, answered)
+    return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
+
+
+def grade_number(reply: Reply, expected: str) -> Verdict:
+    """Equal as exact fractions: "1/2" is 0.5. A percent sign counts as a unit; lenient also takes 50% for 0.5.
+
+    Raises `ValueError` when `expected` is not itself one number.
+    """
+    wanted = numbers.parse_number(expected)
+    if wanted is None:
+        raise ValueError(f"the expected answer {expected!r} is not one number")
+    answered = numbers.candidates(reply.answer) if reply.answer else []
+    fallback = answered or numbers.candidates(reply.reasoning)
+    problem = _problem(reply, answered)
+    strict = problem is None and answered[0].value == wanted.value
+    last = fallback[-1] if fallback else None
+    lenient = last is not None and (last.value == wanted.value or _as_share(last) == _as_share(wanted))
+    return Verdict(strict, lenient, " | ".join(map(str, answered)) or None, problem)
+
+
+def grade_choice(reply: Reply, expected_letter: str, letters: Sequence[str], options: Sequence[str] = ()) -> Verdict:
+    """`options` are the texts beside the letters: an answer that is exactly one of them stands for its letter."""
+    return judge(reply, lambda text: choices.candidates(text, letters, options), lambda one: one == expected_letter)
+
+
+def grade_exact(reply: Reply, aliases: Sequence[str]) -> Verdict:
+    """TriviaQA's exact match: the normalised answer is one of the normalised aliases, as a whole.
+
+    Lenient also reads the first or last line or the first sentence alone, and ignores accents.
+    """
+    wanted = {trivia_form(alias) for alias in aliases} - {""}
+    whole = (reply.answer or "").strip()
+    forms = list(dict.fromkeys(form for span in _stated(whole, wanted) if (form := trivia_form(span))))
+    strict_right = len(forms) == 1 and forms[0] in wanted
+    if not reply.finished_thinking:
+        problem: Problem | None = "unfinished"
+    elif not forms:
+        problem = "no_answer"
+    else:
+        problem = None if strict_right else _several(whole, forms, wanted)
+    strict = problem is None and strict_right
+    unaccented = {_without_accents(form) for form in wanted}
+    pieces = _pieces(whole) if whole else _pieces(reply.reasoning)
+    lenient = strict or any(_without_accents(trivia_form(piece)) in unaccented for piece in pieces)
+    return Verdict(strict, lenient, " | ".join(forms) or None, problem)
+
+
+def grade_text(reply: Reply, expected: str) -> Verdict:
+    """Equal but for case, spacing and outer punctuation: for answers that are a word or a list."""
+
+    def read(text: str) -> list[str]:
+        spans = commitments(text) or [text.strip()]
+        return list(dict.fromkeys(form for span in spans if (form := choices.plain(span))))
+
+    wanted = choices.plain(expected)
+    return judge(reply, read, lambda one: one == wanted)
+
+
+def trivia_form(text: str) -> str:
+    """TriviaQA's normal form: lower case, no punctuation, no articles (unless nothing else is left), single spaces."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = "".join(" " if c in _PUNCTUATION else c for c in text)
+    words = text.split()
+    return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
+
+
+_SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
+_PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
+
+
+def _problem(reply: Reply, answered: Sequence[object]) -> Problem | None:
+    if not reply.finished_thinking:
+        return "unfinished"
+    if not answered:
+        return "no_answer"
+    return "many_answers" if len(answered) > 1 else None
+
+
+def _as_share(number: numbers.Number) -> object:
+    return number.value / 100 if number.percent else number.value
+
+
+def _stated(answer: str, wanted: set[str]) -> list[str]:
+    """What `answer` states: all of it when that is right or nothing in it is a commitment, else its commitments."""
+    return [answer] if trivia_form(answer) in wanted else commitments(answer) or [answer]
+
+
+def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> Problem | None:
+    """Wrong because several answers were offered, one of them right, rather than because one wrong one was."""
+    offered = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
+    return "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
+
+
+def _pieces(text: str) -> list[str]:
+    """The units that a lenient reading takes for an answer: never anything inside a sentence."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return []
+    return [text, *commitments(text)[-1:], lines[0], lines[-1], text.split(". ")[0]]
+
+
+def _without_accents(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))

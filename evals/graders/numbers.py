@@ -1,0 +1,239 @@
+r"""The one number parser: which exact numbers a text states, as fractions. Rewards and every number grader use it.
+
+Notation is read (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, any script's
+decimal digits, number words where no digit stands); meaning is not. What an equation computes from is no candidate: of
+"5 + 7 = 12" only 12 is. Neither is a number said not to be one ("not 13"), nor digits inside a name ("H2O").
+"""
+
+import math
+import re
+import unicodedata
+from bisect import bisect, bisect_left
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from evals.graders.answer_spans import commitments
+
+MAX_DIGITS = 300  # beyond this a literal is noise, and Python itself refuses int() of 4,300 digits
+_SCALES = {
+    "k": 10**3, "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+    "trillion": 10**12,
+}  # fmt: skip
+_WORDS = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
+    "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
+    "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_CHARACTERS = str.maketrans(
+    {"−": "-", "‐": "-", "‑": "-", "–": "-", "—": " — ", "٫": ".", "٬": ",", "⁄": "/", "∕": "/", "⋅": "·", "’": "'"}
+)
+_LATEX = (
+    (re.compile(r"\\[dt]?frac\s*\{\s*([0-9.]+)\s*\}\s*\{\s*([0-9.]+)\s*\}"), r" \1/\2"),
+    (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
+    (re.compile(r"(?<=-)\s+(?=[0-9.]+/)"), ""),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[,!;: ](?=[0-9]{3}(?![0-9]))"), ","),
+    (re.compile(r"\\(?:times|cdot)\b"), "×"),
+    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]|\*\*"), ""),
+)
+_CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
+_CURRENCY = re.compile(r"[$€£¥₹]")
+_NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
+_SIGN_AFTER_EQUALS = re.compile(r"=\s*-\s+(?=[0-9.])")
+_PLUS_MINUS = re.compile(r"(?:±|\\pm|\+/-|\+-)\s*([0-9][0-9.,]*)")
+
+_SPACE = "\u00a0\u202f\u2009"  # the spaces that group digits; an ordinary one separates
+_LITERAL = re.compile(
+    rf"""
+    (?<![\w^])
+    (?:
+      (?P<whole>[0-9]{{1,9}}) (?:\s+and)? \s+ (?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}}) (?![0-9/])
+    | (?P<body>
+        [0-9]{{1,3}}(?:\.[0-9]{{3}})+,[0-9]{{1,2}}(?![0-9])
+      | [0-9]{{1,3}}(?:\.[0-9]{{3}}){{2,}}(?![0-9])
+      | [0-9]{{1,3}}(?:[,'_{_SPACE}][0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?
+      | [0-9]{{1,2}}(?:,[0-9]{{2}})+,[0-9]{{3}}(?![0-9])(?:\.[0-9]+)?
+      | [0-9]+(?:\.[0-9]+)?
+      | \.[0-9]+
+      )
+      (?: [eE](?P<e>[-+]?[0-9]{{1,4}})(?![\w]) | \s*[×x*·]\s*10\s*\^\s*\{{?(?P<power>[-+]?[0-9]{{1,4}})\}}? )?
+      (?P<raised>\s*\^\s*\{{?(?P<exponent>[-+]?[0-9]{{1,4}})?\}}?)?
+      (?:\s*/\s*(?P<divisor>[0-9]+(?:\.[0-9]+)?)(?![0-9]|\s*/))?
+    )
+    (?P<percent>\s*%|\s+per\s?cent\b)?
+    (?:\s*-?(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b|(?P<kilo>k)(?![A-Za-z]))?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNORECASE)
+_DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]+")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as stated: its exact value without the percent sign, and whether it had one."""
+
+    value: Fraction
+    percent: bool = False
+
+    def __str__(self) -> str:
+        """As a decimal where it ends, else as a fraction in lowest terms."""
+        rest, places = self.value.denominator, 0
+        while math.gcd(rest, 10) > 1:
+            rest, places = rest // math.gcd(rest, 10), places + 1
+        plain = str(self.value)
+        if places and rest == 1:
+            digits = str(abs(self.value.numerator) * 10**places // self.value.denominator).rjust(places + 1, "0")
+            plain = f"{'-' if self.value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+        return plain + ("%" if self.percent else "")
+
+
+def candidates(text: str) -> list[Number]:
+    """The distinct numbers that `text` puts forward as its answer, in order.
+
+    Those in its committed spans (`\\boxed`, "the answer is") when they hold any, else all of them.
+    """
+    committed = [number for span in commitments(text) for number in numbers_in(span)]
+    return list(dict.fromkeys(committed or numbers_in(text)))
+
+
+def numbers_in(text: str) -> list[Number]:
+    """Every number that `text` states, in order, repeats included; words count only where there is no digit."""
+    text = _normalised(text)
+    if not any("0" <= c <= "9" for c in text):
+        return [Number(value) for value in _spelled(text)]
+    found = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
+    kept = [one for one in found if not _DENIED.search(text[max(0, one[0] - 20) : one[0]])]
+    return [number for _, _, number in _results_only(kept, text)]
+
+
+def parse_number(text: str) -> Number | None:
+    """The one number that `text` is about, for an expected answer; None when it states none or several."""
+    found = candidates(text)
+    return found[0] if len(found) == 1 else None
+
+
+def _normalised(text: str) -> str:
+    out = []
+    for i, c in enumerate(text):
+        if c.isascii():
+            out.append(c)
+        elif c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺":
+            previous = text[i - 1] if i else ""
+            out.append(("" if previous in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺" and previous else "^") + c.translate(_SUPERSCRIPTS))
+        elif (digit := unicodedata.decimal(c, None)) is not None:
+            out.append(str(digit))
+        elif unicodedata.decomposition(c).startswith("<fraction>"):
+            out.append(" " + unicodedata.normalize("NFKC", c))
+        elif "\uff00" <= c <= "\uffef":
+            out.append(unicodedata.normalize("NFKC", c))
+        else:
+            out.append(c)
+    text = "".join(out).translate(_CHARACTERS)
+    for pattern, replacement in _LATEX:
+        text = pattern.sub(replacement, text)
+    text = _CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text))
+    text = _PLUS_MINUS.sub(r" \1 , -\1", text)
+    text = _SIGN_AFTER_EQUALS.sub("= -", text)
+    return _NEGATIVE_WORD.sub("-", text)
+
+
+def _number(match: re.Match[str], text: str) -> Number | None:
+    """The value of one literal; None where it is none: an unreduced power, a division by zero, too many digits."""
+    shift = int(match["exponent"] or match["e"] or match["power"] or 0)
+    if len(match.group()) > MAX_DIGITS or abs(shift) > MAX_DIGITS:
+        return None
+    if match["whole"]:
+        if int(match["under"]) == 0:
+            return None
+        value = int(match["whole"]) + Fraction(int(match["over"]), int(match["under"]))
+    else:
+        value = Fraction(_plain_decimal(match["body"]))
+        if match["raised"]:
+            if value != 10 or not match["exponent"]:
+                return None
+            value = Fraction(10) ** shift
+        else:
+            value *= Fraction(10) ** shift
+        if match["divisor"]:
+            if Fraction(match["divisor"]) == 0:
+                return None
+            value /= Fraction(match["divisor"])
+    if scale := match["scale"] or match["kilo"]:
+        value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K is kelvin or a grade as often as 1,000
+    return Number(-value if _negative(match.start(), text) else value, bool(match["percent"]))
+
+
+def _negative(start: int, text: str) -> bool:
+    """A minus directly before the literal is a sign unless something to subtract from, or a range, stands before it."""
+    if start == 0 or text[start - 1] != "-":
+        return False
+    attached = text[start - 2] if start > 1 else " "
+    before = text[: start - 1].rstrip()
+    return not (attached.isalnum() or attached in ")]}%" or (before and before[-1].isdigit()))
+
+
+def _plain_decimal(body: str) -> str:
+    """`body` with a point for the decimals and nothing for the groups."""
+    if body.count(".") > 1 or ("," in body and 0 <= body.find(".") < body.find(",")):
+        return body.replace(".", "").replace(",", ".")
+    return re.sub(rf"[,'_{_SPACE}]", "", body)
+
+
+def _results_only(found: list[tuple[int, int, Number]], text: str) -> list[tuple[int, int, Number]]:
+    """Without the numbers that stand left of the last equals sign of their clause, if one stands right of it."""
+    literals = [start for start, _, _ in found]
+    edges = [0]
+    for match in _BOUNDARY.finditer(text):
+        before = bisect(literals, match.start()) - 1
+        if before < 0 or match.start() >= found[before][1]:  # "2 and 1/2" is one literal, not two clauses
+            edges.append(match.start())
+    kept = []
+    for left, right in pairwise([*edges, len(text) + 1]):
+        clause = found[bisect_left(literals, left) : bisect_left(literals, right)]
+        equals = max(text.rfind("=", left, right), text.rfind("≈", left, right))
+        kept += [one for one in clause if one[0] > equals] or clause
+    return kept
+
+
+def _spelled(text: str) -> list[Fraction]:
+    """Numbers written in words: "minus one hundred and five" is one of them, "two or three" are two."""
+    values: list[Fraction] = []
+    total = current = 0
+    state = ""  # the kind of the last number word, "" outside a number
+    sign, after_sign = 1, False
+
+    def close() -> None:
+        nonlocal total, current, state, sign
+        if state:
+            values.append(Fraction(sign * (total + current)))
+        total, current, state, sign = 0, 0, "", 1
+
+    for token in _WORD.findall(text.lower()):
+        if token in ("minus", "negative"):
+            close()
+            after_sign = True
+            continue
+        if token in _WORDS:
+            value = _WORDS[token]
+            joins = (state == "tens" and 0 < value < 10) or state in ("hundred", "scale")
+            if state and not joins:
+                close()
+            if not state and after_sign:
+                sign = -1
+            current, state = current + value, "tens" if value >= 20 else "unit"
+        elif token in _SCALES and token != "k" and (state or token in ("hundred", "thousand", "million", "dozen")):
+            current = max(current, 1) * _SCALES[token]
+            state = "hundred" if token == "hundred" else "scale"
+            if token not in ("hundred", "dozen"):
+                total, current = total + current, 0
+        elif not (token == "and" and state in ("hundred", "scale")):
+            close()
+        after_sign = False
+    close()
+    return values

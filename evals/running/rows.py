@@ -1,0 +1,122 @@
+"""The rows file of an evaluation: one JSON line per sample, appended the moment it is graded, never rewritten.
+
+Rows hold nothing that changes from one execution to the next, so an evaluation that was killed and continued leaves the
+same bytes as one that was not; times have a file of their own, of the same kind.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from evals.benchmarks.items import Graded, Item
+from evals.running.answerers import Answer, Unasked
+
+Row = dict[str, Any]
+
+
+class RowFile:
+    """Opens (or makes) the file and drops a last line that a kill left torn. `rows`: what is there, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows = read_rows(path) if path.exists() else []
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Write `rows` in one go and see them to the disk."""
+        rows = list(rows)
+        if not rows:
+            return
+        lines = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
+        with self.path.open("ab") as file:
+            file.write(lines.encode("utf-8", errors="replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows += rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole lines of the file, which stays as it is; a last line that is still being written is none yet."""
+    content = path.read_bytes()
+    rows = []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all again") from None
+    return rows
+
+
+def digest(prompt: str) -> str:
+    """What tells a prompt apart: the first 16 hexadecimal digits of its sha256."""
+    return hashlib.sha256(prompt.encode("utf-8", errors="replace")).hexdigest()[:16]
+
+
+def row_of(item: Item, model: str, answer: Answer | Unasked, graded: Graded | None) -> Row:
+    """The row of one sample. Where the question could not be asked, `left_out` says why and the verdicts are None."""
+    row: Row = {
+        "benchmark": item.benchmark,
+        "index": item.index,
+        "id": item.id,
+        "category": item.category,
+        "model": model,
+        "prompt": item.prompt,
+        "prompt_digest": digest(item.prompt),
+        "expected": item.expected,
+        "chance": item.chance,
+        "left_out": answer.reason if isinstance(answer, Unasked) else None,
+        "tokens_in": answer.tokens_in,
+    }
+    if isinstance(answer, Unasked) or graded is None:
+        unknown = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
+        return row | dict.fromkeys((*unknown, "parsed", "problem", "strict", "lenient"))
+    reply, verdict = answer.reply, graded.verdict
+    return row | {
+        "output": answer.output,
+        "reasoning": reply.reasoning,
+        "answer": reply.answer,
+        "finished_thinking": reply.finished_thinking,
+        "finished": reply.finished,
+        "truncated": answer.truncated,
+        "tokens_out": answer.tokens_out,
+        "parsed": verdict.parsed,
+        "problem": verdict.problem,
+        "strict": verdict.strict,
+        "lenient": verdict.lenient,
+        **graded.details,
+    }
+
+
+SHOWN = (
+    "benchmark", "index", "id", "prompt", "output", "reasoning", "answer", "parsed", "expected", "problem", "strict",
+    "lenient",
+)  # fmt: skip
+
+
+def readings(rows: Sequence[Row], right: int = 3, wrong: int = 2) -> list[dict[str, Any]]:
+    """Per benchmark, `right` right answers and `wrong` of each kind of failure, picked by a hash: no cherries."""
+    asked = sorted((row for row in rows if row["left_out"] is None), key=_lot)
+    taken: dict[tuple[str, str], int] = {}
+    picked = []
+    for row in asked:
+        kind = "right" if row["strict"] else row["problem"] or "wrong"
+        count = taken.get((row["benchmark"], kind), 0)
+        if count < (right if row["strict"] else wrong):
+            taken[row["benchmark"], kind] = count + 1
+            picked.append({**{field: row[field] for field in SHOWN}, "kind": kind})
+    order = {name: place for place, name in enumerate(dict.fromkeys(row["benchmark"] for row in rows))}
+    return sorted(picked, key=lambda one: (order[one["benchmark"]], one["kind"] != "right", one["kind"], one["index"]))
+
+
+def _lot(row: Row) -> bytes:
+    return sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest()

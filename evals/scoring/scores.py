@@ -1,0 +1,223 @@
+"""From rows to scores: strict and lenient accuracy with intervals, what went wrong and how often, composites.
+
+A score never hides what it leaves out: questions that could not be asked, parse failures, several answers, unfinished
+thinking and cut completions are counted beside it. What was not measured is None.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
+from evals.running.rows import Row
+from evals.scoring.intervals import bootstrap_mean, wilson
+from evals.tables import paper_figures as paper
+
+Scores = dict[str, Any]
+SCHEMA = 1
+
+
+def score(name: str, rows: Sequence[Row]) -> Scores:
+    """The score of one benchmark from all its rows. `n`: questions asked; `accuracy`: strict, None at n = 0."""
+    asked = [row for row in rows if row["left_out"] is None]
+    problems = Counter(row["problem"] for row in asked)
+    paper_row = paper.TABLE_2.get(name)
+    return {
+        "title": title_of(name),
+        "stand_in": stand_in_note(name),
+        "stands_for": STAND_INS[name].like if name in STAND_INS else None,
+        "items": len(rows),
+        **_share(asked),
+        "chance": sum(row["chance"] for row in asked) / len(asked) if asked else None,
+        "no_answer": problems["no_answer"],
+        "many_answers": problems["many_answers"],
+        "unfinished": problems["unfinished"],
+        "truncated": sum(bool(row["truncated"]) for row in asked),
+        "left_out": dict(sorted(Counter(row["left_out"] for row in rows if row["left_out"]).items())),
+        "tokens_out_mean": _mean([row["tokens_out"] for row in asked if row["tokens_out"] is not None]),
+        "paper": dict(paper_row) if paper_row else None,
+        "differs": differences(name, len(asked)),
+        "categories": _by_category(asked),
+        "instructions": _instruction_level(asked),
+        "own_scorer": _agreement(asked),
+    }
+
+
+def composite(name: str, parts: Mapping[str, Sequence[Row]], seed: int = 0) -> Scores | None:
+    """The mean of the parts' accuracies with a bootstrap interval; None while a part has nothing asked."""
+    groups = {part: [row for row in rows if row["left_out"] is None] for part, rows in parts.items()}
+    if not groups or not all(groups.values()):
+        return None
+    strict = [[bool(row["strict"]) for row in rows] for rows in groups.values()]
+    lenient = [[bool(row["lenient"]) for row in rows] for rows in groups.values()]
+    paper_row = paper.TABLE_2.get(name)
+    return {
+        "title": title_of(name),
+        "parts": list(groups),
+        "n": sum(map(len, strict)),
+        "accuracy": _mean([_mean(group) for group in strict]),
+        "interval": list(bootstrap_mean(strict, seed)),
+        "accuracy_lenient": _mean([_mean(group) for group in lenient]),
+        "paper": dict(paper_row) if paper_row else None,
+        "differs": differences(name, None),
+    }
+
+
+def summarise(
+    rows: Sequence[Row],
+    model: str,
+    protocol: Mapping[str, Any],
+    seed: int = 0,
+    column: str = "nautile_370m",
+    weighed: Sequence[Row] = (),
+) -> Scores:
+    """`scores.json`: every benchmark of `rows`, the composites whose parts are all there, and the paper's average.
+
+    The average is that of all eleven rows of Table 2 (ARC as one of them), None while one is missing. `column`: the
+    paper's column that this model fills, "" for none. `weighed`: rows of the likelihood of options.
+    """
+    by_name: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_name[row["benchmark"]].append(row)
+    composites = {
+        name: composite(name, {part: by_name[part] for part in parts}, seed)
+        for name, parts in COMPOSITES.items()
+        if all(part in by_name for part in parts)
+    }
+    scores = {
+        "schema": SCHEMA,
+        "model": model,
+        "column": column,
+        "protocol": dict(protocol),
+        "benchmarks": {name: score(name, found) for name, found in by_name.items()},
+        "composites": composites,
+    }
+    scores["average"] = _average(scores, by_name, seed)
+    if weighed:
+        scores["likelihood"] = likelihood(weighed, seed)
+    return scores
+
+
+def likelihood(rows: Sequence[Row], seed: int = 0) -> dict[str, Scores]:
+    """Scores of rows of the likelihood of options, by benchmark and composite; `accuracy` is that per byte."""
+    by_name: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_name[row["benchmark"]].append(row)
+    found = {name: {**score(name, rows), "accuracy_by_sum": _by_sum(rows)} for name, rows in by_name.items()}
+    for name, parts in COMPOSITES.items():
+        if all(part in by_name for part in parts):
+            one = composite(name, {part: by_name[part] for part in parts}, seed)
+            found |= (
+                {name: {**one, "accuracy_by_sum": _mean([_by_sum(by_name[part]) for part in parts])}} if one else {}
+            )
+    for one in found.values():
+        one["differs"] = ["likelihood of each option per byte; the paper generates", *one["differs"]]
+    return found
+
+
+def title_of(name: str) -> str:
+    """How a benchmark, composite or stand-in is called in tables."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name].title
+    if name in STAND_INS:
+        return STAND_INS[name].title
+    return {HELD_OUT: "Held-out problems", "arc": "ARC", "average": "Average"}.get(name, name)
+
+
+def stand_in_note(name: str) -> str | None:
+    """What a stand-in is, None for a real benchmark."""
+    if name == HELD_OUT:
+        return "reasoning-gym problems of the reinforcement stages' own kinds, held out by a hash of the question"
+    if name in STAND_INS:
+        return f"stands in for {BENCHMARKS[STAND_INS[name].like].title}: {STAND_INS[name].note}"
+    return None
+
+
+def differences(name: str, asked: int | None) -> list[str]:
+    """How the protocol differs from the paper's, or settles what it leaves open."""
+    benchmark = BENCHMARKS.get(name)
+    points = [paper.OPEN_POINTS[name]] if name in paper.OPEN_POINTS else []
+    if benchmark and benchmark.kind == "choice" and name not in paper.OPEN_POINTS:
+        points.append("options in a seeded order; the paper does not give its prompt")
+    if benchmark and asked is not None and asked != benchmark.size:
+        points.append(f"{asked:,} of the split's {benchmark.size:,} questions")
+    return points
+
+
+def _by_sum(rows: Sequence[Row]) -> float | None:
+    return _mean([bool(row["strict_by_sum"]) for row in rows if row["left_out"] is None])
+
+
+def _share(asked: Sequence[Row]) -> dict[str, Any]:
+    n, strict = len(asked), sum(bool(row["strict"]) for row in asked)
+    lenient = sum(bool(row["lenient"]) for row in asked)
+    return {
+        "n": n,
+        "correct": strict,
+        "accuracy": strict / n if n else None,
+        "interval": list(wilson(strict, n)) if n else None,
+        "correct_lenient": lenient,
+        "accuracy_lenient": lenient / n if n else None,
+        "interval_lenient": list(wilson(lenient, n)) if n else None,
+    }
+
+
+def _by_category(asked: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in asked:
+        if row["category"] is not None:
+            groups[row["category"]].append(row)
+    return {category: _share(groups[category]) for category in sorted(groups)}
+
+
+def _instruction_level(asked: Sequence[Row]) -> dict[str, Any] | None:
+    """IFEval's second pair of scores, over instructions, in all and by type."""
+    kept: dict[str, list[Row]] = defaultdict(list)
+    for row in asked:
+        for one in row.get("instructions", ()):
+            # A strict row is one whose thinking ended; so are its instructions.
+            strict = one["strict"] and row["finished_thinking"]
+            kept[one["instruction"]].append({"strict": strict, "lenient": one["lenient"]})
+    if not kept:
+        return None
+    everything = [one for found in kept.values() for one in found]
+    return {**_share(everything), "types": {name: _share(kept[name]) for name in sorted(kept)}}
+
+
+def _agreement(asked: Sequence[Row]) -> dict[str, int] | None:
+    """How the strict verdict compares with the problem generator's own scorer."""
+    both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in asked if "own_scorer" in row)
+    if not both:
+        return None
+    agree = both[True, True] + both[False, False]
+    return {"n": both.total(), "agree": agree, "only_ours": both[True, False], "only_own": both[False, True]}
+
+
+def _average(scores: Scores, rows: Mapping[str, Sequence[Row]], seed: int) -> Scores | None:
+    values, groups = [], []
+    for name in paper.TABLE_2:
+        found = scores["composites"].get(name) or scores["benchmarks"].get(name)
+        if not found or found["accuracy"] is None:
+            return None
+        values.append(found["accuracy"])
+        parts = COMPOSITES.get(name, (name,))
+        groups.append([[bool(row["strict"]) for row in rows[part] if row["left_out"] is None] for part in parts])
+    low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=_weights(groups))
+    return {
+        "title": "Average",
+        "n": sum(len(part) for group in groups for part in group),
+        "accuracy": _mean(values),
+        "interval": [low, high],
+        "paper": dict(paper.TABLE_2_AVERAGE),
+        "differs": [],
+    }
+
+
+def _weights(groups: Sequence[Sequence[Any]]) -> list[float]:
+    """Every row of the table counts the same, whatever the number of its parts."""
+    return [1 / (len(groups) * len(group)) for group in groups for _ in group]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,82 @@
+"""What Prefect's server does by itself on events: it settles runs whose process is gone, and shows what has regressed.
+
+A flow run tells every 30 s that it lives. One that was killed together with whoever served it has nobody left to say
+so, and stays RUNNING for ever: the automation declared here marks it Crashed once it has been silent for 90 s. That is
+three beats, so that a process that was stopped for half a minute is not taken for dead.
+"""
+
+import logging
+from datetime import timedelta
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect.events import DeploymentEventTrigger, EventTrigger, Posture, ResourceSpecification
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore
+
+from configs.schema import RunConfig
+from flows.nightly.alert import CONFIG_LABEL, EVENT
+
+logger = logging.getLogger(__name__)
+
+TAG = "nautile"
+SILENT = "nautile: crash runs that fell silent"
+SILENT_S = 90
+_BEAT = "prefect.flow-run.heartbeat"
+_ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+
+
+def silent_runs() -> AutomationCore:
+    """Marks runs of ours whose heartbeats stopped as Crashed; those of others on the same server are let be."""
+    return AutomationCore(
+        name=SILENT,
+        description=f"No heartbeat for {SILENT_S} s: the process is gone, and so is whoever served it.",
+        trigger=EventTrigger(
+            after={_BEAT},
+            expect={_BEAT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=ResourceSpecification(
+                {"prefect.resource.id": [f"prefect.tag.{TAG}"], "prefect.resource.role": ["tag"]}
+            ),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENT_S),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"It has said nothing for {SILENT_S} s: its process is gone. What was finished is kept.",
+            )
+        ],
+    )
+
+
+def on_regression(config: RunConfig) -> DeploymentEventTrigger:
+    """Starts the deployment it belongs to (`flows.nightly.regression`) when an evaluation of this configuration
+    regresses."""
+    return DeploymentEventTrigger(
+        name=f"nautile: show regressions of {config.name}",
+        expect={EVENT},
+        match=ResourceSpecification({"prefect.resource.id": ["nautile.evaluation.*"], CONFIG_LABEL: [config.name]}),
+        posture=Posture.Reactive,
+        threshold=1,
+        parameters={
+            side: {"__prefect_kind": "jinja", "template": f"{{{{ event.payload.{side} }}}}"} for side in _SIDES
+        },
+    )
+
+
+_SIDES = ("after", "before")
+
+
+async def declare(client: PrefectClient, automation: AutomationCore) -> None:
+    """Create the automation, or bring the one of its name up to date. Further ones of the name are removed."""
+    known = await client.read_automations_by_name(automation.name)
+    for extra in known[1:]:
+        await client.delete_automation(extra.id)
+    if known:
+        await client.update_automation(known[0].id, automation)
+    else:
+        await client.create_automation(automation)
+    logger.info("automation %r stands", automation.name)

@@ -1,0 +1,207 @@
+"""Prefect without noise: settings for a run from the terminal, and the small API server that a run brings along.
+
+Call `quiet` before anything imports `prefect`: it reads its settings once. Whatever the operator has set stays.
+
+The server is our own child rather than Prefect's ephemeral one, for three reasons measured here: that one outlives a
+`kill -9` of the run, writes to the terminal, and fails when its first start (17 to 31 s with the migrations, two cores)
+meets its default limit of 20 s.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.errors import ConfigError
+from store.artifacts import Store
+
+log = logging.getLogger(__name__)
+
+STARTUP_S = 180.0
+RESTARTS = 10
+_QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_LEVEL": "INFO",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the most often it can be; flows.operate.automations counts on it
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(STARTUP_S)),
+}
+_SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "false"}
+_SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+
+
+def quiet(store: Store) -> Path:
+    """Set what is not set: no analytics, Prefect's own files and the log under the store. Returns the log's path.
+
+    Raises `ConfigError` if the store cannot be written.
+    """
+    store.prepare()
+    log_file = store.root / "logs" / "nautile.log"
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_HOME", str(store.root / "prefect"))
+    os.environ.setdefault("PREFECT_LOGGING_SETTINGS_PATH", str(Path(__file__).with_name("logging.yml")))
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_FILE_FILENAME", str(log_file))
+    return log_file
+
+
+def require_api() -> str:
+    """The API that PREFECT_API_URL names. Raises `ConfigError` if it names none, or one that does not answer."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        raise ConfigError("PREFECT_API_URL is not set: `nautile up` starts a server and all else, or name your own")
+    if not healthy(url, timeout_s=10.0):
+        raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
+    return url
+
+
+@contextmanager
+def api() -> Iterator[str]:
+    """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one.
+
+    Nothing may have imported `prefect` before. Raises `ConfigError` if the one that is named does not answer.
+    """
+    if os.environ.get("PREFECT_API_URL"):
+        yield require_api()
+        return
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    # The lock keeps two first starts from migrating one database at once.
+    with (home / "start.lock").open("a") as lock, (home / "server.log").open("ab") as output:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/api"
+        environment = {**os.environ, **_SERVER}
+        process = _start(port, output.name, environment)
+        os.environ["PREFECT_API_URL"] = url
+        try:
+            import prefect.main  # noqa: F401 - takes seconds, as the server does: both at once
+
+            _wait(process, url, output.name)
+        except BaseException:
+            _end(process)
+            raise
+    log.info("embedded Prefect server at %s", url)
+    keeper = _Keeper(process, lambda: _start(port, output.name, environment))
+    try:
+        yield url
+    finally:
+        _drain()
+        keeper.close()
+
+
+def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with open(log_name, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+            env={**environment, "PREFECT_LOGGING_HANDLERS_FILE_FILENAME": log_name},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the run, which still has states to report
+        )
+
+
+class _Keeper:
+    """Starts the server again, at its port, should it die: its states are in its database, and Prefect's client tries
+    a call that was refused for about a minute. Without it a run whose server was killed hung for minutes, and failed.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._process, self._start = process, start
+        self._over = threading.Event()
+        # A thread that stays: the server ends with the thread that started it (`die_with`).
+        self._thread = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the server."""
+        self._over.set()
+        self._thread.join()
+        _end(self._process)
+
+    def _keep(self) -> None:
+        for _ in range(RESTARTS):
+            while self._process.poll() is None:
+                if self._over.wait(0.5):
+                    return
+            log.warning("the embedded Prefect server ended with %s: started again", self._process.returncode)
+            self._process = self._start()
+        log.error("the embedded Prefect server ended more than %d times", RESTARTS)
+        self._over.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
+    deadline = time.monotonic() + STARTUP_S
+    while not healthy(url, timeout_s=5.0):
+        if process.poll() is not None or time.monotonic() > deadline:
+            how = f"ended with {process.poll()}" if process.poll() is not None else "did not come up"
+            raise RuntimeError(f"the embedded Prefect server {how}; see {log_name}")
+        time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    del os.environ["PREFECT_API_URL"]
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def healthy(url: str, timeout_s: float) -> bool:
+    """Whether a Prefect API answers at `url` (it ends in /api)."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as reply:
+            return reply.status == 200
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _drain() -> None:
+    """Let Prefect send the logs and events it still holds, or it would complain on the terminal of a server gone."""
+    if "prefect" in sys.modules:
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+
+        APILogWorker.drain_all(timeout=5)
+        EventsWorker.drain_all(timeout=5)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(port: int, parent: int) -> None:
+    """The server's process: it ends with the run that started it, however that ends."""
+    from tasks.engine.child_main import die_with
+
+    die_with(parent)
+    import uvicorn
+
+    uvicorn.run(
+        "prefect.server.api.server:create_app",
+        factory=True,
+        host="127.0.0.1",
+        port=port,
+        log_level="error",
+        lifespan="on",
+    )
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

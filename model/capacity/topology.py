@@ -1,0 +1,131 @@
+"""Chips that need not be here: what each has, and its devices to compile for ahead of time.
+
+`compilers()` must have run before JAX is first used in a process: libtpu reads its settings as it is loaded.
+"""
+
+import importlib.util
+import math
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from model.capacity.flops import PEAK_FLOPS
+
+GIB = 2**30
+AHEAD = Path(sys.prefix) / "ahead"  # where `make ahead` puts the compilers, out of sight of every other process
+
+# What XLA asks of a GPU that it compiles for; the numbers are NVIDIA's for the H100 SXM.
+_H100 = """
+gpu_device_info {
+  name: "NVIDIA H100 80GB HBM3" device_vendor: "NVIDIA Corporation" device_address_bits: 64
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132 fpus_per_core: 128 threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_core: 233472 shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  clock_rate_ghz: 1.98 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 device_memory_size: 84942979072
+  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0" dnn_version: "9.10.0"
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+# The CPU runs what is run; several processes may compile; and libtpu does not look for a TPU's own services.
+_SETTINGS = {
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s if known, and chips to a host."""
+
+    name: str
+    memory: int
+    peak: float | None
+    per_host: int
+
+
+# TPU memory is what the compiler lets a program use; the rest is the runtime's. One JAX device a chip on all of these.
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4),
+        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4),
+        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4),
+        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4),
+        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8),
+        Chip("spark", 128 * 10**9, None, 1),  # compiled as for an H100, in the memory that host and GPU share
+    )
+}
+_GPUS = ("h100", "spark")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """So many chips of a kind, by the name an operator gives: v4:2x4x4, v5e:8x8, h100:8, or local."""
+
+    name: str
+    chips: int
+    chip: Chip | None  # None: the devices of this process
+
+    @property
+    def hosts(self) -> int:
+        return 1 if self.chip is None else max(1, self.chips // self.chip.per_host)
+
+
+def topology(name: str) -> Topology:
+    """What a name stands for. Raises ConfigError for one that means nothing."""
+    if name == "local":
+        import jax
+
+        return Topology(name, len(jax.devices()), None)
+    kind, _, shape = name.partition(":")
+    if kind not in CHIPS or not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", shape):
+        raise ConfigError(
+            f"topology {name!r}: name a chip and a shape, as v4:2x4x4, v5e:8x8 or h100:8, or say local; the chips are "
+            f"{', '.join(CHIPS)}"
+        )
+    return Topology(name, math.prod(map(int, shape.split("x"))), CHIPS[kind])
+
+
+def compilers() -> None:
+    """Let this process find the compilers for chips that are not here, and run on the CPU itself."""
+    os.environ.update(_SETTINGS)
+    if AHEAD.is_dir() and str(AHEAD) not in sys.path:
+        sys.path.append(str(AHEAD))
+
+
+def devices(wanted: Topology) -> list[Any]:
+    """JAX's devices of a topology, to lower and compile for. Raises ConfigError where that cannot be done here."""
+    import jax
+    from jax.experimental import topologies
+
+    if wanted.chip is None:
+        return jax.devices()
+    gpu = wanted.chip.name in _GPUS
+    package = "jax_plugins.xla_cuda12" if gpu else "libtpu"
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        raise ConfigError(f"{wanted.name}: its compiler ({package}) is not installed: `make ahead` installs it")
+    if gpu:
+        settings = {"platform": "cuda", "topology": f"1x1x{wanted.chips}", "target_config": _H100}
+    else:
+        settings = {"platform": "tpu", "topology_name": wanted.name}
+        settings |= {"chip_config_name": "megacore"} if wanted.chip.name in ("v4", "v5p") else {}
+    try:
+        described = topologies.get_topology_desc(**({"topology_name": "h100"} | settings))
+    except Exception as error:  # the plugins raise what they like: JaxRuntimeError, NotImplementedError, KeyError
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{wanted.name}: its compiler does not know this topology ({line})") from None
+    return list(described.devices)

@@ -1,0 +1,191 @@
+"""The decode state, the parallel prefill that makes it, and the one-token step that carries it on.
+
+Ragged prompts stand right-aligned in their batch (padding on the left), so every row's next token goes to the same
+column: one slice is written per layer and step, in place, and nothing of the context's size is copied. Blocks are
+unrolled in the step, each with arrays of its own, for a scan over stacked caches would copy them at every step.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from common.errors import ConfigError
+from configs.model import ModelConfig
+from model.layers.attention import attention, feed_forward, project
+from model.layers.common import Params, compute_dtype, linear
+from model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
+from model.nautile import embed, sca_names
+
+_MASKED = -1e30
+# Matrices go to the compute type once per decode; the rest of a layer's parameters stay float32.
+_MATRICES = {"in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
+
+
+class BlockCache(NamedTuple):
+    """One block: a state per SCA layer, and the Transformer layer's keys and values [B, kv heads, S, H]."""
+
+    sca: tuple[SCAState, ...]
+    keys_BGSH: Array
+    values_BGSH: Array
+
+
+class Cache(NamedTuple):
+    """All blocks; the column at which each row's prompt starts; how many columns are filled (the same in every row)."""
+
+    blocks: tuple[BlockCache, ...]
+    start_B: Array
+    filled: Array
+
+
+class DecodeWeights(NamedTuple):
+    """The parameters as the step wants them: one dict per block, matrices in the compute type, spectra worked out."""
+
+    embedding: Array
+    blocks: tuple[Params, ...]
+    spectra: tuple[tuple[Spectrum, ...], ...]
+
+
+def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
+    """Unstack and cast the parameters, once for a whole generation."""
+    dtype = compute_dtype(config)
+
+    def cast(path: tuple, leaf: Array) -> Array:
+        return leaf.astype(dtype) if path[-1].key in _MATRICES else leaf
+
+    stacked = jax.tree_util.tree_map_with_path(cast, params["blocks"])
+    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
+    spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
+    return DecodeWeights(params["embedding"].astype(dtype), blocks, spectra)
+
+
+def prefill(
+    params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
+) -> tuple[Array, Cache]:
+    """Run right-aligned prompts in parallel: the last token's hidden state [B, D], and a cache of `capacity` columns.
+
+    `lengths_B` (1 to P) says how many of each row's last columns are its prompt. Raises ConfigError where `capacity`
+    is below P.
+    """
+    x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, capacity)
+    return x_BPD[:, -1], cache
+
+
+def prefill_all(
+    params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
+) -> tuple[Array, Cache]:
+    """`prefill` with the hidden state of every token [B, P, D]."""
+    length = tokens_BP.shape[1]
+    if capacity < length:
+        raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
+    start_B = length - lengths_B
+    counted_BP = jnp.arange(length) - start_B[:, None]
+    segments_BP, positions_BP = (counted_BP >= 0).astype(jnp.int32), jnp.maximum(counted_BP, 0)
+    room = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
+
+    def body(x_BPD: Array, block: Params) -> tuple[Array, BlockCache]:
+        states = []
+        for name in sca_names(config):
+            x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
+            states.append(state)
+        x_BPD, (k, v) = attention(block["attention"], config, x_BPD, segments_BP, positions_BP)
+        keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), room) for part in (k, v))
+        return x_BPD, BlockCache(tuple(states), keys, values)
+
+    x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
+    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
+    return x_BPD, Cache(blocks, start_B, jnp.asarray(length, jnp.int32))
+
+
+def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
+    """One token for every row: its hidden state [B, D] and the next cache. The caller sees to it that there is room."""
+    column_S = jnp.arange(cache.blocks[0].keys_BGSH.shape[2])
+    seen_BS = (column_S >= cache.start_B[:, None]) & (column_S <= cache.filled)
+
+    def write(held_BGSH: Array, new_BGH: Array) -> Array:
+        return jax.lax.dynamic_update_slice(held_BGSH, new_BGH[:, :, None], (0, 0, cache.filled, 0))
+
+    positions_B = cache.filled - cache.start_B
+    x_BD, blocks = _through(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
+    return x_BD, Cache(blocks, cache.start_B, cache.filled + 1)
+
+
+def decode_ragged(
+    weights: DecodeWeights, config: ModelConfig, tokens_B: Array, blocks: tuple[BlockCache, ...], positions_B: Array
+) -> tuple[Array, tuple[BlockCache, ...]]:
+    """`decode_step` for rows that began at different times: each stands from column 0 on and writes at its position."""
+    rows = jnp.arange(positions_B.shape[0])
+    seen_BS = jnp.arange(blocks[0].keys_BGSH.shape[2]) <= positions_B[:, None]
+
+    def write(held_BGSH: Array, new_BGH: Array) -> Array:
+        return held_BGSH.at[rows, :, positions_B].set(new_BGH, unique_indices=True, mode="drop")
+
+    return _through(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
+
+
+def grow(cache: Cache, capacity: int) -> Cache:
+    """The same cache with room for `capacity` columns."""
+    missing = capacity - cache.blocks[0].keys_BGSH.shape[2]
+    if missing < 0:
+        raise ConfigError(f"cache: {cache.blocks[0].keys_BGSH.shape[2]} columns cannot shrink to {capacity}")
+    room = ((0, 0), (0, 0), (0, missing), (0, 0))
+    blocks = tuple(
+        held._replace(keys_BGSH=jnp.pad(held.keys_BGSH, room), values_BGSH=jnp.pad(held.values_BGSH, room))
+        for held in cache.blocks
+    )
+    return cache._replace(blocks=blocks)
+
+
+def unstacked(tree: Any, index: int) -> Any:
+    """One block of a tree whose leaves are stacked over blocks."""
+    return jax.tree.map(lambda part: part[index], tree)
+
+
+def share(cache: Cache, source_B: Array) -> Cache:
+    """A cache whose row b is row source_B[b] of the one given."""
+    blocks = jax.tree.map(lambda part: part[source_B], cache.blocks)
+    return cache._replace(blocks=blocks, start_B=cache.start_B[source_B])
+
+
+def _through(
+    weights: DecodeWeights,
+    config: ModelConfig,
+    tokens_B: Array,
+    held_blocks: tuple[BlockCache, ...],
+    positions_B: Array,
+    seen_BS: Array,
+    write: Callable[[Array, Array], Array],
+) -> tuple[Array, tuple[BlockCache, ...]]:
+    """One token through every block; `write` puts a row's new key or value where `seen_BS` has it."""
+    x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
+    blocks = []
+    for layers, spectra, held in zip(weights.blocks, weights.spectra, held_blocks, strict=True):
+        states = []
+        for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
+            x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
+            states.append(state)
+        x_BD, keys, values = _attention_step(layers["attention"], config, x_BD, positions_B, held, seen_BS, write)
+        blocks.append(BlockCache(tuple(states), keys, values))
+    return x_BD, tuple(blocks)
+
+
+def _attention_step(
+    params: Params,
+    config: ModelConfig,
+    x_BD: Array,
+    positions_B: Array,
+    held: BlockCache,
+    seen_BS: Array,
+    write: Callable[[Array, Array], Array],
+) -> tuple[Array, Array, Array]:
+    q_BNH, k_BGH, v_BGH = project(params, config, x_BD, positions_B)
+    keys_BGSH, values_BGSH = write(held.keys_BGSH, k_BGH), write(held.values_BGSH, v_BGH)
+    batch, groups, head_dim = k_BGH.shape
+    q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
+    scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
+    mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", weights, values_BGSH).reshape(x_BD.shape)
+    return feed_forward(params, config, x_BD + linear(mixed_BD, params["out_proj"])), keys_BGSH, values_BGSH

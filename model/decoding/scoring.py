@@ -1,0 +1,71 @@
+"""How likely a text is after another: the summed log-probability of continuations, in batches.
+
+Sequences are padded on the right to one of a few lengths (powers of two from 64), the lower half of a batch's work
+never waiting for the longest text of the whole set; each (rows, length) compiles once per process.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from common.errors import ConfigError
+from configs.model import ModelConfig
+from model.layers.common import Params
+from model.loss import token_logprobs
+from model.nautile import forward
+
+SHORTEST = 64
+
+
+def shape_buckets(longest: int) -> list[int]:
+    """The lengths to compile for: powers of two from 64 below `longest`, and `longest`."""
+    lengths = [SHORTEST << power for power in range(32) if SHORTEST << power < longest]
+    return [*lengths, longest]
+
+
+def continuation_logprobs(
+    params: Params, config: ModelConfig, sequences: Sequence[tuple[Sequence[int], int]], rows: int
+) -> np.ndarray:
+    """Σ log p(ids[i] | ids[:i]) over i ≥ first, in nats, for each of `sequences` = (ids, first); float64 [N], in order.
+
+    Raises `ConfigError` for a sequence over the model's context, or one whose `first` is not among 1 … len(ids).
+    """
+    for index, (ids, first) in enumerate(sequences):
+        if not 1 <= first <= len(ids) <= config.context:
+            raise ConfigError(
+                f"score: sequence {index} of {len(ids)} tokens, scored from {first}, is empty or over the model's "
+                f"context of {config.context} tokens"
+            )
+    sums_N = np.zeros(len(sequences))
+    floor = 0
+    for length in shape_buckets(config.context):
+        members = sorted(
+            (i for i, (ids, _) in enumerate(sequences) if floor < len(ids) <= length),
+            key=lambda i: len(sequences[i][0]),
+        )
+        floor = length
+        for start in range(0, len(members), rows):
+            batch = members[start : start + rows]
+            tokens_BL = np.zeros((rows, length), np.int32)
+            firsts_B, lengths_B = np.ones(rows, np.int32), np.ones(rows, np.int32)
+            for row, i in enumerate(batch):
+                ids, firsts_B[row] = sequences[i]
+                tokens_BL[row, : len(ids)] = ids
+                lengths_B[row] = len(ids)
+            sums_N[batch] = np.asarray(_sums(params, config, tokens_BL, firsts_B, lengths_B))[: len(batch)]
+    return sums_N
+
+
+@partial(jax.jit, static_argnames="config")
+def _sums(params: Params, config: ModelConfig, tokens_BL: Array, firsts_B: Array, lengths_B: Array) -> Array:
+    column_L = jnp.arange(tokens_BL.shape[1])
+    positions_BL = jnp.broadcast_to(column_L, tokens_BL.shape)
+    segments_BL = (column_L < lengths_B[:, None]).astype(jnp.int32)
+    hidden_BLD = forward(params, config, tokens_BL, segments_BL, positions_BL)
+    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD, jnp.roll(tokens_BL, -1, axis=1))
+    scored_BL = (column_L >= firsts_B[:, None] - 1) & (column_L < lengths_B[:, None] - 1)
+    return jnp.sum(jnp.where(scored_BL, logprobs_BL, 0.0), axis=1)

@@ -1,0 +1,107 @@
+"""The Transformer layer (paper §2.3): grouped-query attention with RoPE and QK norm, then a SwiGLU feed-forward.
+
+Attention stays inside a document: a query sees the keys of its own segment up to itself. Long rows go in blocks of
+queries, each against the keys up to its end only, so the score matrix is never whole and the half above the diagonal
+is mostly not computed.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from configs.model import ModelConfig
+from model.layers.common import Params, linear, matrix, normals, parameter, rms_norm, rope_angles, rotate
+
+QUERY_BLOCK = 256
+_MASKED = -1e30
+
+
+class Attention(nnx.Module):
+    """The parameters of one layer. `depth` is the number of residual branches in the stack: it scales the outputs."""
+
+    def __init__(self, config: ModelConfig, depth: int, rngs: nnx.Rngs) -> None:
+        width, hidden = config.width, config.feed_forward
+        shared = config.kv_heads * config.attention_head_dim
+        drawn = normals(
+            rngs,
+            {
+                "q_proj": (width, width),
+                "k_proj": (width, shared),
+                "v_proj": (width, shared),
+                "out_proj": (width, width),
+                "ff_in": (width, 2 * hidden),
+                "ff_out": (hidden, width),
+            },
+        )
+        self.norm1 = parameter(jnp.ones(width), "width")
+        self.q_proj = matrix(drawn["q_proj"], "width", "inner")
+        self.k_proj = matrix(drawn["k_proj"], "width", "inner")
+        self.v_proj = matrix(drawn["v_proj"], "width", "inner")
+        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
+        self.norm2 = parameter(jnp.ones(width), "width")
+        self.ff_in = matrix(drawn["ff_in"], "width", "inner")
+        self.ff_in_bias = parameter(jnp.zeros(2 * hidden), "inner")
+        self.ff_out = matrix(drawn["ff_out"], "inner", "width", scale=depth**-0.5)
+        self.ff_out_bias = parameter(jnp.zeros(width), "width")
+
+
+def attention(
+    params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    """One residual layer over whole rows: [B, L, D] to [B, L, D], and its keys and values [B, L, G, H] for a cache."""
+    q, k, v = project(params, config, x_BLD, positions_BL)
+    mixed_BLD = attend(q, k, v, segments_BL).reshape(x_BLD.shape)
+    return feed_forward(params, config, x_BLD + linear(mixed_BLD, params["out_proj"])), (k, v)
+
+
+def project(params: Params, config: ModelConfig, x: Array, positions: Array) -> tuple[Array, Array, Array]:
+    """Queries [..., heads, H], keys and values [..., kv heads, H]; RoPE and QK norm (no weights) applied."""
+    head_dim = config.attention_head_dim
+    normed = rms_norm(x, params["norm1"], config.norm_epsilon)
+    q, k, v = (
+        linear(normed, params[name]).reshape(*x.shape[:-1], -1, head_dim) for name in ("q_proj", "k_proj", "v_proj")
+    )
+    angles = rope_angles(positions, head_dim, config.rope_base)
+    q, k = rotate(q, angles), rotate(k, angles)
+    if config.qk_norm:
+        q, k = rms_norm(q, None, config.norm_epsilon), rms_norm(k, None, config.norm_epsilon)
+    return q, k, v
+
+
+def attend(q_BLNH: Array, k_BLGH: Array, v_BLGH: Array, segments_BL: Array) -> Array:
+    """Causal attention within segments; softmax in float32. Shapes [B, L, heads, H] and [B, L, kv heads, H]."""
+    length = q_BLNH.shape[1]
+    if length <= QUERY_BLOCK:
+        return _attend_block(q_BLNH, k_BLGH, v_BLGH, segments_BL, segments_BL, 0)
+    block = jax.checkpoint(_attend_block, static_argnums=5)
+    outs = []
+    for start in range(0, length, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, length)
+        outs.append(
+            block(
+                q_BLNH[:, start:end], k_BLGH[:, :end], v_BLGH[:, :end], segments_BL[:, start:end], segments_BL[:, :end],
+                start,
+            )
+        )  # fmt: skip
+    return jnp.concatenate(outs, axis=1)
+
+
+def _attend_block(q_BTNH: Array, k_BSGH: Array, v_BSGH: Array, to_BT: Array, from_BS: Array, start: int) -> Array:
+    """Attention of the queries that stand from column `start` on, against keys that stand from column 0 on."""
+    batch, count, heads, head_dim = q_BTNH.shape
+    groups = k_BSGH.shape[2]
+    rows, columns = start + jnp.arange(count), jnp.arange(k_BSGH.shape[1])
+    seen_BTS = (to_BT[:, :, None] == from_BS[:, None, :]) & (rows[:, None] >= columns)
+    q_BTGRH = q_BTNH.reshape(batch, count, groups, heads // groups, head_dim)
+    scores = jnp.einsum("btgrh,bsgh->bgrts", q_BTGRH, k_BSGH, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen_BTS[:, None, None], scores * head_dim**-0.5, _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BSGH.dtype)
+    return jnp.einsum("bgrts,bsgh->btgrh", weights, v_BSGH).reshape(q_BTNH.shape)
+
+
+def feed_forward(params: Params, config: ModelConfig, x: Array) -> Array:
+    """The second residual branch: value · silu(gate), with biases (the gate is the second half)."""
+    normed = rms_norm(x, params["norm2"], config.norm_epsilon)
+    value, gate = jnp.split(linear(normed, params["ff_in"]) + params["ff_in_bias"].astype(x.dtype), 2, axis=-1)
+    return x + linear(value * jax.nn.silu(gate), params["ff_out"]) + params["ff_out_bias"].astype(x.dtype)

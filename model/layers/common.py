@@ -1,0 +1,131 @@
+"""What the layers share: RMS norm, RoPE, the causal depthwise convolution, and how a parameter is born.
+
+Norms, angles and softmax are float32 whatever the compute type. Parameters are float32 masters; `cast` brings the
+matrices of a layer to the compute type once per use, so bfloat16 runs keep no second copy.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from configs.model import ModelConfig
+from model.layers.mixing.parts import sine_cosine
+
+Params = dict[str, Any]
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def compute_dtype(config: ModelConfig) -> jnp.dtype:
+    """The type of activations and matrix products."""
+    return jnp.dtype(_DTYPES[config.compute_dtype])
+
+
+def parameter(value: Array, *axes: str | None) -> nnx.Param:
+    """A float32 master with the logical names of its axes, which a mesh's rules turn into a sharding."""
+    if len(axes) != value.ndim:
+        raise ValueError(f"{len(axes)} axis names for an array of shape {value.shape}")
+    return nnx.Param(value, axes=axes)
+
+
+def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Standard normal arrays, cut from one draw: each draw costs 0.3 s of compilation on CPU, whatever its size."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = jnp.split(jax.random.normal(rngs.params(), (sum(sizes),)), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def matrix(normal: Array, *axes: str | None, scale: float = 1.0) -> nnx.Param:
+    """A matrix of standard deviation scale/√fan_in from a standard normal one; the fan-in is the last axis but one."""
+    return parameter(normal * (scale * normal.shape[-2] ** -0.5), *axes)
+
+
+def linear(x: Array, weight_IO: Array) -> Array:
+    """x · W in the type of x."""
+    return _product(x, weight_IO.astype(x.dtype))
+
+
+@jax.custom_vjp
+def _product(x: Array, weight_IO: Array) -> Array:
+    """x · W, whose weight gradient has the narrower operand first.
+
+    XLA on CPU transposes the first operand of that product, and recomputes in the transposed order whatever
+    elementwise work made it: with the wider one first, as autodiff has it, these copies were a quarter of a train step.
+    """
+    return x @ weight_IO
+
+
+def _product_forward(x: Array, weight_IO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ weight_IO, (x, weight_IO)
+
+
+def _product_backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    x, weight_IO = kept
+    if weight_IO.shape[0] <= weight_IO.shape[1]:
+        weight_slope_IO = jnp.einsum("...i,...o->io", x, slope)
+    else:
+        weight_slope_IO = jnp.einsum("...o,...i->oi", slope, x).T
+    return jnp.einsum("...o,io->...i", slope, weight_IO), weight_slope_IO
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
+    """x / rms(x), times a learned scale if there is one; computed in float32, given back in the type of x."""
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    return (normed if scale_D is None else normed * scale_D).astype(x.dtype)
+
+
+def rope_angles(positions: Array, head_dim: int, base: float) -> tuple[Array, Array]:
+    """Cosine and sine of every position's angles, float32 [..., head_dim / 2]; positions count from the document."""
+    turns = base ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * np.pi)
+    sine, cosine = sine_cosine(positions[..., None].astype(jnp.float32) * turns.astype(np.float32))
+    return cosine, sine
+
+
+def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
+    """RoPE on [..., heads, head_dim]; the first half of a head pairs with its second half, as in the author's code."""
+    cos, sin = (part[..., None, :] for part in angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array) -> Array:
+    """Depthwise convolution over the last T inputs of the same document (paper §2.2.4, step 1); the last tap is now.
+
+    An input of another segment, or before the row, counts as zero: nothing leaks between packed documents.
+    """
+    taps_TC = taps_TC.astype(x_BLC.dtype)
+    reach, length = taps_TC.shape[0] - 1, x_BLC.shape[1]
+    padded_BLC = jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0)))
+    owners_BL = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    out_BLC = x_BLC * taps_TC[reach]
+    for tap in range(reach):
+        same_BL1 = (owners_BL[:, tap : tap + length] == segments_BL)[..., None]
+        out_BLC = out_BLC + jnp.where(same_BL1, padded_BLC[:, tap : tap + length], 0) * taps_TC[tap]
+    return out_BLC
+
+
+def pure(module: nnx.Module) -> Params:
+    """The parameters of a module as a nested plain dict of arrays."""
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def axis_names(build: Callable[[], nnx.Module]) -> Params:
+    """The logical axis names of every parameter that `build` would make, as a nested plain dict of tuples."""
+    state = nnx.state(nnx.eval_shape(build), nnx.Param)
+    names: Params = {}
+    for path, variable in nnx.to_flat_state(state):
+        node = names
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = variable.get_metadata()["axes"]
+    return names

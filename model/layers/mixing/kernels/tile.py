@@ -1,0 +1,230 @@
+"""One chunk of one memory head, as both kernels compute it: all is a tile [C, J], a column [C, 1] or a row [1, J].
+
+The formulas are those of `model.layers.mixing.chunked`. What the devices do differently is to repeat a tile [C, H]
+over M and
+to sum over it: `Folding` holds those two. Only operations that Mosaic and Triton both lower are used here: no slices
+of values, no reversals, no scatter.
+
+Letters: C and S positions of the chunk ("to" and "from"), H head dim, J = H·M, 1 a kept axis.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from model.layers.mixing.parts import TINY, sine_cosine, softsign
+
+TURN = 6.283185307179586
+
+
+class Folding(NamedTuple):
+    """widen: [C, H] -> [C, J], each entry M times over; narrow: its transpose, the sum over M."""
+
+    widen: Callable[[Array], Array]
+    narrow: Callable[[Array], Array]
+
+
+class Head(NamedTuple):
+    """One head's parameters; `weights_1J` is ω/√H."""
+
+    decay_11: Array
+    phase_scale_11: Array
+    grid_1J: Array
+    weights_1J: Array
+
+
+class Block(NamedTuple):
+    """One head's inputs in a chunk. `real`, `count` and `resets` are the timeline, counted from the chunk's start."""
+
+    keys_CH: Array
+    gates_C1: Array
+    q_re_CJ: Array
+    q_im_CJ: Array
+    real_C1: Array
+    count_C1: Array
+    resets_C1: Array
+
+
+class TileState(NamedTuple):
+    """The head's sums, or their gradient."""
+
+    re_1J: Array
+    im_1J: Array
+    z_11: Array
+
+
+class Gradient(NamedTuple):
+    """Of one chunk: for its inputs, and its share of the head's parameters."""
+
+    keys_CH: Array
+    gates_C1: Array
+    q_re_CJ: Array
+    q_im_CJ: Array
+    decay_11: Array
+    phase_scale_11: Array
+    grid_1J: Array
+    weights_1J: Array
+
+
+class _Sums(NamedTuple):
+    """The chunk's encoding and sums; `divisor_C1` is Z, infinite where nothing was seen."""
+
+    keys_CJ: Array
+    sign_CJ: Array
+    gates_C1: Array
+    sine_CJ: Array
+    cosine_CJ: Array
+    re_CJ: Array
+    im_CJ: Array
+    z_C1: Array
+    divisor_C1: Array
+    weight_CS: Array
+    carry_C1: Array
+
+
+def forward(head: Head, block: Block, state: TileState, fold: Folding) -> tuple[Array, Array, TileState]:
+    """Readout [C, H] twice, and the state after the chunk."""
+    sums = _accumulate(head, block, state, fold)
+    re_CJ, im_CJ = sums.re_CJ / sums.divisor_C1, sums.im_CJ / sums.divisor_C1
+    q_re_CJ, q_im_CJ = block.q_re_CJ * head.weights_1J, block.q_im_CJ * head.weights_1J
+    out_re_CH = fold.narrow(re_CJ * q_re_CJ + im_CJ * q_im_CJ)
+    return out_re_CH, fold.narrow(im_CJ * q_re_CJ - re_CJ * q_im_CJ), _after(sums)
+
+
+def backward(
+    head: Head, block: Block, state: TileState, d_re_CH: Array, d_im_CH: Array, d_after: TileState, fold: Folding
+) -> tuple[Gradient, TileState]:
+    """The gradient of one chunk, and that of the state before it. `d_re`, `d_im`, `d_after`: what came from outside."""
+    sums = _accumulate(head, block, state, fold)
+    d_re_CJ = fold.widen(d_re_CH) / sums.divisor_C1
+    d_im_CJ = fold.widen(d_im_CH) / sums.divisor_C1
+    dq_re_CJ = sums.re_CJ * d_re_CJ + sums.im_CJ * d_im_CJ
+    dq_im_CJ = sums.im_CJ * d_re_CJ - sums.re_CJ * d_im_CJ
+    match_CJ = block.q_re_CJ * dq_re_CJ + block.q_im_CJ * dq_im_CJ
+    d_z_C1 = -_total(match_CJ * head.weights_1J, 1) / sums.divisor_C1
+
+    end_S1 = _column(_last(sums.weight_CS))
+    sum_re_SJ = end_S1 * d_after.re_1J + _gather(
+        sums, head.weights_1J * (block.q_re_CJ * d_re_CJ - block.q_im_CJ * d_im_CJ)
+    )
+    sum_im_SJ = end_S1 * d_after.im_1J + _gather(
+        sums, head.weights_1J * (block.q_im_CJ * d_re_CJ + block.q_re_CJ * d_im_CJ)
+    )
+    sum_z_S1 = end_S1 * d_after.z_11 + _column(_total(sums.weight_CS * d_z_C1, 0))
+
+    direct_CH = fold.narrow(sums.cosine_CJ * sum_re_SJ + sums.sine_CJ * sum_im_SJ)
+    turned_CJ = sums.cosine_CJ * sum_im_SJ - sums.sine_CJ * sum_re_SJ
+    d_phase_CJ = sums.keys_CJ * sums.gates_C1 * turned_CJ
+    keys_CH = block.keys_CH
+    scaled_CH = head.phase_scale_11 * keys_CH
+    d_scaled_CH = fold.narrow(d_phase_CJ * head.grid_1J) / ((1 + jnp.abs(scaled_CH)) * (1 + jnp.abs(scaled_CH)))
+    d_gates_C1 = jnp.where(block.real_C1 > 0, sum_z_S1 + _total(keys_CH * direct_CH, 1), 0.0)
+    kept = _kept(block, sums, state)
+    match_C1 = _total(sum_re_SJ * kept.re_1J + sum_im_SJ * kept.im_1J, 1) + sum_z_S1 * kept.z_11
+    gradient = Gradient(
+        sums.gates_C1 * direct_CH + head.phase_scale_11 * d_scaled_CH,
+        d_gates_C1,
+        dq_re_CJ * head.weights_1J,
+        dq_im_CJ * head.weights_1J,
+        -_total(match_C1, 0),
+        _total(_total(keys_CH * d_scaled_CH, 0), 1),
+        _total(sums.sign_CJ * d_phase_CJ, 0),
+        _total(match_CJ, 0),
+    )
+    first_11 = _first(sums.carry_C1)
+    before = TileState(first_11 * _first(sum_re_SJ), first_11 * _first(sum_im_SJ), first_11 * _first(sum_z_S1))
+    return gradient, before
+
+
+def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _Sums:
+    """Steps 2 to 4."""
+    gates_C1 = jnp.where(block.real_C1 > 0, block.gates_C1, 0.0)
+    keys_CJ = fold.widen(block.keys_CH)
+    sign_CJ = softsign(head.phase_scale_11 * keys_CJ)
+    sine_CJ, cosine_CJ = sine_cosine(sign_CJ * (head.grid_1J * (1 / TURN)))
+    weight_CS = _weights(head, block)
+    carry_C1 = jnp.where(block.resets_C1 == 0, jnp.exp(-head.decay_11 * block.count_C1), 0.0)
+    gated_CJ = keys_CJ * gates_C1
+    re_CJ = _product(weight_CS, gated_CJ * cosine_CJ) + carry_C1 * state.re_1J
+    im_CJ = _product(weight_CS, gated_CJ * sine_CJ) + carry_C1 * state.im_1J
+    z_C1 = _total(weight_CS * _row(gates_C1), 1) + carry_C1 * state.z_11
+    seen_C1 = (block.real_C1 > 0) & (z_C1 >= TINY)
+    divisor_C1 = jnp.where(seen_C1, z_C1, jnp.inf)
+    return _Sums(keys_CJ, sign_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1)
+
+
+def _weights(head: Head, block: Block) -> Array:
+    """e^{-λ·distance} from S to C, zero across a reset and towards the past."""
+    size = block.count_C1.shape[0]
+    to_CS, from_CS = _iota(size, 0), _iota(size, 1)
+    reach_CS = (block.resets_C1 == _row(block.resets_C1)) & (to_CS >= from_CS)
+    steps_CS = jnp.where(reach_CS, block.count_C1 - _row(block.count_C1), 0.0)
+    return jnp.where(reach_CS, jnp.exp(-head.decay_11 * steps_CS), 0.0)
+
+
+def _after(sums: _Sums) -> TileState:
+    return TileState(_last(sums.re_CJ), _last(sums.im_CJ), _last(sums.z_C1))
+
+
+def _kept(block: Block, sums: _Sums, state: TileState) -> TileState:
+    """e^{-λ} S_{t-1} at every position that decays its sums, [C, J] twice and [C, 1]."""
+    size = block.count_C1.shape[0]
+    to_CS, from_CS = _iota(size, 0), _iota(size, 1)
+    decays_C1 = block.real_C1 > 0
+    weight_CS = jnp.where((to_CS == from_CS + 1) & decays_C1, sums.weight_CS, 0.0)
+    first_C1 = jnp.where((jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) == 0) & decays_C1, sums.carry_C1, 0.0)
+    return TileState(
+        _product(weight_CS, sums.re_CJ) + first_C1 * state.re_1J,
+        _product(weight_CS, sums.im_CJ) + first_C1 * state.im_1J,
+        _total(weight_CS * _row(sums.z_C1), 1) + first_C1 * state.z_11,
+    )
+
+
+def _product(weight_CS: Array, values_SJ: Array) -> Array:
+    return _dot(weight_CS, values_SJ, ((1,), (0,)))
+
+
+def _gather(sums: _Sums, values_CJ: Array) -> Array:
+    return _dot(sums.weight_CS, values_CJ, ((0,), (0,)))
+
+
+def _dot(left: Array, right: Array, contract: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
+    return jax.lax.dot_general(
+        left, right, (contract, ((), ())), precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+
+
+def _iota(size: int, axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, (size, size), axis)
+
+
+def _total(array: Array, axis: int) -> Array:
+    return jnp.sum(array, axis=axis, keepdims=True)
+
+
+def _row(column_C1: Array) -> Array:
+    """[C, 1] -> [1, C], through the diagonal."""
+    size = column_C1.shape[0]
+    return _total(jnp.where(_iota(size, 0) == _iota(size, 1), column_C1, 0.0), 0)
+
+
+def _column(row_1C: Array) -> Array:
+    size = row_1C.shape[1]
+    return _total(jnp.where(_iota(size, 0) == _iota(size, 1), row_1C, 0.0), 1)
+
+
+def _pick(tile: Array, index: int) -> Array:
+    """One row of a tile, kept two-dimensional; a masked sum, for values cannot be sliced."""
+    rows = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
+    return _total(jnp.where(rows == index, tile, 0.0), 0)
+
+
+def _first(tile: Array) -> Array:
+    return _pick(tile, 0)
+
+
+def _last(tile: Array) -> Array:
+    return _pick(tile, tile.shape[0] - 1)

@@ -1,0 +1,194 @@
+"""The SCA layer (paper §2.2.4, steps 1 to 6) around the mixing operator.
+
+Columns of the input projection, in our order: keys K·H | scores K | re queries K'·H·M | im queries K'·H·M. (The author
+interleaves re and im; split, each is one contiguous slice. The importer permutes.)
+
+The decay is relative unless `config.decay` is "window": then the author's weights, measured to the end of the context
+and clipped, go in as gates and the operator decays nothing.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from configs.model import ModelConfig
+from model.layers.common import Params, causal_convolution, linear, matrix, normals, parameter, rms_norm
+from model.layers.mixing.operator import mix, mix_step
+from model.layers.mixing.parts import MixState
+from model.sharding import ROWS, WHOLE, on_each_device
+
+THETA_LOW, THETA_HIGH = 0.001, 3.0
+DECAY_LOW, DECAY_HIGH = 0.001, 0.1
+WINDOW_FLOOR, WINDOW_CEILING = 1e-4, 5000.0
+
+
+class SCA(nnx.Module):
+    """The parameters of one layer. `depth` is the number of residual branches in the stack: it scales the output."""
+
+    def __init__(self, config: ModelConfig, depth: int, rngs: nnx.Rngs) -> None:
+        width, heads, head_dim = config.width, config.memory_heads, config.head_dim
+        samples, inner, taps = config.spectral_samples, projected(config), config.convolution
+        expanded = config.readout_expand * head_dim
+        drawn = normals(
+            rngs,
+            {
+                "in_proj": (width, inner),
+                "conv": (taps, inner),
+                "gate_proj": (width, 2 * head_dim * heads),
+                "readout": (heads, 2 * head_dim, 2 * expanded),
+                "out_proj": (expanded * heads, width),
+            },
+        )
+        self.norm = parameter(jnp.ones(width), "width")
+        self.in_proj = matrix(drawn["in_proj"], "width", "inner")
+        # Gain √2 over the taps, for the SiLU that follows.
+        self.conv = parameter(drawn["conv"] * (2 / taps) ** 0.5, None, "inner")
+        start = np.geomspace(THETA_LOW, THETA_HIGH, samples) if samples > 1 else np.geomspace(0.01, 2.9, heads)
+        start_KHM = start.reshape(1, 1, samples) if samples > 1 else start.reshape(heads, 1, 1)
+        theta_KHM = jnp.asarray(np.broadcast_to(_theta_inverse(start_KHM), (heads, head_dim, samples)), jnp.float32)
+        self.theta = parameter(theta_KHM, "heads", None, None)
+        self.integration = parameter(jnp.zeros((heads, head_dim, samples)), "heads", None, None)
+        decays_K = np.geomspace(DECAY_LOW, DECAY_HIGH, heads)
+        self.decay = parameter(jnp.asarray(np.log(np.expm1(decays_K)), jnp.float32), "heads")
+        self.score_scale = parameter(jnp.ones(heads), "heads")
+        self.score_bias = parameter(jnp.zeros(heads), "heads")
+        self.phase_scale = parameter(jnp.ones(heads), "heads")
+        self.gate_proj = matrix(drawn["gate_proj"], "width", "inner")
+        self.gated_norm = parameter(jnp.ones(2 * head_dim * heads), "inner")
+        self.readout = matrix(drawn["readout"], "heads", None, None)
+        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
+
+
+class SCAState(NamedTuple):
+    """What decoding keeps of one layer: the sums, and the convolution's last T-1 inputs (zero before the start)."""
+
+    mix: MixState
+    history_BTC: Array
+
+
+class Spectrum(NamedTuple):
+    """What the raw parameters stand for: λ, θ and ω, float32."""
+
+    decay_K: Array
+    grid_KHM: Array
+    weights_KHM: Array
+
+
+def projected(config: ModelConfig) -> int:
+    """Columns of the input projection: keys, scores and both parts of the queries; 5,136 in the paper."""
+    queries = config.query_heads * config.head_dim * config.spectral_samples
+    return config.memory_heads * (config.head_dim + 1) + 2 * queries
+
+
+def spectrum(params: Params) -> Spectrum:
+    """λ by softplus; θ in [0.001, 3], rising over M by cumulative softplus (M = 1: by sigmoid); ω sums to 1 over M."""
+    raw_KHM = params["theta"].astype(jnp.float32)
+    if raw_KHM.shape[-1] == 1:
+        share_KHM = jax.nn.sigmoid(raw_KHM)
+    else:
+        reached_KHM = jnp.cumsum(jax.nn.softplus(raw_KHM) + 1e-4, axis=-1)
+        share_KHM = reached_KHM / reached_KHM[..., -1:]
+    grid_KHM = THETA_LOW + share_KHM * (THETA_HIGH - THETA_LOW)
+    weights_KHM = jnp.exp(params["integration"].astype(jnp.float32))
+    weights_KHM = weights_KHM / (jnp.sum(weights_KHM, axis=-1, keepdims=True) + 1e-6)
+    return Spectrum(jax.nn.softplus(params["decay"].astype(jnp.float32)), grid_KHM, weights_KHM)
+
+
+def sca(
+    params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
+) -> tuple[Array, SCAState]:
+    """One residual layer over whole rows: [B, L, D] to [B, L, D], and what decoding would continue from.
+
+    That state is the one of each row's last document; rows to be continued are padded on the left.
+    """
+    normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
+    inputs_BLC = linear(normed_BLD, params["in_proj"])
+    branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL))
+    keys, scores, q_re, q_im = _split(config, branches_BLC)
+    spectral = spectrum(params)
+    gates_BLK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_BL)
+    mixing = partial(mix, chunk=config.chunk, form=config.mixing)
+    if config.mixing == "fused":
+        mixing = on_each_device(mixing, (ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS, ROWS))
+    re_BLKH, im_BLKH, mixed = mixing(
+        keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im,
+        segments_BL,
+    )  # fmt: skip
+    out_BLD = x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH)
+    return out_BLD, SCAState(mixed, _last_inputs(config.convolution - 1, inputs_BLC, segments_BL))
+
+
+def sca_step(
+    params: Params, config: ModelConfig, spectral: Spectrum, x_BD: Array, positions_B: Array, state: SCAState
+) -> tuple[Array, SCAState]:
+    """One token of `sca`: [B, D] to [B, D], and the next state. `spectral` is `spectrum(params)`, had once."""
+    normed_BD = rms_norm(x_BD, params["norm"], config.sca_norm_epsilon)
+    inputs_BC = linear(normed_BD, params["in_proj"])
+    taps_TC = params["conv"].astype(inputs_BC.dtype)
+    # Written out tap by tap it is one pass over the columns: as a sum over an axis it was a quarter of the CPU step.
+    summed_BC = inputs_BC * taps_TC[-1]
+    for tap in range(taps_TC.shape[0] - 1):
+        summed_BC += state.history_BTC[:, tap] * taps_TC[tap]
+    branches_BC = jax.nn.silu(summed_BC)
+    history_BTC = jnp.concatenate([state.history_BTC[:, 1:], inputs_BC[:, None]], axis=1)
+    keys, scores, q_re, q_im = _split(config, branches_BC)
+    gates_BK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_B)
+    re_BKH, im_BKH, mixed = mix_step(
+        keys, gates_BK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im, state.mix
+    )
+    return x_BD + _fuse(params, config, normed_BD, re_BKH, im_BKH), SCAState(mixed, history_BTC)
+
+
+def _split(config: ModelConfig, branches: Array) -> tuple[Array, Array, Array, Array]:
+    """Keys [..., K, H], scores [..., K] and queries [..., K', H, M] twice, from the columns [..., C]."""
+    heads, head_dim = config.memory_heads, config.head_dim
+    query = (config.query_heads, head_dim, config.spectral_samples)
+    each = query[0] * query[1] * query[2]
+    keys, scores, q_re, q_im = jnp.split(
+        branches, [heads * head_dim, heads * (head_dim + 1), heads * (head_dim + 1) + each], axis=-1
+    )
+    lead = branches.shape[:-1]
+    return keys.reshape(*lead, heads, head_dim), scores, q_re.reshape(*lead, *query), q_im.reshape(*lead, *query)
+
+
+def _gates(params: Params, config: ModelConfig, decay_K: Array, scores: Array, positions: Array) -> tuple[Array, Array]:
+    """Step 2: the content gate softplus(γs+β), float32, and the decay that the operator is to apply."""
+    gates = jax.nn.softplus(params["score_scale"] * scores.astype(jnp.float32) + params["score_bias"])
+    if config.decay == "relative":
+        return gates, decay_K
+    distance = jnp.maximum(config.context - 1 - positions, 0).astype(jnp.float32)[..., None]
+    gates = jnp.clip(gates * jnp.exp(-decay_K * distance), WINDOW_FLOOR, WINDOW_CEILING)
+    # The floor on the gates keeps Z at 1e-4 or more from the first token on, as the author's floor on Z does.
+    return gates, jnp.zeros_like(decay_K)
+
+
+def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Array) -> Array:
+    """Step 6: gated RMS norm over all heads at once, SwiGLU per head (sigmoid gate), output projection."""
+    lead, dtype = normed.shape[:-1], normed.dtype
+    heads, head_dim = config.memory_heads, config.head_dim
+    complex_F = jnp.concatenate([re, im], axis=-1).reshape(*lead, -1).astype(jnp.float32)
+    gate_F = linear(normed, params["gate_proj"]).astype(jnp.float32)
+    fused = rms_norm(complex_F * jax.nn.silu(gate_F), params["gated_norm"], config.norm_epsilon).astype(dtype)
+    read = jnp.einsum("...kf,kfn->...kn", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype))
+    value, gate = jnp.split(read, 2, axis=-1)
+    return linear((value * jax.nn.sigmoid(gate)).reshape(*lead, -1), params["out_proj"])
+
+
+def _last_inputs(reach: int, inputs_BLC: Array, segments_BL: Array) -> Array:
+    """The convolution's last inputs, as many as it reaches back; zero where they are not of the row's last document."""
+    recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, inputs_BLC.shape[1] :]
+    owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, segments_BL.shape[1] :]
+    return jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
+
+
+def _theta_inverse(theta: np.ndarray) -> np.ndarray:
+    """Raw values for a grid: softplus increments over M (their sum is free, so θ itself is the total), or logits."""
+    if theta.shape[-1] == 1:
+        share = (theta - THETA_LOW) / (THETA_HIGH - THETA_LOW)
+        return np.log(share) - np.log1p(-share)
+    return np.log(np.expm1(theta) + 1e-4)

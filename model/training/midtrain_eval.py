@@ -1,0 +1,118 @@
+"""Validation loss and bits per byte of each source, over the first rows of its validation split."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from common.events import Emit
+from configs.model import ModelConfig, TokenizerConfig
+from data.tokenizer import Tokenizer, tokenizer_for
+from data.tokens.loader import Batch, Loader
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.layers.common import Params
+from model.sharding import put_rows
+from model.training.step import BATCH, Program
+
+
+def validate(program: Program, params: Params, loader: Loader, rows: int) -> dict[str, dict[str, float]]:
+    """Mean loss in nats per target, and bits per byte, by source. A source without validation rows is left out."""
+    found: dict[str, dict[str, float]] = {}
+    for source in loader.names:
+        whole = loader.validation(source, rows)
+        sums = [program.evaluate(params, put_rows(part, program.mesh)) for part in _parts(whole, program.micro_rows)]
+        nats, targets = (sum(float(pair[i]) for pair in sums) for i in range(2))
+        size = int(whole["bytes"].sum())
+        if targets and size:
+            found[source] = {"loss": nats / targets, "bits_per_byte": nats / math.log(2) / size}
+    return found
+
+
+def _parts(whole: Batch, rows: int) -> Iterator[Batch]:
+    """This process's share of batches of `rows` rows; the last is filled up with rows that weigh nothing."""
+    share = rows // jax.process_count()
+    first = share * jax.process_index()
+    for start in range(0, len(whole["source"]), rows):
+        part = {name: whole[name][start : start + rows] for name in BATCH}
+        missing = rows - len(part["source"])
+        filled = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in part.items()}
+        yield {name: array[first : first + share] for name, array in filled.items()}
+
+
+PER_SOURCE = 4
+OPENING = 16  # tokens of a plain document that are given
+PROMPT_LIMIT = 64
+WRITTEN = 96
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The beginning of a validation document, and how it really goes on."""
+
+    source: str
+    prompt: tuple[int, ...]
+    rest: tuple[int, ...]
+
+
+class Sampler:
+    """Emits `sample` events of greedy continuations. Compiles the first time that it is asked to `show`."""
+
+    def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
+        self._model, self._loader, self._emit = model, loader, emit
+        self._tokenizer = tokenizer_for(tokenizer)
+        self._generator: Generator | None = None
+        self._openings: list[Opening] = []
+
+    def show(self, params: Params, step: int) -> None:
+        """Write one sample for each opening, in a set of their own for each step."""
+        if self._generator is None:
+            self._prepare()
+        if self._generator is None:
+            return
+        prompts = [opening.prompt for opening in self._openings]
+        seeds = [(step, index) for index in range(len(prompts))]
+        for index, completion in enumerate(self._generator(params, prompts, seeds)):
+            opening = self._openings[index]
+            self._emit(
+                "sample",
+                set=f"pretrain-{step}",
+                index=index,
+                step=step,
+                source=opening.source,
+                prompt=self._tokenizer.decode(opening.prompt),
+                text=self._tokenizer.decode(completion.ids.tolist()),
+                reference=self._tokenizer.decode(opening.rest),
+                truncated=completion.truncated,
+            )
+
+    def _prepare(self) -> None:
+        limit = min(PROMPT_LIMIT, self._model.context // 2)
+        for source in self._loader.names:
+            self._openings += openings(self._loader, source, self._tokenizer, limit)
+        if self._openings:
+            longest = max(len(opening.prompt) for opening in self._openings)
+            room = self._model.context - longest
+            stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
+            sampling = Sampling(max_tokens=min(WRITTEN, room), temperature=0.0, stop_ids=stops)
+            self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
+
+
+def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:
+    """The first validation documents of a source that are worth a sample, at most four, one a row.
+
+    A chat document is cut where the assistant begins to think, any other after 16 tokens. Openings longer than `limit`
+    tokens, and ones with nothing after them, are passed over.
+    """
+    found = []
+    batch = loader.validation(source, 4 * PER_SOURCE)
+    for tokens_L, segments_L in zip(batch["tokens"], batch["segments"], strict=True):
+        document = tokens_L[segments_L == 1].tolist()
+        is_chat = tokenizer.think_start in document
+        cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
+        if cut <= limit and cut < len(document):
+            rest = np.asarray(document[cut : cut + WRITTEN]).tolist()
+            found.append(Opening(source, tuple(document[:cut]), tuple(rest)))
+    return found[:PER_SOURCE]

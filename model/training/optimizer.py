@@ -1,0 +1,119 @@
+"""AdamW and Muon from optax behind one clip, one learning-rate schedule and one rule for which parameters are matrices.
+
+A matrix is what multiplies activations: the last two axes of a parameter once the stacking axes are set aside (the
+blocks, and the heads of the readout). Only matrices decay, and only those inside blocks go through Muon, each on its
+own. Norms, biases, the depthwise taps and the spectral parameters (grid, integration weights, decay slopes, phase and
+score scales) are numbers with a meaning each: pulling them to zero or orthogonalising them would destroy it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from configs.base import OptimizerConfig
+
+MUON_RMS = 0.2  # an AdamW update's root mean square (arXiv:2502.16982 §2.2), so both share one learning rate
+MUON_BETA = 0.95
+MUON_STEPS = 5
+
+NOT_MATRICES = frozenset({"conv", "theta", "integration"})  # of two axes or more, and yet no matrix
+
+
+def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """The optimizer of a run of `steps` updates: clip by the global norm, then AdamW, or Muon with AdamW for the rest.
+
+    `update` needs `params`. Its state holds one `ScaleByScheduleState` for each group of parameters, whose count is the
+    number of updates applied: see `applied`.
+    """
+    rate = schedule(config, steps)
+    adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=_tree(_is_matrix))
+    if config.name == "adamw":
+        return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
+    muon = optax.chain(
+        scale_by_muon(ns_steps=MUON_STEPS, beta=MUON_BETA, weight_dimension_numbers=_dimension_numbers),
+        optax.stateless(_match_adam_rms),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(rate),
+    )
+    groups = optax.partition({"muon": muon, "adamw": adamw}, _tree(_group))
+    return optax.chain(optax.clip_by_global_norm(config.clip), groups)
+
+
+def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
+    """Learning rate of update 0, 1, ...: linear warm-up to the peak, then cosine, warm-up-stable-decay or constant.
+
+    Update `warmup_steps` is the first at the peak and update `steps - 1` is the one at `final_learning_rate`
+    (`constant` stays at the peak). The warm-up is at most half of the run, so that a short run still learns.
+    """
+    peak, final = config.learning_rate, config.final_learning_rate
+    warmup = min(config.warmup_steps, steps // 2)
+    last = max(steps - 1, warmup + 1)
+    if config.schedule == "cosine":
+        body = optax.cosine_decay_schedule(peak, last - warmup, alpha=final / peak)
+    elif config.schedule == "wsd":
+        falling = min(max(round(config.decay_share * steps), 1), last - warmup)
+        flat = last - warmup - falling
+        body = optax.join_schedules(
+            [optax.constant_schedule(peak), optax.linear_schedule(peak, final, falling)], [flat]
+        )
+    else:
+        body = optax.constant_schedule(peak)
+    if not warmup:
+        return lambda count: jnp.asarray(body(count), jnp.float32)
+    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    joined = optax.join_schedules([rise, body], [warmup])
+    return lambda count: jnp.asarray(joined(count), jnp.float32)
+
+
+def applied(state: optax.OptState) -> jax.Array:
+    """Number of updates applied so far, int32 scalar: the argument of `schedule` for the next one."""
+    found = jax.tree.leaves(state, is_leaf=_is_schedule_state)
+    return next(leaf.count for leaf in found if _is_schedule_state(leaf))
+
+
+def is_stacked(path: tuple[Any, ...]) -> bool:
+    """Whether the parameter at this pytree path carries the leading axis of the blocks."""
+    return _names(path)[0] == "blocks"
+
+
+def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
+    """The two axes (in, out) of the matrices held by a parameter, or None where it holds none."""
+    names = _names(path)
+    stacked = int(is_stacked(path))
+    if leaf.ndim - stacked < 2 or names[-1] in NOT_MATRICES:
+        return None
+    return leaf.ndim - 2, leaf.ndim - 1
+
+
+def _is_schedule_state(leaf: Any) -> bool:
+    return isinstance(leaf, optax.ScaleByScheduleState)
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    return [str(getattr(part, "key", part)) for part in path]
+
+
+def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
+    return lambda params: jax.tree_util.tree_map_with_path(rule, params)
+
+
+def _is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
+    # Under `partition` the leaves of the other group are MaskedNodes, which tree_map passes over.
+    return matrix_axes(path, leaf) is not None
+
+
+def _group(path: tuple[Any, ...], leaf: Any) -> str:
+    return "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw"
+
+
+def _dimension_numbers(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)
+
+
+def _match_adam_rms(updates: Any, params: Any) -> Any:
+    del params
+    return jax.tree.map(lambda u: u * (MUON_RMS * max(u.shape[-2:]) ** 0.5), updates)

@@ -1,0 +1,155 @@
+"""The training step: a pure function of (parameters, optimizer state, step) and a batch, jitted with donated state.
+
+The gradient is that of Σ weighted losses / Σ weights over the whole batch, whatever the micro-batches: sums are
+accumulated and divided once. An update whose loss or gradient is not finite is not applied: parameters, moments and the
+schedule's count stay as they are, and the metrics say so.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from configs.model import ModelConfig
+from configs.training import PretrainConfig
+from model.layers.common import Params
+from model.loss import LossSums, weighted_loss
+from model.nautile import initialise, shapes
+from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
+from model.training.optimizer import applied, build, schedule
+
+BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
+
+
+class TrainState(NamedTuple):
+    """All that training carries. `step` counts batches taken, int32 scalar; skipped updates count too."""
+
+    params: Params
+    opt_state: Any
+    step: Array
+
+
+class StepMetrics(NamedTuple):
+    """Of one batch. Losses are sums in nats over weighted targets, by source [S]; everything float32 but `finite`."""
+
+    source_loss_S: Array
+    source_weight_S: Array
+    gradient_norm: Array
+    update_norm: Array
+    learning_rate: Array
+    finite: Array
+
+
+class Program:
+    """The jitted functions of one run on one mesh: `fresh`, `step` and `evaluate`, and the shardings of the state.
+
+    `rows` are those of the global batch, of `length` tokens, from `sources` numbered sources; `micro_rows` of them go
+    through the model at once.
+    """
+
+    def __init__(
+        self, config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, sources: int, length: int, seed: int
+    ) -> None:
+        self.mesh, self.rows, self.length = mesh, config.batch_rows, length
+        self.micro_rows = config.micro_rows or config.batch_rows
+        tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
+        kinds = shapes(model)
+        params = parameter_shardings(kinds, mesh)
+        self.shardings = TrainState(params, optimizer_shardings(tx, kinds, params, mesh), replicated(mesh))
+        whole, rows = replicated(mesh), row_sharding(mesh)
+
+        def fresh() -> TrainState:
+            masters = initialise(model, seed)
+            return TrainState(masters, tx.init(masters), jnp.zeros((), jnp.int32))
+
+        def losses(params: Params, batch: dict[str, Array]) -> LossSums:
+            return weighted_loss(params, model, batch, config.loss_chunk, config.z_loss)
+
+        def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, StepMetrics]:
+            gradient, sums = _accumulate(losses, state.params, batch, self.micro_rows, sources, params, mesh)
+            loss, source_loss_S, source_weight_S = sums
+            total = jnp.maximum(jnp.sum(source_weight_S), 1.0)
+            gradient = jax.tree.map(lambda leaf: leaf / total, gradient)
+            norm = optax.global_norm(gradient)
+            finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+            updates, opt_state = tx.update(gradient, state.opt_state, state.params)
+            moved = optax.apply_updates(state.params, updates), opt_state
+            kept = state.params, state.opt_state
+            chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, kept)
+            metrics = StepMetrics(
+                source_loss_S, source_weight_S, norm, optax.global_norm(updates), rate(applied(state.opt_state)), finite
+            )
+            return TrainState(*chosen, state.step + 1), metrics
+
+        def evaluate(params: Params, batch: dict[str, Array]) -> tuple[Array, Array]:
+            sums = losses(params, batch)
+            return jnp.sum(sums.row_loss_B), sums.weight
+
+        batch = dict.fromkeys(BATCH, rows)
+        self.fresh: Callable[[], TrainState] = jax.jit(fresh, out_shardings=self.shardings)
+        stepped = jax.jit(
+            step, in_shardings=(self.shardings, batch), out_shardings=(self.shardings, whole), donate_argnums=0
+        )
+        evaluated = jax.jit(evaluate, in_shardings=(self.shardings.params, batch), out_shardings=(whole, whole))
+        self.step, self.evaluate = OnMesh(mesh, stepped), OnMesh(mesh, evaluated)
+
+    def state_shapes(self) -> TrainState:
+        """The state as `ShapeDtypeStruct`s with their shardings: what a checkpoint is restored into."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(self.fresh),
+            self.shardings,
+        )
+
+    def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The arrays of a global batch, to lower or compile `step` without any data."""
+        kinds = {name: jnp.float32 if name == "weights" else jnp.int32 for name in BATCH}
+        full = {name: (self.rows,) if name == "source" else (self.rows, self.length) for name in BATCH}
+        sharding = row_sharding(self.mesh)
+        return {name: jax.ShapeDtypeStruct(full[name], kinds[name], sharding=sharding) for name in BATCH}
+
+
+Sums = tuple[Array, Array, Array]  # the differentiated loss, the cross-entropy by source [S], the weight by source [S]
+
+
+def _accumulate(
+    losses: Callable[[Params, dict[str, Array]], LossSums],
+    params: Params,
+    batch: dict[str, Array],
+    micro_rows: int,
+    sources: int,
+    shardings: Params,
+    mesh: Mesh,
+) -> tuple[Params, Sums]:
+    """Gradient of the summed loss, and the sums, over the micro-batches of a batch."""
+
+    def part(micro: dict[str, Array]) -> tuple[Params, Sums]:
+        def scalar(masters: Params) -> tuple[Array, LossSums]:
+            sums = losses(masters, micro)
+            return sums.loss, sums
+
+        (loss, sums), gradient = jax.value_and_grad(scalar, has_aux=True)(params)
+        rows = jnp.stack([sums.row_loss_B, sums.row_weight_B], axis=1)
+        by_source = jax.ops.segment_sum(rows, micro["source"], sources)
+        return jax.lax.with_sharding_constraint(gradient, shardings), (loss, by_source[:, 0], by_source[:, 1])
+
+    count = batch["tokens"].shape[0] // micro_rows
+    if count == 1:
+        return part(batch)
+
+    def split(array: Array) -> Array:
+        # Every count-th row, so that each device's rows stay on it.
+        micro = jnp.swapaxes(array.reshape(micro_rows, count, *array.shape[1:]), 0, 1)
+        return jax.lax.with_sharding_constraint(micro, NamedSharding(mesh, PartitionSpec(None, *ROWS)))
+
+    def body(carry: tuple[Params, Sums], micro: dict[str, Array]) -> tuple[tuple[Params, Sums], None]:
+        return jax.tree.map(jnp.add, carry, part(micro)), None
+
+    start = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), shardings)
+    nothing = (jnp.zeros(()), jnp.zeros(sources), jnp.zeros(sources))
+    total, _ = jax.lax.scan(body, (start, nothing), jax.tree.map(split, batch))
+    return total

@@ -1,0 +1,195 @@
+"""Import of the author's published weights, their layout and their id shift hidden here.
+
+Their linear weights are (out, in), their queries' columns have (re, im) last, their ids are ours + 1 (0 pads).
+Their decay is measured to the end of the context and clipped: `decay="window"` computes just that. Tensors come from
+safetensors or from a numpy archive (.npz): nothing is ever unpickled.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from common.errors import ConfigError
+from configs.model import ModelConfig, TokenizerConfig
+from model.layers.common import Params
+from model.layers.sca import projected
+from model.nautile import sca_names
+from model.weights.files import refuse_occupied, save_weights
+
+Reader = Callable[[str], np.ndarray]
+
+
+def load_author_weights(
+    path: Path, model: ModelConfig | None = None, tokenizer: TokenizerConfig | None = None
+) -> tuple[Params, ModelConfig, TokenizerConfig]:
+    """Parameters and configuration of a checkpoint of the author's, as `load_weights` gives ours.
+
+    `model` describes its shape (None: the published one); vocabulary and decay are set here. Raises ConfigError with
+    the first difference where a name is missing or unknown or a shape does not fit.
+    """
+    tokenizer = tokenizer or TokenizerConfig()
+    changes = {"vocabulary": tokenizer.vocabulary, "decay": "window"}
+    model = ModelConfig(**changes) if model is None else model.model_copy(update=changes)
+    tensors = _read(path, model)
+    table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
+    table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
+    names = [*sca_names(model), "attention"]
+    blocks: Params = {}
+    for place, name in enumerate(names):
+        convert = _attention if name == "attention" else _sca
+        layers = [convert(_within(tensors, index * len(names) + place), model) for index in range(model.blocks)]
+        blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
+    return {"embedding": jnp.asarray(table_VD), "blocks": blocks}, model, tokenizer
+
+
+def import_weights(path: Path, out: Path, model: ModelConfig, tokenizer: TokenizerConfig) -> list[Path]:
+    """`load_author_weights`, written as a checkpoint of ours into the new or empty folder `out`."""
+    refuse_occupied(out)
+    params, model, tokenizer = load_author_weights(path, model, tokenizer)
+    save_weights(out, params, model, tokenizer)
+    return sorted(out.iterdir())
+
+
+def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Their tensors' names and shapes; the embedding has at least the vocabulary's rows and one for padding."""
+    width, hidden = model.width, model.feed_forward
+    heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
+    inner, gated, expanded = projected(model), 2 * heads * head_dim, model.readout_expand * head_dim
+    shared = model.kv_heads * model.attention_head_dim
+    sca = {
+        "norm.scale": (width,),
+        "attn.in_proj.weight": (inner, width),
+        "attn.conv_weight": (inner, 1, model.convolution),
+        _grid_name(model): (1, 1, heads, head_dim, samples),
+        "attn.w_int_raw": (1, 1, model.query_heads, heads // model.query_heads, head_dim, samples),
+        "attn.decay_slopes": (heads,),
+        "attn.score_scale": (heads,),
+        "attn.score_bias": (heads,),
+        "attn.phase_scale": (heads,),
+        "attn.gate_proj.weight": (gated, width),
+        "attn.gated_norm.weight": (gated,),
+        "attn.W_readout": (heads, 2 * head_dim, 2 * expanded),
+        "attn.out_proj.weight": (width, expanded * heads),
+    }
+    transformer = {
+        "norm1.scale": (width,),
+        "norm2.scale": (width,),
+        "attn.q_proj.weight": (width, width),
+        "attn.k_proj.weight": (shared, width),
+        "attn.v_proj.weight": (shared, width),
+        "attn.out_proj.weight": (width, width),
+        "ff_in.weight": (2 * hidden, width),
+        "ff_in.bias": (2 * hidden,),
+        "ff_out.weight": (width, hidden),
+        "ff_out.bias": (width,),
+    }
+    yield "embedding.weight", (model.vocabulary + 1, width)
+    each = model.sca_per_block + 1
+    for index in range(model.blocks * each):
+        layer = transformer if index % each == model.sca_per_block else sca
+        yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
+
+
+def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+    """All tensors as float32, less what stands before "embedding.weight" in every name.
+
+    Their shapes are compared first: a few bytes of an archive can unpack to any amount of zeros.
+    """
+    try:
+        if path.suffix == ".npz":
+            with ZipFile(path) as archive:
+                members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+                names = _checked(path, {name: _npy_shape(archive, member) for name, member in members.items()}, model)
+                return {plain: _npy(archive, members[name]) for plain, name in names.items()}
+        with safe_open(path, framework="flax") as opened:
+            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            names = _checked(path, found, model)
+            return {plain: np.asarray(opened.get_tensor(name), np.float32) for plain, name in names.items()}
+    except ConfigError:
+        raise
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, BadZipFile, SafetensorError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{path}: cannot be read as safetensors or as a numpy archive (.npz): {line}") from None
+
+
+def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
+    """What the header of an array in the archive says, which is all that is read of it."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers:
+            raise ValueError(f"{member} is of the array format {version}")
+        shape, _, kind = headers[version](file)
+        if kind.hasobject:
+            raise ValueError(f"{member} holds pickled objects")
+        return shape
+
+
+def _npy(archive: ZipFile, member: str) -> np.ndarray:
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
+
+
+def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> dict[str, str]:
+    """Our name of each tensor -> its name in the file. Raises `ConfigError` unless all are the model's."""
+    prefixes = [name.removesuffix("embedding.weight") for name in shapes if name.endswith("embedding.weight")]
+    names = {name.removeprefix(prefixes[0] if prefixes else ""): name for name in shapes}
+    expected = dict(author_shapes(model))
+    for name, shape in expected.items():
+        if name not in names:
+            raise ConfigError(f"{path}: lacks the tensor `{name}` of shape {shape}")
+        found = shapes[names[name]]
+        spare = 2 * shape[0] + 1024  # rows that nothing reads, for the table to shard
+        rows_fit = name == "embedding.weight" and found[1:] == shape[1:] and shape[0] <= found[0] <= spare
+        if found != shape and not rows_fit:
+            raise ConfigError(f"{path}: `{name}` has shape {found}, and this model's is {shape}")
+    for name in names:
+        if name not in expected:
+            raise ConfigError(f"{path}: holds the tensor `{name}`, which this model does not have")
+    return names
+
+
+def _within(tensors: Mapping[str, np.ndarray], index: int) -> Reader:
+    return lambda name: tensors[f"blocks.{index}.{name}"]
+
+
+def _grid_name(model: ModelConfig) -> str:
+    return "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
+
+
+def _sca(read: Reader, model: ModelConfig) -> dict[str, np.ndarray]:
+    heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
+    keys = heads * (head_dim + 1)
+    pairs = keys + np.arange(2 * model.query_heads * head_dim * samples).reshape(-1, 2)
+    columns = np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
+    return {
+        "norm": read("norm.scale"),
+        "in_proj": read("attn.in_proj.weight").T[:, columns],
+        "conv": read("attn.conv_weight")[:, 0].T[:, columns],
+        "theta": read(_grid_name(model))[0, 0],
+        "integration": read("attn.w_int_raw").reshape(heads, head_dim, samples),
+        "decay": read("attn.decay_slopes"),
+        "score_scale": read("attn.score_scale"),
+        "score_bias": read("attn.score_bias"),
+        "phase_scale": read("attn.phase_scale"),
+        "gate_proj": read("attn.gate_proj.weight").T,
+        "gated_norm": read("attn.gated_norm.weight"),
+        "readout": read("attn.W_readout"),
+        "out_proj": read("attn.out_proj.weight").T,
+    }
+
+
+def _attention(read: Reader, _model: ModelConfig) -> dict[str, np.ndarray]:
+    matrices = {name: read(f"attn.{name}.weight").T for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    return matrices | {
+        "norm1": read("norm1.scale"),
+        "norm2": read("norm2.scale"),
+        "ff_in": read("ff_in.weight").T,
+        "ff_in_bias": read("ff_in.bias"),
+        "ff_out": read("ff_out.weight").T,
+        "ff_out_bias": read("ff_out.bias"),
+    }

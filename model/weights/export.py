@@ -1,0 +1,115 @@
+"""`nautile export`: a checkpoint as a folder that others can read: safetensors, configuration, and tokenizer files.
+
+The weights keep this project's names and bytes, so `load_weights` on an export gives back the checkpoint bit for bit.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from data.chat_template import encode_prompt
+from data.tokenizer import PATTERN, Tokenizer, tokenizer_for
+from model.weights.files import load_weights, refuse_occupied, save_weights
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+def export(checkpoint: Path, out: Path) -> list[Path]:
+    """Write a checkpoint folder as `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
+
+    `tokenizer.json` is for the Hub's `tokenizers` library; its settings file names the specials and shows, with
+    `{query}` for the question, the prompt that the model was trained on. Raises ConfigError where `out` holds something
+    already or the checkpoint does not read.
+    """
+    refuse_occupied(out)
+    params, model, tokenizer_config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(tokenizer_config)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / TOKENIZER, tokenizer_json(tokenizer))
+    _write(
+        out / TOKENIZER_CONFIG,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.context,
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "additional_special_tokens": list(tokenizer.specials),
+            "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
+            "fingerprint": tokenizer.fingerprint,
+        },
+    )
+    save_weights(out, params, model, tokenizer_config)
+    return sorted(out.iterdir())
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The file's content. It encodes plain text as `tokenizer` does, and reads the specials' names as their ids."""
+    ranks = {tokenizer.decode_bytes([rank]): rank for rank in range(tokenizer.config.ranks)}
+    letters = byte_letters()
+    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges = [
+        [spelled[part] for part in _parents(token, ranks)]
+        for token in sorted(ranks, key=lambda token: ranks[token])
+        if len(token) > 1
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": True,
+            }
+            for name, number in tokenizer.specials.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": _regex()}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": {spelled[token]: rank for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }  # fmt: skip
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that stands for each byte in byte-level BPE files: itself, or one from U+0100 on."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+def _parents(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two tokens that `token` was merged from: its bytes, merged in order of rank by the merges before it."""
+    parts = [token[place : place + 1] for place in range(len(token))]
+    while len(parts) > 2:
+        pairs = [ranks.get(parts[place] + parts[place + 1], len(ranks)) for place in range(len(parts) - 1)]
+        best = pairs.index(min(pairs))
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def _regex() -> str:
+    """The pattern in the library's dialect (Oniguruma): `{1,3}+` would repeat there, and `$` match before a newline."""
+    return PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")

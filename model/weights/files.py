@@ -1,0 +1,134 @@
+"""A `checkpoint` artifact: `weights.safetensors` (float32, dotted names, sorted) and `config.json`.
+
+The same weights give the same bytes: safetensors orders the tensors itself, and no free-form metadata goes into its
+header, for it would be written in hash order.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from common.errors import ConfigError
+from common.files import read_bounded_json
+from configs.model import ModelConfig, TokenizerConfig
+from model.layers.common import Params
+from model.nautile import shapes
+
+FORMAT = 1
+WEIGHTS = "weights.safetensors"
+CONFIG = "config.json"
+LARGEST = 2**24  # of any dimension; their products still fit into 64 bits, and nothing is made before they are compared
+
+
+def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
+    """Write the two files of a checkpoint into `folder` (made if absent), each whole or not at all, weights first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten(params).items()}
+    partial = folder / f"{WEIGHTS}.partial"
+    save_file(arrays, partial)
+    _commit(partial, folder / WEIGHTS)
+    described = {
+        "format": FORMAT,
+        "model": model.model_dump(mode="json"),
+        "tokenizer": tokenizer.model_dump(mode="json"),
+    }
+    partial = folder / f"{CONFIG}.partial"
+    partial.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _commit(partial, folder / CONFIG)
+
+
+def refuse_occupied(out: Path) -> None:
+    """Raises ConfigError where `out` is no folder to write a checkpoint into: it holds something already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: already holds something; name a new or an empty folder")
+
+
+def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
+    """Read a checkpoint: float32 parameters as nested dicts, and the configurations they were made with.
+
+    Raises `ConfigError` naming the file and the first difference: a missing, unreadable or cut file, another format
+    version, a name that the model lacks or has besides, or another shape or type.
+    """
+    model, tokenizer = _read_config(folder / CONFIG)
+    path = folder / WEIGHTS
+    expected = flatten(shapes(model))
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            _compare(path, expected, tensors)
+            loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: cannot be read as weights ({_line(error)}); make the checkpoint again") from None
+    return unflatten(loaded), model, tokenizer
+
+
+def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
+    try:
+        table = read_bounded_json(path)
+        if table["format"] != FORMAT:
+            raise ConfigError(f"{path}: format {table['format']!r}, and this version reads format {FORMAT} only")
+        model = ModelConfig.model_validate(table["model"])
+        for name, value in model:
+            if isinstance(value, int) and value > LARGEST:
+                raise ConfigError(f"{path}: `model.{name}`: {value} is more than any model has")
+        return model, TokenizerConfig.model_validate(table["tokenizer"])
+    except (KeyError, TypeError):
+        raise ConfigError(f"{path}: lacks one of `format`, `model`, `tokenizer`") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{path}: `{where}`: {first['msg']}") from None
+
+
+def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
+    """Refuse names, shapes or types other than the model's."""
+    found = set(tensors.keys())
+    for name in sorted(found ^ set(expected)):
+        fault = "holds the unknown parameter" if name in found else "lacks the parameter"
+        raise ConfigError(f"{path}: {fault} `{name}`: it does not belong to the model that config.json describes")
+    for name in sorted(expected):
+        part = tensors.get_slice(name)
+        shape, dtype = tuple(part.get_shape()), part.get_dtype()
+        if shape != expected[name].shape or dtype != "F32":
+            raise ConfigError(
+                f"{path}: `{name}` is {dtype} of shape {shape}; the model in config.json has F32 of shape "
+                f"{tuple(expected[name].shape)}"
+            )
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by their path, names joined by dots, in the order of the names."""
+    flat: dict[str, Any] = {}
+    for name in sorted(tree):
+        value = tree[name]
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> Params:
+    """The tree that `flatten` took apart."""
+    tree: Params = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def _commit(partial: Path, final: Path) -> None:
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, final)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,385 @@
+"""The catalog's tables, and how a manifest or an event becomes a row of one.
+
+Times are UTC. Every column that is not known is NULL. Rows are keyed by ids that the truth carries, so that taking a
+file in twice changes nothing; of two events with one id the newer is the row. But the end of a run is its end, even by
+a clock that was set back since it began, or by the clock of another host.
+"""
+
+import json
+import logging
+import math
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from common.errors import ConfigError
+from store.artifacts import Artifact
+
+SCHEMA = 2  # another one wants a step in store/schema.py
+
+
+@dataclass(frozen=True)
+class Table:
+    """Name, columns with their types, and the columns that make a row's identity."""
+
+    name: str
+    columns: dict[str, str]
+    key: tuple[str, ...]
+    open_state: str = ""  # of a row with a `state`: the one that any other ends, whatever the clocks say
+
+    def order(self, row: dict[str, Any]) -> tuple[bool, datetime]:
+        """Of two rows with one id, the one that is greater by this stays."""
+        return bool(self.open_state) and row["state"] != self.open_state, row["time"]
+
+    def create(self) -> str:
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+
+    def upsert(self) -> str:
+        """Insert rows given as one list a column; an older event never replaces a newer."""
+        names = list(self.columns)
+        values = ", ".join(f"unnest(?::{self.columns[name].split()[0]}[])" for name in names)
+        others = [name for name in names if name not in self.key]
+        newer = f" WHERE {self._order('excluded')} >= {self._order(self.name)}" if "time" in names else ""
+        updates = ", ".join(f"{name} = excluded.{name}" for name in others)
+        return (
+            f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
+        )
+
+    def _order(self, row: str) -> str:
+        ended = f"{row}.state IS DISTINCT FROM '{self.open_state}'" if self.open_state else "FALSE"
+        return f"({ended}, {row}.time)"
+
+
+ARTIFACTS = Table(
+    "artifacts",
+    {
+        "id": "VARCHAR",  # kind/<12 digits>, with .n when superseded
+        "kind": "VARCHAR",
+        "key": "VARCHAR",
+        "superseded": "INTEGER",  # 0: live
+        "execution": "VARCHAR",
+        "stage": "VARCHAR",
+        "version": "INTEGER",
+        "run": "VARCHAR",
+        "created": "TIMESTAMP",
+        "bytes": "BIGINT",
+        "file_count": "INTEGER",
+        "digest": "VARCHAR",
+        "commit": "VARCHAR",
+        "host": "VARCHAR",
+        "config": "JSON",
+        "facts": "JSON",
+        "files": "JSON",  # path -> {bytes, sha256}
+        "label": "VARCHAR",  # the stage and its use: evaluate:align
+    },
+    ("id",),
+)
+INPUTS = Table(
+    "inputs",
+    {
+        "artifact": "VARCHAR",  # artifacts.id of what was made
+        "name": "VARCHAR",
+        "kind": "VARCHAR",
+        "key": "VARCHAR",
+        "execution": "VARCHAR",  # which making of the input was read
+    },
+    ("artifact", "name"),
+)
+RUNS = Table(
+    "runs",
+    {
+        "id": "VARCHAR",  # one attempt at one stage
+        "run": "VARCHAR",
+        "config": "VARCHAR",
+        "stage": "VARCHAR",
+        "label": "VARCHAR",
+        "key": "VARCHAR",
+        "execution": "VARCHAR",
+        "attempt": "INTEGER",
+        "state": "VARCHAR",  # running, done, reused, failed, cancelled, interrupted
+        "reused": "BOOLEAN",
+        "forced": "BOOLEAN",
+        "started": "TIMESTAMP",
+        "ended": "TIMESTAMP",
+        "seconds": "DOUBLE",
+        "peak_bytes": "BIGINT",
+        "exit_code": "INTEGER",
+        "outputs": "JSON",  # kind -> artifact id
+        "error": "VARCHAR",
+        "commit": "VARCHAR",
+        "host": "VARCHAR",
+        "time": "TIMESTAMP",
+    },
+    ("id",),
+    open_state="running",
+)
+METRICS = Table(
+    "metrics",
+    {
+        "id": "VARCHAR",
+        "execution": "VARCHAR",
+        "stage": "VARCHAR",
+        "name": "VARCHAR",
+        "step": "BIGINT",
+        "value": "DOUBLE",
+        "source": "VARCHAR",
+        "time": "TIMESTAMP",
+    },
+    ("id",),
+)
+CALLS = Table(
+    "calls",
+    {
+        "id": "VARCHAR",
+        "execution": "VARCHAR",
+        "stage": "VARCHAR",
+        "endpoint": "VARCHAR",
+        "model": "VARCHAR",
+        "purpose": "VARCHAR",
+        "tag": "VARCHAR",
+        "digest": "VARCHAR",
+        "attempt": "INTEGER",
+        "status": "VARCHAR",
+        "cached": "BOOLEAN",
+        "tokens_in": "BIGINT",
+        "tokens_out": "BIGINT",
+        "latency_s": "DOUBLE",
+        "dollars": "DOUBLE",
+        "error": "VARCHAR",
+        "fields": "JSON",  # whatever else the call carried
+        "time": "TIMESTAMP",
+    },
+    ("id",),
+)
+SAMPLES = Table(
+    "samples",
+    {
+        "id": "VARCHAR",
+        "execution": "VARCHAR",
+        "stage": "VARCHAR",
+        "set": "VARCHAR",
+        "index": "BIGINT",
+        "fields": "JSON",
+        "time": "TIMESTAMP",
+    },
+    ("id",),
+)
+TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES)
+BY_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
+
+
+def artifact_row(artifact: Artifact) -> dict[str, Any]:
+    manifest = artifact.manifest
+    return {
+        **{name: manifest[name] for name in ("stage", "label", "version", "execution", "run", "digest")},
+        **{name: manifest[name] for name in ("commit", "host")},
+        "id": artifact.id,
+        "kind": artifact.kind,
+        "key": artifact.key,
+        "superseded": artifact.superseded,
+        "created": _iso(manifest["created"]),
+        "bytes": artifact.bytes,
+        "file_count": len(manifest["files"]),
+        **{name: _json(manifest[name]) for name in ("config", "facts", "files")},
+    }
+
+
+def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
+    executions = artifact.manifest["input_executions"]
+    return [
+        {"artifact": artifact.id, "name": name, "kind": kind, "key": key, "execution": executions.get(name)}
+        for name, full_id in artifact.manifest["inputs"].items()
+        for kind, _, key in [full_id.partition("/")]
+    ]
+
+
+def event_row(event: dict[str, Any]) -> dict[str, Any]:
+    """The row of a run, metric, call or sample event. Raises `ValueError` or `TypeError` if it has no place."""
+    kind, fields = event["kind"], event["fields"]
+    table = BY_EVENT[kind]
+    common = {"id": str(event["id"]), "time": _from_us(event["time"])}
+    if kind != "run":
+        common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
+    named = [name for name in table.columns if name not in common and name != "fields" and name in fields]
+    row = {name: None for name in table.columns} | {name: _cast(table.columns[name], fields[name]) for name in named}
+    row |= common
+    if "fields" in table.columns:
+        row["fields"] = _json({name: value for name, value in fields.items() if name not in named})
+    return row
+
+
+def _cast(kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    return _CASTS[kind](value)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text to DuckDB
+
+
+def _json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _iso(value: str) -> datetime:
+    return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
+
+
+def _from_us(value: int) -> datetime:
+    return datetime.fromtimestamp(int(value) // 10**6, UTC).replace(tzinfo=None, microsecond=int(value) % 10**6)
+
+
+def _integer(bits: int) -> Callable[[Any], int]:
+    def cast(value: Any) -> int:
+        number = int(value)
+        if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+            raise ValueError(f"{number} does not fit into {bits} bits")
+        return number
+
+    return cast
+
+
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "VARCHAR": _text,
+    "JSON": _json,
+    "INTEGER": _integer(32),
+    "BIGINT": _integer(64),
+    "DOUBLE": float,
+    "BOOLEAN": bool,
+    "TIMESTAMP": _iso,
+}
+
+
+LINEAGE = """
+CREATE OR REPLACE MACRO lineage(artifact_id) AS TABLE
+WITH RECURSIVE up(id, depth, name, made) AS (
+    SELECT id, 0, NULL::VARCHAR, NULL::VARCHAR FROM artifacts WHERE id = artifact_id
+    UNION
+    SELECT a.id, up.depth + 1, i.name, i.artifact
+    FROM up JOIN inputs i ON i.artifact = up.id
+    JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
+        a.execution = i.execution
+        -- the very making that was read is gone: what now has its key is the nearest there is
+        OR (a.superseded = 0 AND NOT EXISTS (
+            SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.execution = i.execution)))
+)
+SELECT up.depth, up.name, up.made, a.* FROM up JOIN artifacts a USING (id) ORDER BY up.depth, a.kind, a.id
+"""
+
+LINEAGE_FILES = """
+CREATE OR REPLACE MACRO lineage_files(artifact_id) AS TABLE
+SELECT a.id AS artifact, a.kind, a.stage, f.key AS path,
+       (f.value->>'bytes')::BIGINT AS bytes, f.value->>'sha256' AS sha256
+FROM artifacts a, json_each(a.files) f
+WHERE a.id IN (SELECT id FROM lineage(artifact_id)) ORDER BY a.kind, a.id, path
+"""
+
+LINEAGE_CALLS = """
+CREATE OR REPLACE MACRO lineage_calls(artifact_id) AS TABLE
+SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(artifact_id)) ORDER BY c.time, c.id
+"""
+
+MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
+
+# What `Catalog.lineage` answers: one row an artifact and use, with the number of calls of its making.
+WITH_CALLS = """
+SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls
+FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
+"""
+
+
+logger = logging.getLogger(__name__)
+
+# A manifest whose row gains a column is forgotten, so that it is read again.
+STEPS: dict[int, tuple[str, ...]] = {
+    1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
+}
+
+
+class NewerCatalog(ConfigError):
+    """The catalog has tables that this program does not know."""
+
+
+def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
+    """The version of the tables in the file, 0 if there are none."""
+    try:
+        found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
+    except duckdb.CatalogException:
+        return 0  # no such table
+    return found[0] if found else 0
+
+
+def refuse_newer(path: Path, version: int) -> None:
+    """Raise `NewerCatalog` if `version` is beyond what this program knows."""
+    if version > SCHEMA:
+        raise NewerCatalog(
+            f"the catalog {path} has schema {version}, and this nautile knows {SCHEMA} at most: use the newer nautile "
+            "that wrote it, or move the file away and it is built again from manifests and events"
+        )
+
+
+def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> bool:
+    """Take the catalog from `version` to `SCHEMA`; False if there is no way and it must be built anew."""
+    _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
+    if not all(step in STEPS for step in range(version, SCHEMA)):
+        logger.warning("%s: schema %d cannot be migrated; it is built anew", path, version)
+        return False
+    connection.execute("BEGIN")
+    try:
+        for step in range(version, SCHEMA):
+            for statement in STEPS[step]:
+                connection.execute(statement)
+        for macro in MACROS:
+            connection.execute(macro)
+        connection.execute("INSERT OR REPLACE INTO ingested VALUES ('schema', ?)", [SCHEMA])
+        connection.execute("COMMIT")
+    except duckdb.Error as error:
+        connection.execute("ROLLBACK")
+        logger.warning("%s: schema %d cannot be migrated (%s); it is built anew", path, version, error)
+        return False
+    logger.info("%s: migrated from schema %d to %d", path, version, SCHEMA)
+    return True
+
+
+def _back_up(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
+    """Copy the tables to `target` by DuckDB itself.
+
+    To open the file a second time, as a copy by bytes would, would drop the lock that DuckDB holds on it: a POSIX lock
+    goes when its process closes any descriptor of the file.
+    """
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
+    try:
+        connection.execute(f"ATTACH '{str(temporary).replace(chr(39), chr(39) * 2)}' AS backup")
+        try:
+            for (table,) in connection.execute(
+                "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database()"
+            ).fetchall():
+                connection.execute(f'CREATE TABLE backup."{table}" AS FROM "{name}"."{table}"')
+        finally:
+            connection.execute("DETACH backup")
+        temporary.replace(target)
+    finally:
+        for rest in (temporary, temporary.with_name(temporary.name + ".wal")):
+            rest.unlink(missing_ok=True)

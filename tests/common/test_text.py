@@ -1,0 +1,60 @@
+"""How values are said, and that text from outside cannot reach the terminal's controls."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.text import amount, duration, size, visible
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (125, "2 min 5 s"),
+        (3599.6, "1 h 0 min"),
+        (7860, "2 h 11 min"),
+    ],
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.125, "0.12"),
+        (3.14, "3.1"),
+        (950.4, "950"),
+        (12400, "12,400"),
+        (3100000.0, "3.10 M"),
+        (600000000000.0, "600.00 G"),
+    ],
+)
+def test_amounts(value, said):
+    assert amount(value) == said
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 B"), (999, "999 B"), (4_100_000, "4.1 MB"), (2e9, "2.0 GB")])
+def test_sizes(count, said):
+    assert size(count) == said
+
+
+@given(st.text())
+def test_no_control_character_survives_but_newline_and_tab(text):
+    kept = {c for c in visible(text) if ord(c) < 32 or 127 <= ord(c) < 160}
+    assert kept <= {"\n", "\t"}
+
+
+def test_terminal_escapes_and_direction_overrides_are_marked():
+    assert visible("a\x1b[31mb\u202ec") == "a\ufffd[31mb\ufffdc"
+
+
+def test_long_text_is_cut_and_says_so():
+    assert visible("x" * 10, most=4) == "xxxx […]"

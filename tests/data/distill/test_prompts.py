@@ -1,0 +1,307 @@
+"""Prompts from every kind of set, and their gathering on disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from common.events import silent
+from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
+from data.distill import prompts as module
+from data.distill.collect_prompts import gather, quotas, read_prompts
+from data.distill.prompts import Prompt, question, read
+from data.sources.wikipedia import Article, articles
+from tests.support.fake_hub import FakeHub
+
+REVISION = "0123456789" * 4
+
+
+def config(*sets, **fields):
+    made = tuple(PromptSetConfig(**one) for one in sets) or DistillConfig.model_fields["prompt_sets"].default
+    return DistillConfig(**{"prompts": 5, "teachers": (TeacherConfig(endpoint="t"),), "prompt_sets": made, **fields})
+
+
+def jsonl(path, rows, name="s", **fields):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return {"name": name, "source": "jsonl", "path": str(path), **fields}
+
+
+def article(extract, title="Title", topic="Arts"):
+    return Article(title, extract, None, topic)
+
+
+def gathered(config, folder, seed=1, screen=None):
+    """The prompts in order, and what was left out."""
+    folder.mkdir(exist_ok=True)
+    found = gather(config, seed, folder, screen, silent)
+    return [prompt for path in found.files for prompt in read_prompts(path)], found
+
+
+def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
+    many, _ = gathered(config(prompts=300), tmp_path / "a", 4)
+    assert many == gathered(config(prompts=300), tmp_path / "b", 4)[0]
+    assert many[:50] == gathered(config(prompts=50), tmp_path / "c", 4)[0]
+    assert many != gathered(config(prompts=300), tmp_path / "d", 5)[0]
+    assert len({prompt.id for prompt in many}) == len({prompt.query for prompt in many}) == 300
+    assert {prompt.kind for prompt in many} == {"definition", "explanation", "fact", "person", "place"}
+    assert all(prompt.passage and 20 < len(prompt.passage) < 800 and prompt.url for prompt in many)
+    first = {f"wikipedia/{one.title}" for one in articles(4)[:500]}
+    assert not first & {prompt.id.partition("#")[0] for prompt in many}, "the benchmarks ask about those"
+
+
+@pytest.mark.parametrize(
+    ("extract", "topic", "turn", "query"),
+    [
+        ("A hat is a head covering. It is worn.", "Everyday life", 0, "What is a hat?"),
+        ("Penguins are a group of birds. Some swim.", "Biology", 0, "What are Penguins?"),
+        ("Salt is a mineral. As a crystal, salt is halite.", "Sciences", 1, "Explain salt in one sentence."),
+        ("Yerevan is the capital of Armenia. It is old.", "Geography", 0, "Where is Yerevan?"),
+        ("Yerevan is the capital of Armenia. It is old.", "Geography", 3, "State one fact about Yerevan."),
+        ("Friedrich Wöhler FRS HonFRSE (1800–1882) was a chemist.", "People", 0, "Who was Friedrich Wöhler?"),
+        ("Tewodros II was an emperor.", "People", 1, "What is Tewodros II known for?"),
+        ("A façade or facade is the front of a building.", "Arts", 0, "What is a façade?"),
+    ],
+)
+def test_a_question_is_made_of_the_first_sentence(extract, topic, turn, query):
+    prompt = question(article(extract, topic=topic), turn)
+    assert prompt.query == query
+    assert prompt.opening.startswith("We need")
+    assert prompt.passage.startswith(extract.partition(" ")[0])
+
+
+@pytest.mark.parametrize(
+    "extract",
+    ["In astronomy, dark energy is a form of energy.", "Running fast, Bolt is first.", "No verb here", "It is late."],
+)
+def test_an_article_that_does_not_say_what_it_is_about_is_passed_over(extract):
+    assert question(article(extract), 0) is None
+
+
+def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
+    path = tmp_path / "p.jsonl"
+    rows = [
+        {"query": "One?", "id": "a"},
+        {"prompt": "Two?"},
+        {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "Three?"}]},
+        {"conversations": [{"from": "human", "value": "Four?"}]},
+        {"text": "not a question"},
+        {"query": "  "},
+        {"query": 7},
+        {"query": "x" * 30_000},
+        {"query": "Five?", "passage": "Some text.", "id": 12},
+        [1],
+        {"query": "\ud800"},
+    ]
+    content = "\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"query": "\xff"}\n{"query": "Six?"}'
+    path.write_bytes(content.encode("latin-1"))
+    source = PromptSetConfig(name="s", source="jsonl", path=str(path), license="MIT")
+    found = list(read(source, 0))
+    assert [one.query if isinstance(one, Prompt) else one for one in found] == [
+        "One?",
+        "Two?",
+        "Three?",
+        "Four?",
+        *["no_query"] * 3,
+        "too_long",
+        "Five?",
+        "not_an_object",
+        "invalid_utf8",
+        "not_json",
+        "invalid_utf8",
+        "Six?",
+    ]
+    assert found[0].id.startswith("s/a-")
+    assert found[1].id.startswith("s/p.jsonl/1-")
+    assert (found[8].passage, found[8].kind) == ("Some text.", "instruction")
+    assert (found[8].license, found[8].set) == ("MIT", "s")
+    assert found[8].id.startswith("s/12-")
+    for skip in (1, 5, 13):
+        assert list(read(source, 0, skip)) == found[skip:], "a place means the same row on every reading"
+
+
+@pytest.mark.parametrize(
+    ("form", "columns", "row", "query"),
+    [
+        ("instruction", {}, {"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n\n1 and 2"),
+        ("instruction", {}, {"instruction": "Say hi.", "input": ""}, "Say hi."),
+        ("messages", {}, {"prompt": "no", "messages": [{"role": "user", "content": "Yes?"}]}, "Yes?"),
+        ("columns", {"query": "q", "reference": "a", "passage": "p"}, {"q": "Why?", "a": 3, "p": "Text."}, "Why?"),
+    ],
+)
+def test_each_form_finds_the_query(tmp_path, form, columns, row, query):
+    (found,) = read(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
+    assert found.query == query
+    if columns:
+        assert (found.reference, found.passage) == ("3", "Text.")
+
+
+def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOOKED_AT", 3)
+    empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"
+    empty.write_bytes(b"\n \n")
+    binary.write_bytes(b"\x00\x01\xff" * 100)
+    rows = [{"text": "a"}] * 5 + [{"query": "late"}]
+    for fields, said in [
+        ({"source": "jsonl"}, "'bad': source 'jsonl' needs the `path`"),
+        ({"source": "jsonl", "path": "/no/such/file"}, "no file matches"),
+        ({"source": "jsonl", "path": str(empty)}, "is empty"),
+        ({"source": "jsonl", "path": str(binary)}, "is binary"),
+        (jsonl(tmp_path / "t.jsonl", rows), r"'bad': no prompt in its rows; .*the rows have text"),
+        (
+            jsonl(tmp_path / "c.jsonl", rows, form="columns", columns={"query": "q"}),
+            "no column q in .*; there are text",
+        ),
+        (jsonl(tmp_path / "i.jsonl", rows, form="instruction"), "no column instruction"),
+        ({"source": "hub"}, "'bad': `path` is not set; name the dataset"),
+        ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash of a/b"),
+        ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
+    ]:
+        with pytest.raises(ConfigError, match=said) as caught:
+            list(read(PromptSetConfig(**{**fields, "name": "bad"}), 0))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sets", "fields", "said"),
+    [
+        ([{"name": "a", "source": "wikipedia"}] * 2, {}, "a name of its own"),
+        ([{"name": "a", "source": "wikipedia", "count": 4}], {}, "prompts is 5, but its prompt_sets count 4"),
+        ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 together"),
+        ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "goes with form 'columns'"),
+        ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
+        ([], {"consistency": {"asks": 3}}, "temperature is 0"),
+    ],
+)
+def test_a_section_that_cannot_be_is_refused(sets, fields, said):
+    with pytest.raises(ValueError, match=said):
+        config(*sets, **fields)
+
+
+def test_shares_follow_counts_and_weights():
+    sets = [{"name": n, "source": "wikipedia", **f} for n, f in (("a", {"count": 3}), ("b", {"weight": 2}), ("c", {}))]
+    assert quotas(config(*sets, prompts=13)) == {"a": 3, "b": 7, "c": 3}
+    assert quotas(config(*sets, prompts=3)) == {"a": 3}
+
+
+def mixed(tmp_path, chunk=4, **fields):
+    some = [{"query": f"Tell me about number {n} of the list, please."} for n in range(30)]
+    more = [{"query": f"Write a poem on subject {n * 7} for my friend."} for n in range(40)]
+    one = jsonl(tmp_path / "one.jsonl", [*some[:5], some[0], {"no": 1}, *some[5:]], "one")
+    two = jsonl(tmp_path / "two.jsonl", [some[3], *more], "two", weight=2.0)
+    return config(one, two, prompts=30, chunk=chunk, near_duplicates=False, **fields)
+
+
+def test_sets_take_turns_and_copies_within_and_across_are_left_out(tmp_path):
+    found, told = gathered(mixed(tmp_path), tmp_path / "work")
+    assert told.taken == {"one": 10, "two": 20}
+    assert told.dropped["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
+    assert len({prompt.query.casefold() for prompt in found}) == 30
+    for start in range(0, 28, 4):
+        assert 1 <= sum(prompt.set == "one" for prompt in found[start : start + 4]) <= 2, "each file has the mix"
+    assert told.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 2, "no_query": 1}}
+
+
+@pytest.mark.parametrize("kept", range(0, 8, 3))
+def test_gathering_goes_on_where_it_was_cut_off(tmp_path, kept):
+    whole, told = gathered(mixed(tmp_path), tmp_path / "whole")
+    part = tmp_path / "part"
+    gathered(mixed(tmp_path), part)
+    for path in part.iterdir():
+        if int(path.name.split("-")[1][:5]) > kept or path.name == f"prompts-{kept:05d}.json":
+            path.unlink()
+    again, told_again = gathered(mixed(tmp_path), part)
+    assert again == whole
+    assert (told_again.taken, told_again.dropped) == (told.taken, told.dropped)
+
+
+def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tmp_path):
+    text = "Describe in detail how the great fire of the old town began, spread from house to house and was put out"
+    text = f"{text} by those who lived there, who came from every street with buckets of water and would not give up"
+    rows = [
+        {"query": f"{text} by the people."},
+        {"query": f"{text} by the people!!"},
+        {"query": f"{text} by the people. Thanks."},
+        {"query": "What is the name of the secret thing that only the benchmark knows?"},
+        {"query": "Erkläre mir bitte ausführlich, wie man einen guten Kuchen backt und was man dazu braucht."},
+        {"query": "Explain to me how one bakes a good cake and what one needs for it."},
+        {"query": "2 + 2 = ?"},
+    ]
+    made = config(jsonl(tmp_path / "x.jsonl", rows, languages=("en",)), prompts=3)
+    found, told = gathered(made, tmp_path / "w", screen=lambda texts: [["hit"] if "secret" in t else [] for t in texts])
+    assert [prompt.query for prompt in found] == [rows[0]["query"], rows[5]["query"], rows[6]["query"]]
+    assert told.dropped["s"]["in_a_benchmark"] == 1
+    assert told.dropped["s"]["other_language"] == 1
+    assert told.dropped["s"]["duplicate"] + told.dropped["s"]["near_duplicate"] == 2
+
+
+def test_a_set_that_runs_out_is_named_with_what_it_had(tmp_path):
+    rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}]
+    with pytest.raises(ConfigError, match=r"for 5 of prompt set 's', but it has 2 distinct prompts \(1 duplicate\)"):
+        gathered(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
+
+
+# The clients read HF_ENDPOINT when they are imported, so each reading has a process of its own.
+CHILD = """
+import json, sys
+from configs.distill import PromptSetConfig
+from data.distill.prompts import Prompt, read
+told = []
+for fields in json.loads(sys.argv[1]):
+    skip = fields.pop("skip", 0)
+    try:
+        rows = read(PromptSetConfig(source="hub", name="h", **fields), 0, skip)
+        told.append([row.query if isinstance(row, Prompt) else row for row in rows])
+    except (ValueError, RuntimeError) as error:
+        told.append(f"{type(error).__name__}: {error}")
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+def test_sets_of_the_hub_by_the_real_client(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "repository"
+    (folder / "sft").mkdir(parents=True)
+    turns = [[{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": "So."}] for n in range(7)]
+    pq.write_table(pa.table({"messages": turns}), folder / "sft" / "train-0.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: chat\n  data_files:\n  - split: train_sft\n    path: sft/*\n---\n"
+    )
+    good = {"path": "org/set", "subset": "chat", "split": "train_sft", "revision": REVISION}
+    asked = [
+        good,
+        {**good, "skip": 5},
+        {**good, "form": "instruction"},
+        {**good, "split": "test"},
+        {**good, "subset": "nothing"},
+        {**good, "path": "org/absent"},
+        {**good, "revision": "f" * 40},
+    ]
+    with FakeHub(folder, "org/set", REVISION) as hub:
+        home = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "PYTHONPATH": str(Path(__file__).parents[3])}
+        command = [sys.executable, "-c", CHILD, json.dumps(asked)]
+        done = subprocess.run(command, env={**os.environ, **home}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole, rest, column, *wrong = json.loads(done.stdout.splitlines()[-1])
+    assert whole == [f"Question {n}?" for n in range(7)]
+    assert rest == whole[5:]
+    assert column.startswith("ConfigError: prompt set 'h': no column instruction in org/set; there are messages")
+    for said in wrong:
+        assert said.startswith("ConfigError: prompt set 'h': org/"), said
+
+
+def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch):
+    import datasets
+
+    def refused(*args, **options):
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(datasets, "load_dataset", refused)
+    with pytest.raises(Retryable, match="a/b at 0123"):
+        list(read(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), 0))

@@ -1,0 +1,362 @@
+"""Distillation against fake teachers on a real socket."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
+from configs.endpoint import EndpointConfig
+from data.distill.run import DOCUMENTS, REJECTED, distil
+from data.distill.stats import Tally, facts
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.pool import EndpointPool
+from data.records import SynthRecord, from_dict
+from data.retrieval.embedders import Encoder
+from data.retrieval.exemplar_index import ExemplarIndex, build_index
+from data.screening.contamination import Hit
+from data.tokens.exemplar_sample import write_exemplars
+from tests.support.fake_openai import FakeOpenAI, always, mixed, useful
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.2)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("retrieval")
+    queries = ["How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward.", "What is 2 * 3?", "9 - 1?"]
+    records = [SynthRecord(query, "One. Two.", "3", synth_id=f"e/{n}") for n, query in enumerate(queries)]
+    write_exemplars(folder / "exemplars.jsonl", records)
+    encoder = Encoder()
+    build_index(folder / "exemplars.jsonl", encoder, IndexConfig(), folder / "out")
+    return ExemplarIndex(folder / "out", encoder)
+
+
+@dataclass
+class Found:
+    """What a distillation gave; `files`: the bytes of each file written."""
+
+    tally: Tally
+    counts: dict
+    events: list
+    kept: list
+    rejected: list
+    files: dict
+
+
+@pytest.fixture
+def run(tmp_path, index):
+    """Distil with the given endpoints, in the same folders each time."""
+
+    def distilled(endpoints, screen=None, **fields):
+        events = []
+        teachers = fields.pop("teachers", tuple(TeacherConfig(endpoint=name) for name in endpoints))
+        config = DistillConfig(**{"prompts": 20, "teachers": teachers, **fields})
+        out = tmp_path / "out"
+
+        def emit(kind, **told):
+            events.append((kind, told))
+
+        with EndpointPool(endpoints, tmp_path / "replies.jsonl", emit, config.budget_dollars) as pool:
+            found = distil(config, pool, index, out, tmp_path / "work", 1, emit, screen)
+            counts = facts(found.tally, config, pool)
+        rows = [
+            [json.loads(line) for path in sorted(out.glob(name)) for line in path.read_text().splitlines()]
+            for name in (DOCUMENTS, REJECTED)
+        ]
+        return Found(found.tally, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
+
+    return distilled
+
+
+def openai(server, **fields):
+    return EndpointConfig(kind="openai", model="fake", url=server.url, **fields)
+
+
+def said(reasoning, answer):
+    return json.dumps({"reasoning": reasoning, "answer": answer})
+
+
+def test_every_prompt_becomes_a_document_with_its_provenance(run):
+    with FakeOpenAI() as server:
+        found = run({"t": openai(server, stand_in=True)})
+    assert (len(found.kept), found.rejected, found.tally.accepted) == (20, [], 20)
+    assert found.counts["accepted_share"] == 1.0
+    assert found.counts["teachers"]["t"]["kept"] == 20
+    assert found.counts["teachers"]["t"]["tokens_out"] == server.tokens_out
+    assert found.counts["stand_in"] == "fake, in place of a teacher"
+    record = from_dict(found.kept[0], "synth")
+    assert record.query_seed_url.startswith("https://en.wikipedia.org/")
+    assert record.model == "fake"
+    origin = found.kept[0]["provenance"]
+    assert (origin["teacher"], origin["set"], origin["probe"]) == ("t", "wikipedia", None)
+    assert set(origin["neighbours"]) == {f"e/{n}" for n in range(5)}
+    calls = {fields["digest"] for kind, fields in found.events if kind == "call"}
+    assert {row["provenance"]["request"] for row in found.kept} == calls, "a document leads to its call"
+    bars = [fields for kind, fields in found.events if kind == "progress"]
+    assert bars[-1] == {"done": 20, "total": 20, "unit": "prompts", "note": "100% accepted"}
+    assert sum(kind == "sample" for kind, _ in found.events) == 20
+
+
+def test_rejected_replies_are_kept_by_reason(run):
+    replies = iter(["no json", said("", "x"), said("We are asked for it.", "I'm sorry, but I cannot help with that.")])
+    with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body)) as server:
+        found = run({"t": openai(server, concurrency=1)})
+    assert Counter(row["reason"] for row in found.rejected) == {"unparsable": 1, "empty": 1, "refusal": 1}
+    assert found.counts["rejected"] == dict(found.tally.rejected)
+    assert found.rejected[0]["reply"] == "no json"
+    assert len(found.kept) == 17
+    assert set(found.tally.samples) == {"kept", "unparsable", "empty", "refusal"}
+
+
+def test_what_says_the_same_as_another_is_a_duplicate_also_in_a_later_file(run):
+    same = said("They all are something.", "They are things like others.")
+    with FakeOpenAI(reply=lambda body: same) as server:
+        found = run({"t": openai(server)}, chunk=3)
+    assert len(found.kept) == 1
+    assert {row["reason"] for row in found.rejected} == {"duplicate"}
+    assert sorted(found.files) == ["documents-00000.jsonl", *(f"rejected-{n:05d}.jsonl" for n in range(7))]
+
+
+def test_all_prompts_end_once_under_faults(run):
+    faults = mixed(2, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
+    with FakeOpenAI(faults=faults) as server:
+        found = run({"t": openai(server, concurrency=4)}, prompts=60, chunk=16)
+    prompts = [row["provenance"]["prompt"] for row in found.kept + found.rejected]
+    assert len(prompts) == len(set(prompts)) == 60
+    assert set(found.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
+
+
+def test_a_second_run_asks_nothing_and_writes_the_same(run):
+    with FakeOpenAI(faults=always(None)) as server:
+        endpoints = {"t": openai(server, concurrency=5)}
+        first = run(endpoints, chunk=6)
+        asked = len(server.bodies)
+        second = run(endpoints, chunk=6)
+        assert len(server.bodies) == asked == 20
+    assert second.files == first.files
+    assert second.counts == first.counts
+
+
+@pytest.mark.parametrize("kept", [0, 2, 3])
+def test_finished_files_are_not_worked_out_again(run, tmp_path, monkeypatch, kept):
+    with FakeOpenAI(per_million=(1.0, 1.0)) as server:
+        prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
+        endpoints = {"t": openai(server, **prices)}
+        whole = run(endpoints, chunk=6)
+        for path in (tmp_path / "work").glob("documents-*"):
+            if int(path.name[10:15]) >= kept:
+                path.unlink()  # as if killed while it worked on this file: the mark is written last
+        (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
+        parsed = []
+        from data.distill import ask as teaching
+
+        monkeypatch.setattr(teaching, "parse", lambda text, real=teaching.parse: parsed.append(1) or real(text))
+        again = run(endpoints, chunk=6)
+        assert len(server.bodies) == 20
+    assert len(parsed) == 20 - 6 * kept
+    assert again.files == whole.files
+    assert again.counts == whole.counts
+    assert sum(spent for _, spent in again.tally.curve) == pytest.approx(server.dollars)
+
+
+def test_teachers_share_the_prompts_by_difficulty(run):
+    with FakeOpenAI() as small, FakeOpenAI(models=["fake"]) as big:
+        endpoints = {"small": openai(small), "big": openai(big)}
+        teachers = (TeacherConfig(endpoint="small", up_to=0.2), TeacherConfig(endpoint="big"))
+        found = run(endpoints, teachers=teachers)
+    assert len(small.bodies) == found.counts["teachers"]["small"]["asked"] > 0
+    assert len(big.bodies) == found.counts["teachers"]["big"]["asked"] > 0
+    for row in found.kept:
+        origin = row["provenance"]
+        assert origin["teacher"] == ("small" if origin["difficulty"] <= 0.2 else "big")
+
+
+def asked_about(body):
+    return re.search(r"Query: (.+)\Z", body["messages"][-1]["content"])[1]
+
+
+def numbered(path, **columns):
+    rows = [{"q": f"What comes after {n}?", "a": n + 1} for n in range(12)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return (
+        PromptSetConfig(name="s", source="jsonl", path=str(path), form="columns", columns={"query": "q", **columns}),
+    )
+
+
+@pytest.mark.parametrize("columns", [{}, {"reference": "a"}])
+def test_where_cheap_teachers_agree_or_are_right_a_prompt_is_easy(run, tmp_path, columns):
+    def counts(body):
+        number = int(re.search(r"\d+", asked_about(body))[0])
+        return said(f"After {number} comes the next number.", f"It is {number + 1}.")
+
+    def counts_to_six(body):
+        number = int(re.search(r"\d+", asked_about(body))[0])
+        return counts(body) if number < 6 else said(f"After {number} comes no number.", f"It is {number + 9}.")
+
+    with (
+        FakeOpenAI(reply=counts, per_million=(1.0, 2.0)) as one,
+        FakeOpenAI(reply=counts_to_six, per_million=(1.0, 2.0)) as two,
+        FakeOpenAI(reply=counts, per_million=(5.0, 5.0)) as big,
+    ):
+        prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
+        endpoints = {
+            "one": openai(one, **prices),
+            "two": EndpointConfig(kind="openai", model="two", url=two.url, **prices),
+        }
+        dear = openai(big, dollars_per_million_in=5.0, dollars_per_million_out=5.0)
+        endpoints["big"] = dear.model_copy(update={"model": "big"})
+        two.models, big.models = ["two"], ["big"]
+        found = run(
+            endpoints,
+            prompts=12,
+            prompt_sets=numbered(tmp_path / "n.jsonl", **columns),
+            probe={"endpoints": ("one", "two"), "weight": 1.0},
+            teachers=(TeacherConfig(endpoint="one", up_to=0.3), TeacherConfig(endpoint="big")),
+            near_duplicates=False,
+        )
+        assert (len(one.bodies), len(two.bodies), len(big.bodies)) == (12, 12, 6), "a probe's reply is the document"
+        paid = one.dollars + two.dollars + big.dollars
+    by_teacher = {row["query"]: row["provenance"]["teacher"] for row in found.kept}
+    assert by_teacher == {f"What comes after {n}?": "one" if n < 6 else "big" for n in range(12)}
+    hard = 1.0 if not columns else 0.5
+    assert {row["provenance"]["probe"] for row in found.kept} == {0.0, hard}
+    assert found.counts["dollars"] == pytest.approx(paid)
+    assert found.counts["dollars_by_purpose"]["probe"] == pytest.approx(one.dollars + two.dollars, rel=1e-4)
+    assert found.counts["prompts_without_probe"] == 0
+
+
+def test_a_prompt_whose_probes_fail_keeps_its_own_difficulty(run):
+    with FakeOpenAI() as good, FakeOpenAI(faults=always("400"), models=["bad"]) as bad:
+        wrong = EndpointConfig(kind="openai", model="bad", url=bad.url)
+        found = run(
+            {"t": openai(good), "x": wrong, "y": wrong.model_copy(update={"model": "bad"})},
+            prompts=4,
+            teachers=(TeacherConfig(endpoint="t"),),
+            probe={"endpoints": ("x", "y")},
+        )
+    assert found.counts["prompts_without_probe"] == 4
+    assert {row["provenance"]["probe"] for row in found.kept} == {None}
+
+
+def test_the_majority_of_several_replies_is_kept(run, tmp_path):
+    turns = Counter()
+
+    def reply(body):
+        number = int(re.search(r"\d+", asked_about(body))[0])
+        turns[number] += 1
+        answer = ([7, 8, 8] if number < 6 else [1, 2, 3])[turns[number] - 1]
+        return said(f"After {number}, at the {turns[number]}. try.", f"After {number} it is {answer}.")
+
+    with FakeOpenAI(reply=reply) as server:
+        found = run(
+            {"t": openai(server, concurrency=1)},
+            prompts=12,
+            prompt_sets=numbered(tmp_path / "n.jsonl"),
+            consistency={"asks": 3, "share": 0.6},
+            temperature=0.5,
+            near_duplicates=False,
+        )
+        assert len(server.bodies) == 36
+    assert len(found.kept) == 6
+    assert all("it is 8" in row["synthetic_answer"] for row in found.kept)
+    assert {row["reason"] for row in found.rejected} == {"inconsistent"}
+    assert found.rejected[0]["agreed"] == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_a_judge_sorts_out_what_is_poor(run):
+    marks = iter([90, 20, "no mark", 60])
+
+    def mark(body):
+        return json.dumps({"mark": next(marks)})
+
+    with FakeOpenAI() as teacher, FakeOpenAI(reply=mark, models=["judge"]) as judge:
+        endpoints = {
+            "t": openai(teacher),
+            "j": EndpointConfig(kind="openai", model="judge", url=judge.url, concurrency=1),
+        }
+        found = run(
+            endpoints, prompts=4, teachers=(TeacherConfig(endpoint="t"),), quality={"endpoint": "j", "least": 60}
+        )
+        assert judge.tokens_out == found.tally.tokens_out["j"]
+    assert sorted(row["provenance"]["mark"] for row in found.kept) == [60, 90]
+    assert Counter(row["reason"] for row in found.rejected) == {"poor": 1, "unmarked": 1}
+
+
+def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
+    def screen(texts):
+        return [
+            [Hit("gsm8k", "17", 0.5, "some words")] if "\n" in text and "number 3" in text else [] for text in texts
+        ]
+
+    numbers = iter(range(100))
+    words = ["apple", "boat", "cloud", "drum", "egg", "fan"]
+
+    def word(body):
+        number = next(numbers)
+        return said(f"This is number {number}.", f"{words[number]} is the word.")
+
+    with FakeOpenAI(reply=word) as server:
+        config = {"prompts": 6, "same_language": False}
+        rows = [{"query": f"Say a word of the list that is like {word}."} for word in words]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
+        found = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
+    assert found.tally.contaminated == {"gsm8k": 1}
+    (row,) = found.rejected
+    assert (row["reason"], row["benchmark"], row["example"], row["words"]) == (
+        "contaminated",
+        "gsm8k",
+        "17",
+        "some words",
+    )
+
+
+def test_an_outage_stops_the_work_and_what_was_answered_stays(run):
+    with FakeOpenAI(faults=lambda arrival: "500" if arrival >= 6 else None) as server:
+        endpoints = {"t": openai(server, concurrency=2)}
+        with pytest.raises(Retryable, match="has stopped answering"):
+            run(endpoints)
+        answered = server.answered
+        server.faults = always(None)
+        run(endpoints)
+        assert server.answered == 20
+        assert answered == 6
+
+
+def test_the_budget_ends_the_work_cleanly(run, monkeypatch):
+    monkeypatch.setattr(EndpointPool, "appetite", lambda self, names: 8)
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
+    with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
+        endpoints = {"t": openai(server, **prices, concurrency=2)}
+        found = run(endpoints, budget_dollars=0.5, max_tokens=100, prompts=60, chunk=8)
+    assert found.counts["budget_exhausted"]
+    assert found.counts["dollars"] == pytest.approx(server.dollars)
+    assert server.dollars <= 0.5
+    assert {row["reason"] for row in found.rejected} == {"failed_budget"}
+    assert 0 < len(found.kept) < 40
+    assert len(found.kept) + len(found.rejected) == 60, "also those that nobody was asked about"
+
+
+def test_too_many_rejects_are_refused_with_their_reasons(run):
+    replies = iter(["no json"] * 5)
+    poor = FakeOpenAI(reply=lambda body: next(replies, None) or useful(body))
+    with poor as server, pytest.raises(ConfigError, match=r"max_rejected_share is 0\.2.*5 unparsable"):
+        run({"t": openai(server)}, max_rejected_share=0.2)
+
+
+def test_a_distillation_that_keeps_nothing_is_refused(run):
+    with FakeOpenAI(reply=lambda body: "no json") as server, pytest.raises(ConfigError, match="not one of 20"):
+        run({"other": openai(server, structured="none")})
+
+
+def test_a_wrong_address_is_the_operators_to_mend(run):
+    with FakeOpenAI(faults=always("404")) as server, pytest.raises(ConfigError, match="404"):
+        run({"t": openai(server)})

@@ -1,0 +1,207 @@
+"""The vendors' batch interfaces by their SDKs over a real socket: answers get lost, rows fail, processes are killed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from configs.endpoint import BatchConfig, EndpointConfig
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.batch import requests as batches
+from data.endpoints.batch.jobs import PendingJob
+from data.endpoints.budget import Amount
+from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from data.endpoints.pool import EndpointPool, raise_for_outage
+from tests.support import asking_process
+from tests.support.fake_openai import FakeOpenAI
+
+KEY = "sk-planted-batch-0123456789"
+PRICES = {"dollars_per_million_in": 1e5, "dollars_per_million_out": 2e5}
+PER_MILLION = (1e5, 2e5)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(batches, "LINGER_S", 0.05)
+    monkeypatch.setenv("FAKE_KEY", KEY)
+
+
+@pytest.fixture(params=["openai", "mistral"])
+def kind(request):
+    return request.param
+
+
+def endpoint(server, kind, requests_per_job=10, jobs_at_once=2, **fields):
+    batch = BatchConfig(requests_per_job=requests_per_job, jobs_at_once=jobs_at_once, poll_s=0.02)
+    fields = {"timeout_s": 5.0, "key_variable": "FAKE_KEY", **PRICES, **fields}
+    return EndpointConfig(kind=kind, model="fake", url=server.url, mode="batch", batch=batch, **fields)
+
+
+def requests(count, **fields):
+    return [ChatRequest("fake", ({"role": "user", "content": f"number {i}"},), 20, **fields) for i in range(count)]
+
+
+@pytest.fixture
+def pool_for(tmp_path):
+    pools, events = [], []
+
+    def make(budget=0.0, **endpoints):
+        pool = EndpointPool(endpoints, tmp_path / "replies.jsonl", lambda kind, **fields: events.append(fields), budget)
+        pools.append(pool)
+        pool.events = events
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def jobs_on_disk(tmp_path):
+    return list((tmp_path / "replies.jsonl.batches").glob("*"))
+
+
+def test_every_request_is_answered_once_at_half_the_price(pool_for, tmp_path, kind):
+    with FakeOpenAI(per_million=PER_MILLION, key=KEY) as server:
+        pool = pool_for(fake=endpoint(server, kind))
+        told = {}
+        replies = pool.ask(requests(35), told.__setitem__)
+        again = pool.ask(requests(35))
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert told == dict(enumerate(replies))
+    assert {reply.latency_s for reply in replies} == {None}
+    assert server.batches.submitted == {f"number {i}": 1 for i in range(35)}
+    assert sorted(len(job["rows"]) for job in server.batches.jobs.values()) == [5, 10, 10, 10]
+    assert pool.spent == pytest.approx(server.batch_dollars)
+    assert sum(event["dollars"] for event in pool.events) == pytest.approx(server.batch_dollars)
+    assert all(reply.cached for reply in again)
+    assert not server.bodies, "nothing was asked live"
+    assert not jobs_on_disk(tmp_path)
+
+
+def test_rows_that_fail_in_passing_go_into_another_job_and_others_do_not(pool_for, kind):
+    def faults(text, times):
+        by_number = {"number 3": "500", "number 4": "400", "number 5": "expired", "number 6": "missing"}
+        return by_number.get(text) if times == 1 or text == "number 4" else None
+
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        server.batches.row_fault = faults
+        pool = pool_for(fake=endpoint(server, kind))
+        outcomes = pool.ask(requests(9))
+    assert [i for i, one in enumerate(outcomes) if isinstance(one, ChatFailure)] == [4]
+    assert (outcomes[4].reason, outcomes[4].attempts) == ("refused", 1)
+    twice = {text for text, times in server.batches.submitted.items() if times == 2}
+    assert twice == {"number 3", "number 5", "number 6"}
+    assert max(server.batches.submitted.values()) == 2
+    assert sorted(e["status"] for e in pool.events if e["status"] != "ok")[:2] == ["400", "500"]
+    assert pool.spent == pytest.approx(server.batch_dollars)
+
+
+@pytest.mark.parametrize("end", ["expired", "cancelled"])
+def test_what_a_job_did_not_get_to_may_be_asked_again(pool_for, kind, end):
+    with FakeOpenAI() as server:
+        server.batches.end = end
+        outcomes = pool_for(fake=endpoint(server, kind, attempts=2)).ask(requests(8))
+        failures = [one for one in outcomes if isinstance(one, ChatFailure)]
+        assert len(failures) == 2, "a half of eight, then a half of four"
+        assert {one.reason for one in failures} == {"expired"}
+        server.batches.end = "completed"
+        assert all(isinstance(one, ChatReply) for one in pool_for(fake=endpoint(server, kind)).ask(requests(8)))
+
+
+def test_a_job_that_is_refused_as_a_whole_fails_its_requests(pool_for, tmp_path, kind):
+    with FakeOpenAI() as server:
+        server.batches.end = "failed"
+        outcomes = pool_for(fake=endpoint(server, kind)).ask(requests(3))
+    assert {(one.reason, one.attempts) for one in outcomes} == {("refused", 1)}
+    assert "no such file" in outcomes[0].message
+    assert not jobs_on_disk(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["upload", "create", "look", "read"])
+def test_an_answer_that_gets_lost_makes_no_second_job(pool_for, kind, step):
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        server.batches.loses = [step]
+        pool = pool_for(fake=endpoint(server, kind))
+        replies = pool.ask(requests(5))
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert len(server.batches.jobs) == 1
+    assert server.batches.steps["list"] == (step == "create")
+    assert pool.spent == pytest.approx(server.batch_dollars)
+
+
+def test_the_budget_is_set_aside_before_a_job_is_made(pool_for, kind):
+    most = 0.5 * (2e5 * 20 + 1e5 * (len("number 0") // 3 + 8)) / 1e6  # of one request
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        pool = pool_for(budget=3.5 * most, fake=endpoint(server, kind, jobs_at_once=3))
+        outcomes = pool.ask(requests(40))
+        kept = [one for one in outcomes if isinstance(one, ChatReply)]
+        assert {one.reason for one in outcomes if isinstance(one, ChatFailure)} == {"budget"}
+        assert max(len(job["rows"]) for job in server.batches.jobs.values()) == 3
+        assert 3.5 * most - most < server.batch_dollars <= 3.5 * most
+        assert len(kept) == sum(server.batches.submitted.values())
+        raise_for_outage(outcomes)
+        assert pool_for(budget=3.5 * most, fake=endpoint(server, kind)).spent == pytest.approx(server.batch_dollars)
+
+
+def test_a_wrong_key_stops_everything_and_is_not_shown(pool_for, tmp_path, kind):
+    with FakeOpenAI(key="another") as server:
+        pool = pool_for(fake=endpoint(server, kind))
+        outcomes = pool.ask(requests(5))
+        with pytest.raises(ConfigError, match=r"Incorrect API key provided: \[key\]"):
+            raise_for_outage(outcomes)
+    assert KEY not in repr(outcomes) + "".join(path.read_text() for path in tmp_path.rglob("*.*") if path.is_file())
+    assert not jobs_on_disk(tmp_path)
+
+
+def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
+    folder = tmp_path / "replies.jsonl.batches"
+    folder.mkdir()
+    (folder / "x.job.json").write_text("{")
+    with FakeOpenAI() as server, pytest.raises(ConfigError, match=r"x\.job\.json"):
+        pool_for(fake=endpoint(server, kind))
+
+
+def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, tmp_path, kind):
+    with FakeOpenAI() as server:
+        (request,) = requests(1)
+        digest = request_digest(request, endpoint(server, kind))
+        job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Amount(), {})
+        with pytest.raises(ConfigError, match=f"batch job {job.label} under way"):
+            pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
+        (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))
+    assert reply.digest == digest
+    assert not jobs_on_disk(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "kind"),
+    [
+        ("before upload", "openai"),
+        ("after upload", "openai"),
+        ("after create", "openai"),
+        ("after create", "mistral"),
+        ("while polling", "openai"),
+        ("amid replies", "openai"),
+    ],
+)
+def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path, kind, moment):
+    """A real process kills itself at the moment; this one goes on with its files."""
+    root = str(Path(__file__).parents[3])
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        config = endpoint(server, kind)
+        command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(tmp_path / "replies.jsonl")]
+        killed = subprocess.run([*command, "8", moment], env={**os.environ, "PYTHONPATH": root}, timeout=60)
+        assert killed.returncode == -9
+        assert len(server.batches.jobs) == (moment not in ("before upload", "after upload"))
+        pool = pool_for(fake=config)
+        replies = pool.ask([ChatRequest("fake", r.messages, r.max_tokens) for r in asking_process.requests(8)])
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert server.batches.submitted == {str(i): 1 for i in range(8)}
+    assert pool.spent == pytest.approx(server.batch_dollars)
+    assert len({(tmp_path / "replies.jsonl").read_text().count(reply.digest) for reply in replies}) == 1
+    assert not jobs_on_disk(tmp_path)

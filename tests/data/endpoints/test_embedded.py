@@ -1,0 +1,115 @@
+"""The embedded model for real: it starts, keeps to its bounds, says the same each time, and ends with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.events import silent
+from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
+from configs.endpoint import EndpointConfig
+from data.distill.checks import verdict
+from data.distill.parse_reply import parse
+from data.distill.prompts import Prompt
+from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
+from data.endpoints import embedded as local_endpoint
+from data.endpoints.chat_types import ChatReply
+from data.endpoints.embedded import MODEL, LocalEndpoint, model_file
+from data.endpoints.pool import EndpointPool
+from data.records import SynthRecord
+from data.retrieval.exemplar_index import Neighbour
+from tests.support.listening import listening
+
+EMBEDDED = EndpointConfig(kind="embedded", model=MODEL, concurrency=2, structured="grammar")
+CONFIG = DistillConfig(
+    prompts=3,
+    prompt_sets=(PromptSetConfig(name="articles", source="wikipedia"),),
+    teachers=(TeacherConfig(endpoint="local"),),
+)
+NEAR = [Neighbour(n, SynthRecord(f"What is {n} + 4?", f"{n} + 4 = {n + 4}.", str(n + 4)), 0.5) for n in range(5)]
+PROMPTS = [
+    Prompt("a", "What is a hat?", "definition", "A hat is a head covering.", "We need to say what a hat is: "),
+    Prompt("b", "Where is Cairo?", "place", "Cairo is the capital of Egypt.", "We need to say where Cairo is: "),
+    Prompt("c", "What is iron?", "definition", "Iron is a metal that rusts.", "We need to say what iron is: "),
+]
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
+    requests = [teacher_request(TEMPLATES[COMPACT], prompt, NEAR, "local", 120, 0.0, 0) for prompt in PROMPTS]
+    with EndpointPool({"local": EMBEDDED}, tmp_path / "first.jsonl", silent) as pool:
+        pool.check()
+        replies = pool.ask(requests)
+        assert all(isinstance(reply, ChatReply) for reply in replies)
+        drafts = [parse(reply.text) for reply in replies]
+        assert all(draft.reasoning.startswith(p.opening) for draft, p in zip(drafts, PROMPTS, strict=True))
+        kept = [
+            verdict(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
+            for draft, reply, prompt in zip(drafts, replies, PROMPTS, strict=True)
+        ]
+        assert kept.count(None) >= 2
+        local = pool._endpoints["local"]._local
+        first = local.pids
+        assert [listening(pid) for pid in first] == [{"127.0.0.1"}] * len(first)
+        os.kill(first[0], signal.SIGKILL)
+        (again,) = pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 121, 0.0, 0)])
+        assert isinstance(again, ChatReply)
+        assert again.text == replies[0].text, "the same words, whichever replica and whatever it read before"
+    wait_until(lambda: all(gone(pid) for pid in first))
+
+
+@pytest.mark.slow
+def test_a_replica_ends_with_a_parent_that_is_killed():
+    program = (
+        "import sys, time\n"
+        "from data.endpoints.embedded import LocalEndpoint\n"
+        "endpoint = LocalEndpoint(1)\n"
+        "endpoint.spawn()\n"
+        "endpoint.wait()\n"
+        "sys.stdout.write(f'{endpoint.pids[0]}\\n')\n"
+        "sys.stdout.flush()\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
+        replica = int(parent.stdout.readline())
+        assert not gone(replica)
+        parent.kill()
+    wait_until(lambda: gone(replica))
+
+
+def test_a_model_that_is_not_installed_is_named(monkeypatch):
+    assert model_file().stat().st_size > 90_000_000
+    monkeypatch.setattr(local_endpoint, "PACKAGE", "no-such-package")
+    with pytest.raises(ConfigError, match="no-such-package"):
+        model_file()
+
+
+def test_a_replica_that_cannot_start_says_why(monkeypatch, tmp_path):
+    from common.errors import Retryable
+
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"not a model")
+    monkeypatch.setattr(local_endpoint, "model_file", lambda: broken)
+    with LocalEndpoint(1) as endpoint, pytest.raises(Retryable, match="did not start"):
+        endpoint.wait()

@@ -1,0 +1,136 @@
+import pytest
+
+from common.errors import ConfigError, Retryable
+from configs.endpoint import EndpointConfig
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
+from data.endpoints.pool import EndpointPool, raise_for_outage
+from tests.support.fake_openai import FakeOpenAI, always
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(retry, "OUTAGE_S", 0.3)
+
+
+@pytest.fixture
+def pool_for(tmp_path):
+    pools, events = [], []
+
+    def make(**endpoints):
+        pools.append(EndpointPool(endpoints, tmp_path / "replies.jsonl", lambda kind, **row: events.append(row)))
+        pools[-1].events = events
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def ask(count=30, purpose="teacher"):
+    messages = [({"role": "user", "content": f"number {i}"},) for i in range(count)]
+    return [ChatRequest("first", one, 20, purpose=purpose) for one in messages]
+
+
+def endpoint(server, model, **fields):
+    return EndpointConfig(kind="openai", model=model, url=server.url, **{"timeout_s": 5.0, **fields})
+
+
+@pytest.fixture
+def servers():
+    with FakeOpenAI(models=["a"]) as first, FakeOpenAI(models=["b"]) as second:
+        yield first, second
+
+
+def test_another_endpoint_answers_while_the_first_is_down_and_the_ledger_says_which(pool_for, servers):
+    first, second = servers
+    first.faults = always("500")
+    one, other = endpoint(first, "a", fallback=("second",), concurrency=4), endpoint(second, "b")
+    pool = pool_for(first=one, second=other)
+    requests = ask()
+    replies = pool.ask(requests)
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert {reply.endpoint for reply in replies} == {"second"}
+    assert [reply.digest for reply in replies] == [request_digest(one, other) for one in requests]
+    assert second.answered == 30
+    kept = [row for row in pool.events if row["status"] == "ok"]
+    assert {(row["endpoint"], row["model"], row["in_place_of"]) for row in kept} == {("second", "b", "first")}
+    assert len(first.bodies) < 20, "once it is known to be down it is only probed"
+    raise_for_outage(replies)
+
+
+def test_what_another_endpoint_answered_is_not_asked_again(pool_for, servers):
+    first, second = servers
+    first.faults = always("500")
+    endpoints = {"first": endpoint(first, "a", fallback=("second",), attempts=1), "second": endpoint(second, "b")}
+    replies = pool_for(**endpoints).ask(ask(5))
+    first.faults = always(None)
+    again = pool_for(**endpoints).ask(ask(5))
+    assert [reply.text for reply in again] == [reply.text for reply in replies]
+    assert {(reply.cached, reply.endpoint) for reply in again} == {(True, "second")}
+    assert first.answered == 0
+
+
+def test_the_first_is_used_again_when_it_answers_again(pool_for, servers, monkeypatch):
+    monkeypatch.setattr(retry, "OUTAGE_S", 30.0)
+    first, second = servers
+    first.faults = lambda arrival: "500" if arrival < 8 else None
+    second.delay_s = 0.02
+    pool = pool_for(first=endpoint(first, "a", fallback=("second",), concurrency=4), second=endpoint(second, "b"))
+    replies = pool.ask(ask(200))
+    assert all(isinstance(reply, ChatReply) for reply in replies)
+    assert first.answered + second.answered == 200
+    assert first.answered > 0
+    assert second.answered > 0
+
+
+@pytest.mark.parametrize("purpose", ["judge", "evaluate"])
+def test_a_judge_and_an_evaluation_never_fall_back_unless_told(pool_for, servers, purpose):
+    first, second = servers
+    first.faults = always("500")
+    fields = {"fallback": ("second",), "attempts": 2}
+    outcomes = pool_for(first=endpoint(first, "a", **fields), second=endpoint(second, "b")).ask(ask(3, purpose))
+    assert all(isinstance(one, ChatFailure) for one in outcomes)
+    assert not second.bodies
+    told = endpoint(first, "a", fallback_for=("teacher", purpose), **fields)
+    assert all(
+        isinstance(one, ChatReply) for one in pool_for(first=told, second=endpoint(second, "b")).ask(ask(3, purpose))
+    )
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("400", "refused"), ("401", "misconfigured")])
+def test_what_is_about_the_request_or_the_key_does_not_fall_back(pool_for, servers, fault, reason):
+    first, second = servers
+    first.faults = always(fault)
+    pool = pool_for(first=endpoint(first, "a", fallback=("second",)), second=endpoint(second, "b"))
+    assert {one.reason for one in pool.ask(ask(3))} == {reason}
+    assert not second.bodies
+
+
+def test_an_endpoint_whose_own_budget_is_spent_hands_over_to_the_next(pool_for, servers):
+    first, second = servers
+    first.reply = second.reply = lambda body: "four words of reply"
+    own = endpoint(first, "a", fallback=("second",), budget_tokens=100)  # a request may take 30
+    pool = pool_for(first=own, second=endpoint(second, "b"))
+    replies = pool.ask(ask(40))
+    assert {reply.endpoint for reply in replies} == {"first", "second"}
+    assert 70 < first.tokens_in + first.tokens_out <= 100
+    assert pool.spent_tokens == first.tokens_in + first.tokens_out + second.tokens_in + second.tokens_out
+    alone = pool_for(first=own.model_copy(update={"fallback": ()})).ask(ask(41))
+    assert alone[-1].reason == "budget"
+    assert "of the budget of endpoint 'first'" in alone[-1].message
+
+
+def test_a_check_does_not_wait_for_an_endpoint_that_another_can_stand_in_for(pool_for, servers, monkeypatch):
+    with FakeOpenAI() as gone:
+        pass
+    _, second = servers
+    pool_for(first=endpoint(gone, "a", fallback=("second",)), second=endpoint(second, "b")).check()
+    with pytest.raises(Retryable, match=gone.url):
+        pool_for(first=endpoint(gone, "a"), second=endpoint(second, "b")).check()
+
+
+def test_a_fallback_that_there_is_not(pool_for, servers):
+    with pytest.raises(ConfigError, match="no endpoint 'third'"):
+        pool_for(first=endpoint(servers[0], "a", fallback=("third",))).ask(ask(1))

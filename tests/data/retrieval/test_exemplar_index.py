@@ -1,0 +1,224 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from configs.distill import IndexConfig
+from data.records import SynthRecord
+from data.retrieval import exemplar_index as nearest
+from data.retrieval.embedders import Encoder
+from data.retrieval.exemplar_index import (
+    EXEMPLARS,
+    FACTS,
+    INDEX,
+    VECTORS,
+    ExemplarIndex,
+    build,
+    build_index,
+    candidates,
+    chosen_kind,
+    exact_nearest,
+    marginal,
+    recall_at,
+)
+from data.tokens.exemplar_sample import write_exemplars
+
+ANIMALS = ["cat", "dog", "horse", "whale", "sparrow", "salmon", "frog", "spider", "bee", "shark"]
+SUMS = ["What is 3 + 4?", "What is 9 - 2?"]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return Encoder()
+
+
+@pytest.fixture(scope="module")
+def built(encoder, tmp_path_factory):
+    """built(queries) -> the folder of an index over exemplars of these queries."""
+
+    def make(queries, config=IndexConfig()):
+        folder = tmp_path_factory.mktemp("retrieval")
+        records = [
+            SynthRecord(query, "It lives.", "Yes.", exercise="memorization", synth_id=f"id/{number}")
+            for number, query in enumerate(queries)
+        ]
+        write_exemplars(folder / "source.jsonl", records)
+        build_index(folder / "source.jsonl", encoder, config, folder / "out")
+        return folder / "out"
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def index(built, encoder):
+    return ExemplarIndex(built([f"What does a {animal} eat?" for animal in ANIMALS] + SUMS), encoder)
+
+
+def test_the_nearest_come_first_and_look_alike(index):
+    (found,) = index.nearest(["What do dogs like to eat?"], 5)
+    assert found[0].record.query == "What does a dog eat?"
+    assert len(found) == 5
+    assert all(a.similarity >= b.similarity for a, b in itertools.pairwise(found))
+    (sums,) = index.nearest(["What is 5 + 1?"], 2)
+    assert {one.id for one in sums} == {"id/10", "id/11"}
+
+
+def test_the_prompt_itself_is_never_its_own_exemplar(index):
+    (found,) = index.nearest(["what does a  WHALE eat"], 5)
+    assert len(found) == 5
+    assert "What does a whale eat?" not in [one.record.query for one in found]
+
+
+def test_many_copies_of_the_prompt_do_not_use_up_its_neighbours(built, encoder):
+    queries = ["What does a cat eat?"] * 40 + [f"What does a {animal} eat?" for animal in ANIMALS[1:6]]
+    (found,) = ExemplarIndex(built(queries), encoder).nearest(["What does a cat eat?"], 5)
+    assert {one.index for one in found} == {40, 41, 42, 43, 44}
+
+
+@pytest.mark.parametrize("relevance", [1.0, 0.5])
+def test_neighbours_do_not_depend_on_how_many_are_asked_about(index, relevance):
+    queries = [f"Where do {animal}s live?" for animal in ANIMALS] * 3
+    together = index.nearest(queries, 5, relevance, 8)
+    assert together == [index.nearest([query], 5, relevance, 8)[0] for query in queries]
+
+
+def test_diverse_neighbours_share_less(index):
+    queries = ["What does a dog eat?"]
+    (near,), (diverse,) = index.nearest(queries, 4), index.nearest(queries, 4, relevance=0.3, candidates=12)
+    assert near[0] == diverse[0], "the first is the nearest"
+    assert {one.id for one in diverse} & {"id/10", "id/11"}, "a sum is unlike any animal"
+
+
+def naive_marginal(similar, between, count, relevance):
+    chosen = []
+    while len(chosen) < min(count, len(similar)):
+        scores = {}
+        for i in range(len(similar)):
+            if i not in chosen:
+                shared = max((between[i][j] for j in chosen), default=0.0)
+                scores[i] = round(relevance * similar[i] - (1 - relevance) * shared, 5)
+        chosen.append(max(scores, key=lambda i: (scores[i], -i)))
+    return chosen
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
+def test_marginal_relevance_is_that_of_the_naive_form(n, count, relevance, seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(n, 6)).round(1)
+    query = rng.normal(size=6)
+    similar, between = (vectors @ query).tolist(), vectors @ vectors.T
+    found = marginal(similar, between, count, relevance)
+    assert found == naive_marginal(similar, between, count, relevance)
+
+
+@pytest.mark.parametrize("name", [VECTORS, EXEMPLARS, FACTS, INDEX])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_index_is_refused_by_name(built, encoder, name, damage):
+    folder = built(SUMS)
+    path = folder / name
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-30] if damage == "cut" else content[:40] + b"\x00\xff" + content[42:])
+    with pytest.raises(ConfigError, match="only index"):
+        ExemplarIndex(folder, encoder)
+
+
+def test_an_index_of_another_model_is_refused(built, monkeypatch):
+    folder = built(SUMS)
+    other = Encoder()
+    monkeypatch.setattr(other.embedder, "model", "another", raising=False)
+    with pytest.raises(ConfigError, match="not of another"):
+        ExemplarIndex(folder, other)
+
+
+def test_the_index_is_the_same_each_time_and_tells_what_it_is(built):
+    one, other = built(SUMS), built(SUMS)
+    for name in (VECTORS, EXEMPLARS, FACTS, INDEX):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    facts = json.loads((one / FACTS).read_bytes())
+    assert (facts["kind"], facts["count"], facts["recall"], facts["width"]) == ("exact", 2, 1.0, 384)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), (b"\x00\x01\x02", "is binary"), (b'{"a": 1}\n', "no usable record"), (None, "cannot be read")],
+)
+def test_exemplars_that_cannot_be_used_are_named(tmp_path, encoder, content, said):
+    path = tmp_path / "exemplars.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"exemplars.*{said}"):
+        build_index(path, encoder, IndexConfig(), tmp_path / "out")
+
+
+def clustered(count, width=48, seed=0):
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(60, width))
+    rows = centres[rng.integers(0, 60, count)] + 0.6 * rng.normal(size=(count, width))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def one_thread():
+    """On a busy machine a second thread of FAISS only spins, for five times the work."""
+    import faiss
+
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", ["hnsw", "ivf_pq"])
+def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(kind, monkeypatch):
+    import faiss
+
+    monkeypatch.setattr(nearest, "SAMPLE", 64)
+    vectors = clustered(10_000)
+    config = IndexConfig(kind=kind, code_bytes=12, lists=64, build_effort=40)
+    index, fitted = build(vectors, config)
+    assert fitted.recall >= 0.95
+    queries = clustered(80, seed=0)[:80] + 0.0
+    truth = exact_nearest(vectors, queries, 5)
+    again = faiss.deserialize_index(faiss.serialize_index(index))
+    assert recall_at(candidates(again, queries, 60), vectors, queries, truth) >= 0.9, "the effort is kept with it"
+    twin, _ = build(vectors, config)
+    assert faiss.serialize_index(twin).tobytes() == faiss.serialize_index(index).tobytes()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_recall_that_cannot_be_reached_is_told():
+    with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
+        build(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
+
+
+def test_the_kind_follows_from_the_count():
+    assert chosen_kind(IndexConfig(), 199_999) == "exact"
+    assert chosen_kind(IndexConfig(), 200_000) == "ivf_pq"
+    assert chosen_kind(IndexConfig(exact_below=1), 4000) == "exact", "too few to train"
+    assert chosen_kind(IndexConfig(kind="hnsw"), 10) == "hnsw"
+    with pytest.raises(ConfigError, match="needs 9984 exemplars"):
+        chosen_kind(IndexConfig(kind="ivf_pq"), 9983)
+    with pytest.raises(ConfigError, match="does not divide"):
+        build(clustered(9984), IndexConfig(kind="ivf_pq", code_bytes=7))
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 50))
+def test_brute_force_by_blocks_is_brute_force(count, wanted, seed):
+    vectors = clustered(count, 8, seed)
+    queries = clustered(3, 8, seed + 1)
+    old, nearest.BLOCK = nearest.BLOCK, 7
+    try:
+        found = exact_nearest(vectors, queries, wanted)
+    finally:
+        nearest.BLOCK = old
+    scores = queries @ vectors.T
+    best = -np.sort(-scores, axis=1)[:, :wanted]
+    np.testing.assert_allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)

@@ -1,0 +1,80 @@
+"""MinHash in bands: near copies share a band about as often as the formula says, and the values are fixed."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.screening import minhash, words
+from data.screening.minhash import BANDS, ROWS, WORDS, bands
+
+VOCABULARY = [f"word{n}" for n in range(4000)]
+
+
+def shares_a_band(one: str, other: str) -> bool:
+    signatures = bands([one, other])
+    return bool((signatures[0] == signatures[1]).any())
+
+
+def with_overlap(share: float, rng: random.Random, length: int = 400) -> tuple[str, str]:
+    """Two texts whose sets of 5-grams have about that Jaccard index: the second goes its own way after a while."""
+    words = rng.choices(VOCABULARY, k=length)
+    common = round(length * 2 * share / (1 + share))
+    return " ".join(words), " ".join(words[:common] + rng.choices(VOCABULARY, k=length - common))
+
+
+def test_the_values_are_the_same_everywhere_and_for_ever():
+    found = bands(["The quick brown fox jumps over the lazy dog.", ""])
+    assert found.shape == (2, BANDS)
+    assert found.dtype == np.uint64
+    assert found[:, 0].tolist() == [0x7925E3897B3C358A, 0x2D06800538D394C2]
+
+
+def test_near_copies_share_a_band_as_often_as_the_formula_says():
+    rng = random.Random(1)
+    for share in (0.5, 0.75, 0.9):
+        expected = 1 - (1 - share**ROWS) ** BANDS
+        found = np.mean([shares_a_band(*with_overlap(share, rng)) for _ in range(200)])
+        assert abs(found - expected) < 0.12, (share, found, expected)
+
+
+def test_case_punctuation_and_spacing_do_not_count_but_words_and_their_order_do():
+    text = "Water boils at a lower temperature on a mountain, for the air is thinner there."
+    assert (bands([text]) == bands(["  " + text.upper().replace(" ", "\n") + "!!"])).all()
+    assert not shares_a_band(text, " ".join(reversed(text.split())))
+    assert not shares_a_band("one two three", "one two four")
+    assert not shares_a_band("", "?")
+    assert shares_a_band("?", "?")
+    assert shares_a_band("\u6c34\u5728\u5c71\u4e0a", "\u6c34\u5728\u5c71\u4e0a")
+
+
+def grams(text: str) -> set[str]:
+    """The 5-grams of a text, shorter at its end; the text itself, without spaces, if it has no word."""
+    words = re.findall(r"\w+", text.casefold())
+    return {" ".join(words[n : n + WORDS]) for n in range(len(words))} or {"".join(text.split())}
+
+
+TEXTS = st.lists(st.text(st.sampled_from("aB1 .\n\u00e9\u4e2d"), max_size=30), max_size=6)
+
+
+@settings(max_examples=60)
+@given(TEXTS, st.integers(1, 40))
+def test_a_signature_depends_on_the_5_grams_of_its_text_alone(texts, block):
+    """Not on the texts beside it, nor on where a block ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "BLOCK", block)
+        found = bands(texts)
+    assert len(found) == len(texts)
+    for one, text in zip(found, texts, strict=True):
+        assert (one == bands([text])[0]).all()
+        for other, beside in zip(found, texts, strict=True):
+            assert (one == other).all() == (grams(text) == grams(beside))
+
+
+def test_another_algorithm_is_refused(monkeypatch):
+    monkeypatch.setattr(minhash, "ALGORITHM", 1)
+    with pytest.raises(RuntimeError, match="pin rensa"):
+        bands(["text"])

@@ -1,0 +1,58 @@
+"""Words as arrays, against the regular expression that defines them."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.screening import words
+from data.screening.words import grams, words_of
+
+MIXED = st.text(
+    st.sampled_from("aB _7.,-\n\u00e9\u00c9\u00df\u0130\u2019\u2014\u0301\u00a0\u4e2d\u03a3\u212a\ud800\U0001f600")
+)
+TEXTS = st.lists(MIXED | st.text(), max_size=6)
+
+
+@settings(max_examples=150)
+@given(TEXTS, st.integers(1, 60))
+def test_words_are_those_of_the_regular_expression(texts, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "BLOCK", block)
+        blocks = list(words_of(texts))
+    found = [b.text(begin, end) for b in blocks for begin, end in zip(b.first, b.first[1:], strict=False)]
+    assert found == [re.findall(r"\w+", text.casefold()) for text in texts]
+
+
+@given(TEXTS)
+def test_a_word_has_one_value_wherever_it_stands(texts):
+    value: dict[str, int] = {}
+    for block in words_of(texts):
+        for word, number in zip(block.text(0, len(block.values)), block.values.tolist(), strict=True):
+            assert value.setdefault(word, number) == number
+    assert len(set(value.values())) == len(value)
+
+
+def test_the_values_are_the_same_everywhere():
+    [block] = words_of(["The thermodynamics of caf\u00e9s", ""])
+    assert block.first.tolist() == [0, 4, 4]
+    found = [hex(value) for value in block.values.tolist()]
+    assert found == [
+        "0x83c8f33b3cd0dc54",
+        "0x4b24dd0f4ff33009",
+        "0xe13a7f89fa116084",
+        "0x461972f931d5bda",
+    ]
+
+
+def test_grams_heed_the_order_and_the_length():
+    [block] = words_of(["a b c a b c b a c"])
+    twos, threes = grams(block.values, 2), grams(block.values, 3)
+    assert len(twos) == 8
+    assert twos[0] == twos[3]
+    assert twos[0] != twos[6]
+    assert threes[0] == threes[3]
+    assert not np.isin(threes, twos).any()
+    assert len(grams(block.values, 10)) == 0

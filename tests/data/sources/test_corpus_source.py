@@ -1,0 +1,195 @@
+"""One interface over all readers: the same files and the same rows each time, and a limit that is exact."""
+
+import itertools
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from configs.base import TaskConfig
+from configs.ingest import SourceConfig
+from data.chat_template import turn_of
+from data.records import SynthRecord, WebRecord
+from data.sources import corpus_source as sources
+from data.sources.corpus_source import list_files, read_file
+from data.sources.file_list import SourceFile, read_manifest, write_manifest
+from data.sources.reasoning_gym import problems, split_of
+from data.sources.wikipedia import articles, web_record
+
+TASKS = ({"name": "gsm_symbolic"},)
+
+
+def source(**fields):
+    return SourceConfig(**{"name": "x", "form": "web", **fields})
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def batches_of(config, seed=0, folder=None):
+    files = list_files(config, seed, folder)
+    return [batch for file in files for batch in read_file(config, seed, file, folder)]
+
+
+def records_of(config, seed=0):
+    return [batch.record(i) for batch in batches_of(config, seed) for i in range(len(batch))]
+
+
+def texts_of(config):
+    return [text for batch in batches_of(config) for text in batch.texts()]
+
+
+def test_wikipedia_in_fineweb_edus_form(monkeypatch):
+    config = source(reader="wikipedia", records=40)
+    records = records_of(config)
+    assert len(records) == 40
+    one = records[0]
+    title, _, text = one.text.partition("\n\n")
+    assert text
+    assert one.id == f"wikipedia/{title}"
+    assert one.url.startswith("https://en.wikipedia.org/wiki/")
+    assert (one.language, one.dump, one.score, one.int_score, one.token_count) == ("en", None, None, None, None)
+    assert [r.text for r in records_of(config, 1)] != [r.text for r in records]
+    whole = list_files(source(reader="wikipedia"), 0, None)
+    assert sum(file.rows for file in whole) == len(articles()) > 10_000
+    assert len(whole) > 1  # two workers can share it
+    monkeypatch.setattr(sources, "ARTICLES_A_UNIT", 15)
+    assert [file.rows for file in list_files(config, 0, None)] == [15, 15, 10]
+    assert records_of(config) == records
+
+
+def test_every_topic_is_in_a_beginning_of_the_articles():
+    everything = articles(3)
+    assert {a.topic for a in everything[:500]} == {a.topic for a in everything}
+    assert len({web_record(a).id for a in everything}) == len(everything)
+
+
+def test_reasoning_problems_in_synths_form(monkeypatch):
+    config = source(reader="reasoning", form="synth", tasks=TASKS, records=12)
+    records = records_of(config, 5)
+    assert len({record.query for record in records}) == 12
+    for record, problem in zip(records, problems([TaskConfig(**TASKS[0])], 5, "train"), strict=False):
+        assert isinstance(record, SynthRecord)
+        assert (record.query, record.synthetic_answer) == (problem.question, problem.answer)
+        assert (record.synthetic_reasoning, record.exercise) == (problem.rationale, "gsm_symbolic")
+        assert turn_of(record).answer == problem.answer
+    monkeypatch.setattr(sources, "PROBLEMS_A_UNIT", 5)
+    assert len(list_files(config, 5, None)) == 3
+    assert records_of(config, 5) == records
+    with pytest.raises(ConfigError, match="problems without end; set `records`"):
+        list_files(source(reader="reasoning", form="synth", tasks=TASKS), 5, None)
+
+
+def test_training_problems_are_disjoint_from_the_other_splits():
+    tasks = [TaskConfig(**task) for task in TASKS]
+    splits = {
+        split: {p.question for p in itertools.islice(problems(tasks, 0, split), 30)}
+        for split in ("train", "guard", "held_out")
+    }
+    for split, questions in splits.items():
+        assert {split_of(question) for question in questions} == {split}
+    trained = {r.query for r in records_of(source(reader="reasoning", form="synth", tasks=TASKS, records=60), 9)}
+    assert not trained & (splits["guard"] | splits["held_out"])
+
+
+def three_files(folder, kind):
+    for n in range(3):
+        rows = [{"text": f"{n} {i}"} for i in range(4)]
+        if kind == "jsonl":
+            lines(folder / f"{n}.jsonl", rows)
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{n}.parquet")
+    return source(reader=kind, path=str(folder / f"*.{kind}"))
+
+
+ALL = [f"{n} {i}" for n in range(3) for i in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_local_files_are_read_in_name_order(tmp_path, kind):
+    config = three_files(tmp_path, kind)
+    assert texts_of(config) == ALL
+    assert all(isinstance(record, WebRecord) for record in records_of(config))
+    files = list_files(config, 0, tmp_path)
+    assert [(file.number, file.unit, file.rows) for file in files] == [(n, f"0000{n}", None) for n in range(3)]
+    assert [file.bytes for file in files] == [(tmp_path / f"{n}.{kind}").stat().st_size for n in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@given(records=st.integers(1, 14))
+def test_a_limit_is_exact_over_files(tmp_path_factory, kind, records):
+    config = three_files(tmp_path_factory.mktemp("files"), kind).model_copy(update={"records": records})
+    assert texts_of(config) == ALL[:records]
+    assert len(list_files(config, 0, None)) == min(3, -(-records // 4))
+    assert sum(batch.rows for batch in batches_of(config)) == min(12, records)
+
+
+def test_a_file_whose_rows_cannot_be_counted_is_listed_to_be_set_aside(tmp_path):
+    config = three_files(tmp_path, "parquet").model_copy(update={"records": 6})
+    (tmp_path / "1.parquet").write_bytes(b"cut")
+    files = list_files(config, 0, None)
+    assert [file.rows for file in files] == [4, 2, 2]
+    with pytest.raises(ConfigError, match=r"1\.parquet: is not a Parquet file"):
+        list(read_file(config, 0, files[1], None))
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path):
+    config = three_files(tmp_path, "jsonl")
+    files = list_files(config, 0, None)
+    lines(tmp_path / "2.jsonl", [{"text": "longer than it was"}] * 9)
+    with pytest.raises(ConfigError, match=r"2\.jsonl: has changed since it was listed"):
+        list(read_file(config, 0, files[2], None))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_filters_count_what_they_leave_out(tmp_path, kind):
+    rows = [
+        {"text": "a", "language": "en", "score": 3.5},
+        {"text": "b", "language": "fr", "score": 3.5},
+        {"text": "c", "language": None, "score": 3.5},
+        {"text": "d", "language": "en", "score": 2.0},
+        {"text": "e", "language": "en", "score": None},
+        {"text": "", "language": "en", "score": 4.0},
+    ]
+    if kind == "jsonl":
+        lines(tmp_path / "a.jsonl", rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = source(reader=kind, path=str(tmp_path / "a.*"), languages=["en"], minimum_score=3.0)
+    (batch,) = batches_of(config)
+    assert (batch.texts(), batch.rows) == (["a"], 6)
+    assert batch.rejected == {"no_text": 1, "language": 2, "score": 2}
+    assert batch.record(0).text == "a"
+
+
+def test_a_manifest_is_kept_as_it_was(tmp_path):
+    files = [SourceFile(0, "a/\u2028.parquet", 12, "sha256:00", 0, 7), SourceFile(1, "wikipedia[0:9]", None, "", 0, 9)]
+    write_manifest(tmp_path / "files.jsonl", files)
+    assert read_manifest(tmp_path / "files.jsonl") == files
+
+
+def test_a_reader_of_the_other_form_is_refused():
+    with pytest.raises(ConfigError, match="reader 'wikipedia' gives form 'web', not 'synth'"):
+        list_files(source(reader="wikipedia", form="synth"), 0, None)
+
+
+def test_a_share_of_the_generated_problems_shows_its_reasoning(tmp_path):
+    source = SourceConfig(
+        name="s",
+        reader="reasoning",
+        form="synth",
+        records=400,
+        worked_share=0.25,
+        tasks=(TaskConfig(name="chain_sum"),),
+    )
+    (file,) = list_files(source, 1, tmp_path)
+    (batch,) = read_file(source, 1, file, tmp_path)
+    bare = batch.columns["synthetic_reasoning"].count("")
+    assert len(batch) == 400
+    assert 270 < bare < 330
+    assert all(batch.columns["synthetic_answer"])

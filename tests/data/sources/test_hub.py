@@ -1,0 +1,228 @@
+"""The Hub reader through the real clients against a repository on loopback, with the faults that a network has."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import ConfigError, Retryable
+from configs.ingest import SourceConfig
+from data.sources import hub as reader
+from data.sources.hub import hub_files
+from tests.support.fake_hub import RETRY_AFTER, FakeHub
+
+README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: sample/*\n---\n"
+
+# The clients read HF_ENDPOINT when they are imported, so they have a process of their own. It waits, on demand, for no
+# longer than 10 ms, and tells how long it would have waited.
+CHILD = """
+import json, sys, time
+from dataclasses import asdict
+from pathlib import Path
+from configs.schema import SourceConfig
+from data.sources import list_files, read_file
+waited, sleep = [], time.sleep
+time.sleep = lambda seconds: (waited.append(seconds), sleep(min(seconds, 0.01)))
+folder = Path(sys.argv[1])
+def told(error):
+    return f"{type(error).__name__}: {error}"
+for line in sys.stdin:
+    waited.clear()
+    reply = {"texts": {}, "errors": {}}
+    try:
+        source = SourceConfig(**json.loads(line))
+        files = list_files(source, 0, folder)
+        reply["files"] = [asdict(file) for file in files]
+        for file in files:
+            try:
+                batches = read_file(source, 0, file, folder)
+                reply["texts"][file.path] = [text for batch in batches for text in batch.texts()]
+            except (ValueError, RuntimeError) as error:
+                reply["errors"][file.path] = told(error)
+    except (ValueError, RuntimeError) as error:
+        reply["error"] = told(error)
+    reply |= {"left": [str(path) for path in folder.rglob("*")], "waited": list(waited)}
+    print(json.dumps(reply), flush=True)
+"""
+pytestmark = pytest.mark.slow
+
+
+class Client:
+    """A process with the real clients, pointed at a fake Hub."""
+
+    def __init__(self, hub: FakeHub, folder) -> None:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home")}
+        environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "5", "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
+        command = [sys.executable, "-c", CHILD, str(folder / "fetched")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": (folder / "log").open("w")}
+        self.hub = hub
+        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+
+    def read(self, **changes) -> dict:
+        source = {"name": "x", "reader": "hub", "form": "web", "path": "org/set", "subset": "small"}
+        self.process.stdin.write(json.dumps({**source, "revision": self.hub.revision, **changes}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    with FakeHub(folder, "org/set", "0" * 40) as server:
+        client = Client(server, tmp_path_factory.mktemp("client"))
+        yield client
+        client.process.stdin.close()
+        client.process.wait(timeout=30)
+
+
+@pytest.fixture
+def hub(client):
+    """The repository at a commit of its own, for the clients keep listings in memory: three files of 20 rows."""
+    server, folder = client.hub, client.hub.folder
+    server.revision = f"{int(server.revision) + 1:040d}"
+    (folder / "sample").mkdir(exist_ok=True)
+    for path in (folder / "sample").iterdir():
+        path.unlink()
+    (folder / "README.md").write_text(README)
+    for number in range(3):
+        table = pa.table({"text": [f"{number} {row}" for row in range(20)], "other": ["x" * 100] * 20})
+        pq.write_table(table, folder / "sample" / f"{number}.parquet", row_group_size=5)
+    server.faults, server.listing_faults, server.always = [], [], {}
+    for record in (server.requests, server.met, server.served):
+        record.clear()
+    return server
+
+
+NAMES = [f"sample/{number}.parquet" for number in range(3)]
+ROWS = {name: [f"{number} {row}" for row in range(20)] for number, name in enumerate(NAMES)}
+ALL = [text for texts in ROWS.values() for text in texts]
+
+
+def test_every_file_of_the_pinned_commit_is_fetched_once_whole(client, hub):
+    reply = client.read()
+    assert reply["texts"] == ROWS
+    assert [file["path"] for file in reply["files"]] == NAMES
+    assert all(file["digest"].startswith("sha256:") and file["bytes"] > 300 for file in reply["files"])
+    assert reply["left"] == []
+    assert {name: hub.served[name] for name in NAMES} == dict.fromkeys(NAMES, 1)
+    assert all(hub.revision in path for _, path in hub.requests if "/resolve/" in path)
+
+
+def test_small_files_are_checked_by_gits_digest(client, hub):
+    for path in (hub.folder / "sample").iterdir():
+        path.unlink()
+    (hub.folder / "sample" / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    reply = client.read()
+    assert reply["texts"] == {"sample/a.jsonl": ["one", "two"]}
+    assert reply["files"][0]["digest"].startswith("git:")
+    hub.always = {"a.jsonl": "altered"}
+    assert "came with another git digest" in client.read()["errors"]["sample/a.jsonl"]
+
+
+@pytest.mark.parametrize("fault", [500, 503, "throttled", "cut", "short", "altered", "hang up"])
+def test_a_fault_that_passes_costs_no_row(client, hub, fault):
+    hub.faults = [fault, fault]
+    reply = client.read()
+    assert (reply["texts"], reply["errors"]) == (ROWS, {})
+    assert hub.met[fault] == 2
+    if fault == "throttled":
+        assert max(reply["waited"]) >= RETRY_AFTER
+
+
+def test_a_storm_of_faults_and_every_row_arrives_once(client, hub):
+    hub.listing_faults = [429, 503]
+    hub.faults = ["cut", 503, "altered", "throttled", "short", "hang up", 500, "cut"]
+    reply = client.read()
+    assert (reply["texts"], reply["errors"], hub.faults) == (ROWS, {}, [])
+    assert sum(hub.met.values()) == 10
+
+
+def test_what_stays_bad_is_told_from_what_may_pass(client, hub):
+    whole = (hub.folder / NAMES[1]).read_bytes()
+    (hub.folder / NAMES[1]).write_bytes(whole[:-100])  # cut in the repository itself: its digest is right
+    hub.always = {"0.parquet": "altered", "2.parquet": 503}
+    reply = client.read()
+    assert reply["texts"] == {}
+    assert reply["errors"][NAMES[0]] == (
+        f"ConfigError: source 'x': org/set at {hub.revision[:12]}, sample/0.parquet: "
+        "came with another sha256 digest than the Hub lists, 5 times"
+    )
+    assert reply["errors"][NAMES[1]].startswith("ConfigError: org/set/sample/1.parquet: is not a Parquet file")
+    assert reply["errors"][NAMES[2]].startswith("Retryable: source 'x': org/set")
+    assert reply["left"] == []
+
+
+def test_a_damaged_row_group_sets_its_file_aside_by_name(client, hub):
+    path = hub.folder / NAMES[1]
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
+    reply = client.read()
+    assert set(reply["texts"]) == {NAMES[0], NAMES[2]}
+    assert reply["errors"][NAMES[1]].startswith("ConfigError: org/set/sample/1.parquet: row group 0 is damaged")
+
+
+@pytest.mark.parametrize("records", [1, 20, 33, 60, 99])
+def test_a_limit_is_exact_and_lists_no_more_files_than_it_needs(client, hub, records):
+    reply = client.read(records=records)
+    assert [text for texts in reply["texts"].values() for text in texts] == ALL[:records]
+    assert len(reply["files"]) == min(3, -(-records // 20))
+
+
+def test_clear_refusals(client, hub):
+    replies = [
+        client.read(**change)
+        for change in ({"path": "org/none"}, {"subset": "nope"}, {"split": "nope"}, {"revision": "f" * 40})
+    ]
+    errors = [reply["error"] for reply in replies]
+    assert [message.partition(":")[0] for message in errors] == ["ConfigError"] * 4
+    assert "org/none" in errors[0]
+    assert "'nope' not found. Available: ['small']" in errors[1]
+    assert "has no split 'nope', only ['train']" in errors[2]
+    assert "ffffffffffff" in errors[3]
+    assert "'main' is not a full commit hash" in client.read(revision="main")["error"]
+
+
+def test_an_outage_while_listing_may_pass_later(client, hub):
+    hub.listing_faults = [503] * 200
+    assert client.read()["error"].startswith("Retryable: source 'x': org/set")
+
+
+def test_files_of_another_commit_are_never_taken_for_the_pinned_one(monkeypatch):
+    """`datasets` falls back on its cache when the Hub is silent, whatever commit lies there."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.001)
+    source = SourceConfig(name="x", reader="hub", form="web", path="org/set", revision="a" * 40)
+
+    class Builder:
+        class config:
+            data_files = {"train": [f"hf://datasets/org/set@{'b' * 40}/sample/0.parquet"]}
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **kwargs: Builder)
+    with pytest.raises(Retryable, match="is of another commit"):
+        hub_files(source)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ConnectionError("cut"), Retryable), (TimeoutError("slow"), Retryable), (OSError("short page"), Retryable),
+     (RuntimeError("xet"), Retryable), (ValueError("no such subset"), ConfigError),
+     (FileNotFoundError("gone"), ConfigError), (OSError(28, "No space left on device"), OSError),
+     (KeyError("our own"), KeyError)],
+)  # fmt: skip
+def test_errors_are_told_apart(monkeypatch, error, kind):
+    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.001)
+    source = SourceConfig(name="x", reader="hub", form="web", path="org/set", revision="a" * 40)
+    asked = []
+
+    def ask():
+        asked.append(1)
+        raise error
+
+    with pytest.raises(kind) as told:
+        reader._patiently(source, ask)
+    assert len(asked) == (reader.ATTEMPTS if kind is Retryable else 1)
+    assert kind not in (ConfigError, Retryable) or "source 'x': org/set at aaaaaaaaaaaa" in str(told.value)

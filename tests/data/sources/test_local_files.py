@@ -1,0 +1,206 @@
+"""Parquet and JSON lines: positions hold, bad rows are counted, unusable files are refused by name."""
+
+import gzip
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from data.records import BATCH, WORKED, SynthRecord, WebRecord, batch_of, from_dict
+from data.sources import local_files as files
+from data.sources.local_files import jsonl_rows, matching, parquet_batches, parquet_rows, read_jsonl
+
+
+def texts(rows):
+    return [row.text if isinstance(row, WebRecord) else row.reason for row in rows]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "a.jsonl"
+    lines = [b'{"text": "one"}', b"", b"{broken", b'{"text": "\xff\xfe"}', b"[1]", b'{"text": "two"}']
+    path.write_bytes(b"\n".join(lines))
+    return path
+
+
+def test_jsonl_rows_and_reasons(jsonl):
+    assert texts(read_jsonl([jsonl], "web")) == ["one", "not_json", "invalid_utf8", "not_an_object", "two"]
+    assert jsonl_rows(jsonl) == 5
+
+
+@given(skip=st.integers(0, 12))
+def test_skipping_is_the_same_as_reading_past(tmp_path_factory, skip):
+    folder = tmp_path_factory.mktemp("files")
+    paths = []
+    for name in ("a", "b"):
+        path = folder / f"{name}.jsonl"
+        path.write_text("\n".join([json.dumps({"text": f"{name}{n}"}) for n in range(4)] + ["{bad"]))
+        paths.append(path)
+    assert list(read_jsonl(paths, "web", skip)) == list(read_jsonl(paths, "web"))[skip:]
+
+
+def test_compressed_lines_and_a_file_cut_short(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"text": "line %d %d"}\n' % (n, n * n) for n in range(5000))))
+    assert len(list(read_jsonl([path], "web"))) == 5000
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: the compressed file ends too early"):
+        list(read_jsonl([path], "web"))
+    whole = gzip.compress(b'{"text": "line"}\n' * 5000)
+    path.write_bytes(whole[:40] + b"\xff" * 8 + whole[48:])
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: (the compressed file is damaged|cannot be read)"):
+        list(read_jsonl([path], "web"))
+    path.write_bytes(b"no gzip at all")
+    with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: cannot be read"):
+        list(read_jsonl([path], "web"))
+
+
+def test_a_line_of_ten_megabytes_is_counted_and_not_held(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "%s"}\n{"text": "after"}\n' % (b"x" * 10_000_000))
+    assert texts(read_jsonl([path], "web")) == ["too_long", "after"]
+    monkeypatch.setattr(files, "MAX_LINE", 1_000_000)
+    assert texts(read_jsonl([path], "web")) == ["too_long", "after"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b" \n\n", "is empty"), (b"\x7fELF\x00\x00", "is binary, not JSON lines")],
+)
+def test_unusable_lines_files(tmp_path, content, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"a\.jsonl: {message}"):
+        list(read_jsonl([path], "web"))
+
+
+def test_a_json_array_is_not_read_as_lines(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "one"},\n{"text": "two"}]')
+    with pytest.raises(ConfigError, match=r"a\.json: is one JSON array.*write it as JSON lines"):
+        list(read_jsonl([tmp_path / "a.json"], "web"))
+    (tmp_path / "b.json").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert texts(read_jsonl([tmp_path / "b.json"], "web")) == ["one", "two"]
+
+
+def test_missing_files_and_folders(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read \(No such file"):
+        list(read_jsonl([tmp_path / "gone.jsonl"], "web"))
+    with pytest.raises(ConfigError, match=r"no file matches '.*\*\.parquet'"):
+        matching(str(tmp_path / "*.parquet"))
+    with pytest.raises(ConfigError, match="is a folder; give a glob"):
+        matching(str(tmp_path))
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"text {n}" if n % 4 else None for n in range(20)], "id": [str(n) for n in range(20)]})
+    pq.write_table(table, path, row_group_size=6)
+    return path
+
+
+def texts_of(path, **how):
+    return [text for batch in parquet_batches(path, "web", **how) for text in batch.texts()]
+
+
+@pytest.mark.parametrize("rows", [None, 0, 1, 5, 6, 7, 13, 20, 25])
+def test_the_first_rows_of_a_parquet_file(parquet, rows):
+    batches = list(parquet_batches(parquet, "web", carried=["id"], rows=rows))
+    first = range(20 if rows is None else min(rows, 20))
+    assert sum(batch.rows for batch in batches) == len(first)
+    assert all(batch.total == len(first) for batch in batches)
+    assert [text for batch in batches for text in batch.texts()] == [f"text {n}" for n in first if n % 4]
+    assert sum((batch.rejected for batch in batches), Counter()) == Counter(
+        {"no_text": len([n for n in first if n % 4 == 0])}
+    )
+    records = [batch.record(i) for batch in batches for i in range(len(batch))]
+    assert records == [WebRecord(f"text {n}", id=str(n)) for n in first if n % 4]
+    assert parquet_rows(parquet) == 20
+
+
+def test_parquet_text_that_is_no_utf8_is_counted(tmp_path):
+    column = pa.array([b"good", b"\xff\xfe", b"fine"]).cast(pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    assert (batch.texts(), batch.rejected, batch.rows) == (["good", "fine"], {"invalid_utf8": 1}, 3)
+
+
+VALUES = st.one_of(st.none(), st.just(" \n"), st.just("x" * 12), st.text(max_size=6))
+
+
+@given(rows=st.lists(st.tuples(VALUES, VALUES, VALUES, VALUES), max_size=8))
+def test_columns_are_judged_as_rows_are(tmp_path_factory, rows):
+    """A batch of a Parquet file and the same rows one by one: the same records, the same reasons."""
+    names = ("query", "synthetic_reasoning", "synthetic_answer", "exercise")
+    plain = [dict(zip(names, row, strict=True)) for row in rows]
+    path = tmp_path_factory.mktemp("parquet") / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(plain, pa.schema([(name, pa.string()) for name in names])), path)
+    expected = batch_of([from_dict(row, "synth") for row in plain], "synth")
+    found = list(parquet_batches(path, "synth"))
+    assert sum(batch.rows for batch in found) == len(rows)
+    for batch in found:
+        assert batch.rejected == expected.rejected
+        assert batch.texts() == expected.texts()
+        assert [batch.record(i) for i in range(len(batch))] == [expected.record(i) for i in range(len(expected))]
+        assert [batch.columns["exercise"], batch.columns["constraints"]] == [
+            [one if one is not None else None for one in expected.columns["exercise"]],
+            expected.columns["constraints"],
+        ]
+
+
+def test_ten_megabytes_in_one_row_and_a_column_of_numbers(tmp_path):
+    pq.write_table(pa.table({"text": ["before", "x" * 10_000_000, "after"]}), tmp_path / "a.parquet")
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    assert (batch.texts(), batch.rejected) == (["before", "after"], {"too_long": 1})
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
+    (batch,) = parquet_batches(tmp_path / "b.parquet", "web")
+    assert (len(batch), batch.rejected) == (0, {"wrong_type": 2})
+
+
+def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
+    rows = {"query": ["q"], "synthetic_answer": ["a"], "language": ["en"], "seed_license": ["CC"], "extra": ["x"]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (batch,) = parquet_batches(tmp_path / "a.parquet", "synth", listed=["language", "score"], carried=["seed_license"])
+    assert set(batch.columns) == {*WORKED["synth"], "language", "score"}
+    assert (batch.columns["language"], batch.columns["score"], batch.columns["exercise"]) == (["en"], [None], [None])
+    assert batch.record(0) == SynthRecord("q", "", "a", language="en", seed_license="CC")
+
+
+def test_unusable_parquet(tmp_path, parquet):
+    with pytest.raises(ConfigError, match=r"a\.parquet: no column 'query'; there are text, id"):
+        list(parquet_batches(parquet, "synth"))
+    content = parquet.read_bytes()
+    for damage in (b"", b"PAR1", content[:-7], b"\x00" * 500):
+        parquet.write_bytes(damage)
+        with pytest.raises(ConfigError, match=r"a\.parquet: is not a Parquet file"):
+            list(parquet_batches(parquet, "web"))
+    parquet.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
+    with pytest.raises(ConfigError, match=r"a\.parquet: row group 0 is damaged"):
+        list(parquet_batches(parquet, "web"))
+    with pytest.raises(ConfigError, match=r"gone\.parquet: cannot be read"):
+        list(parquet_batches(tmp_path / "gone.parquet", "web"))
+
+
+def test_lines_of_json_survive_unicode_line_breaks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert texts(read_jsonl([path], "web")) == ["a\u2028b\x85c"]
+
+
+def test_a_row_group_of_any_size_is_read_page_by_page(tmp_path):
+    """What Arrow holds while batches are taken one after the other; the whole column would be 25 MB."""
+    rng = np.random.default_rng(0)
+    rows = ["".join(map(chr, rng.integers(32, 126, 1000))) for _ in range(250)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": rows * 100}), path, row_group_size=25_000, use_dictionary=False)
+    before, most = pa.total_allocated_bytes(), 0
+    for batch in parquet_batches(path, "web"):
+        most = max(most, pa.total_allocated_bytes() - before)
+        assert len(batch) <= BATCH
+    assert most < 6_000_000

@@ -1,0 +1,244 @@
+"""Records to shards: counts that add up, the split by hash, and the same bytes whoever works when."""
+
+import hashlib
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from common.events import silent
+from data import records as records_module
+from data.records import Rejected, WebRecord, batched
+from data.screening.contamination import Contamination, HeldOut
+from data.screening.corpus_copies import settle
+from data.screening.text_hash import content_hash, in_validation
+from data.tokenizer import tokenizer_for
+from data.tokens import build as corpus_module
+from data.tokens.build import pack_unit, publish, write_tokens
+from data.tokens.shards import Shard, read_index
+from data.tokens.tokenise_file import CorpusPlan, Screens, remove_partial, write_unit
+
+
+def digests(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_same_records_give_the_same_bytes(make_tokens, web_records, synth_records):
+    for records in (web_records, synth_records):
+        assert digests(make_tokens(records)[0]) == digests(make_tokens(records)[0])
+
+
+def test_counts_add_up(make_tokens, web_records, tokenizer):
+    rows = [*web_records, web_records[3], WebRecord(web_records[4].text.upper() + "  "), Rejected("no_text")]
+    folder, corpus = make_tokens(rows)
+    facts = corpus.facts()
+    assert facts["records"] == 123
+    assert facts["documents"] == 120
+    assert facts["rejected"] == {"duplicate": 2, "no_text": 1}
+    assert facts["tokens"] == sum(len(tokenizer.encode(record.text)) + 1 for record in web_records)
+    assert facts["bytes_per_token"] == round(sum(len(r.text.encode()) for r in web_records) / facts["tokens"], 4)
+    index = read_index(folder)
+    assert (facts["rows"], facts["validation_rows"]) == (index.rows("train"), index.rows("validation"))
+    assert facts["padded"] == (facts["rows"] + facts["validation_rows"]) * 64 - facts["tokens"]
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_long_chat_records_are_cropped_and_counted(make_tokens, synth_records):
+    _, corpus = make_tokens(synth_records, row_length=48)
+    facts = corpus.facts()
+    assert facts["cropped_documents"] > 0
+    assert facts["cropped"] > 0
+    assert facts["tokens"] <= (facts["rows"] + facts["validation_rows"]) * 48
+
+
+def test_validation_is_chosen_by_content_not_by_place(make_tokens, web_records, tokenizer):
+    def held_out(records, share=0.1):
+        folder, _ = make_tokens(records, validation_share=share)
+        index = read_index(folder)
+        ids = [
+            int(one)
+            for entry in index.shards
+            if entry.split == "validation"
+            for one in Shard(folder / entry.file, entry, index).tokens
+        ]
+        return set(tokenizer.decode(ids).split("<|endoftext|>")) - {""}
+
+    expected = {r.text for r in web_records if in_validation(content_hash(r), 0.1)}
+    assert 0 < len(expected) < len(web_records) / 4
+    assert held_out(web_records) == held_out(web_records[::-1]) == expected
+    assert held_out(web_records, share=0.0) == set()
+
+
+def test_progress_is_told_and_ends_full(make_tokens, web_records):
+    told = []
+    make_tokens(web_records, emit=lambda kind, **fields: told.append((kind, fields)), records=120)
+    assert {kind for kind, _ in told} == {"progress"}
+    records = [fields for _, fields in told if fields["unit"] == "records"]
+    assert records[-1]["done"] == records[-1]["total"] == 120
+
+
+def test_records_stop_at_the_plans_number(make_tokens, web_records):
+    assert make_tokens(web_records, records=50)[1].facts()["documents"] == 50
+
+
+def test_nothing_usable_is_an_error_that_says_why(small, tmp_path):
+    with pytest.raises(ConfigError, match=r"no usable record for training in the source \(3 no_text\)"):
+        write_tokens(
+            lambda skip: iter([Rejected("no_text")] * 3),
+            CorpusPlan(small, "web", 64, 8, 0.0),
+            tmp_path / "work",
+            tmp_path / "out",
+            lambda kind, **fields: None,
+        )
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("form", ["web", "synth"])
+def test_an_interruption_leaves_nothing_behind_and_the_next_run_gives_the_same_bytes(
+    make_tokens, web_records, synth_records, small, tmp_path, form
+):
+    records = [*(web_records if form == "web" else synth_records)]
+    records.insert(70, records[2])
+    expected, whole = make_tokens(records, exemplars=6)
+    plan = CorpusPlan(small, form, 64, 8, 0.1, exemplars=6)
+    args = (plan, tmp_path / "work", tmp_path / "out", silent)
+
+    def broken(skip):
+        yield from records[:60]
+        raise Stop
+
+    with pytest.raises(Stop):
+        write_tokens(broken, *args)
+    assert not list((tmp_path / "work").iterdir())
+    resumed = write_tokens(lambda skip: iter(records), *args)
+    assert digests(tmp_path / "out") == digests(expected)
+    assert (resumed.facts(), resumed.exemplars) == (whole.facts(), whole.exemplars)
+    again = write_tokens(lambda skip: pytest.fail("nothing is left to read"), *args)
+    assert (again.facts(), again.exemplars) == (whole.facts(), whole.exemplars)
+    assert not list((tmp_path / "work").rglob("tokens.*"))  # the ids' disk was given back
+
+
+@pytest.mark.parametrize("form", ["web", "synth"])
+def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
+    web_records, synth_records, small, tmp_path, form
+):
+    records = [*(web_records if form == "web" else synth_records)]
+    parts = [records[:40], [*records[40:70], records[3]], records[70:]]
+    plan = CorpusPlan(small, form, 64, 4, 0.1, exemplars=6)
+
+    def made(name, order, twice=False):
+        folders = [tmp_path / name / f"{n:05d}" for n in range(3)]
+        for n in order:
+            batches = list(batched(parts[n], form))
+            if twice:  # a second process comes in amid the first one's work, and both finish
+                batches = amid(batches, lambda n=n: write_unit(batched(parts[n], form), plan, Screens(), folders[n], 6))
+            write_unit(batches, plan, Screens(), folders[n], 6)
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["00000", "00001", "00002"]
+        settle(folders, (), tmp_path / name / "settling", silent)
+        out, marks = tmp_path / name / "out", [tmp_path / name / f"{n}.json" for n in range(3)]
+        for n in reversed(order):
+            packed = pack_unit(folders[n], n, plan, marks[n], out)
+            assert pack_unit(folders[n], n, plan, marks[n], out) == packed
+        corpus = publish(folders, marks, plan, out)
+        return digests(out), corpus.facts(), corpus.exemplars
+
+    def amid(batches, interloper):
+        yield batches[0]
+        interloper()
+        yield from batches[1:]
+
+    expected = made("one", [0, 1, 2])
+    assert expected[1]["rejected"] == {"duplicate": 1}
+    assert len({name.rpartition("-")[0] for name in expected[0] if "train" in name}) == 3  # every unit has its shards
+    assert made("two", [2, 0, 1]) == made("three", [1, 2, 0], twice=True) == expected
+
+
+def test_a_killed_units_leftovers_are_removed(small, tmp_path, web_records):
+    (tmp_path / "00003.partial-abc").mkdir()
+    (tmp_path / "00003.partial-abc" / "tokens.u2").write_bytes(b"half")
+    write_unit(batched(web_records, "web"), CorpusPlan(small, "web", 64, 8, 0.1), Screens(), tmp_path / "00003")
+    remove_partial(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["00003"]
+
+
+def test_shards_that_no_unit_knows_are_not_published(make_tokens, web_records, small, tmp_path):
+    expected, _ = make_tokens(web_records)
+    (tmp_path / "out" / "shards").mkdir(parents=True)
+    (tmp_path / "out" / "shards" / "train-00009-00000.bin").write_bytes(b"of a process taken for lost")
+    plan = CorpusPlan(small, "web", 64, 8, 0.1)
+    write_tokens(lambda skip: iter(web_records), plan, tmp_path / "work", tmp_path / "out", silent)
+    assert digests(tmp_path / "out") == digests(expected)
+
+
+def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path, web_records):
+    words = "a train leaves the station at noon and travels sixty miles in one hour"
+    rows = [*web_records[:20], WebRecord(f"Once {words} they say."), *web_records[20:]]
+    screens = Screens(Contamination([HeldOut("gsm8k", "7", words)]))
+    plan = CorpusPlan(small, "web", 64, 8, 0.1)
+    args = (plan, tmp_path / "work", tmp_path / "out", silent)
+    corpus = write_tokens(lambda skip: iter(rows), *args, screens=screens)
+    assert corpus.facts()["rejected"] == {"contaminated": 1}
+    assert corpus.facts()["contaminated"] == {"gsm8k": 1}
+    assert corpus.documents == len(web_records)
+    (hit,) = (tmp_path / "out" / "contamination.jsonl").read_text().splitlines()
+    assert (json.loads(hit)["example"], json.loads(hit)["begins"][:12]) == ("7", "Once a train")
+
+
+def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_path, web_records):
+    def run(name, records, against=(), bands=None):
+        work = tmp_path / name
+        plan = CorpusPlan(small, "web", 64, 8, 0.0)
+        screens = Screens(bands=bands)
+        args = (plan, work, work / "out", silent)
+        return write_tokens(lambda skip: iter(records), *args, screens=screens, against=against), work / "unit"
+
+    def by_length(texts):  # documents of equal length are taken for near copies
+        return np.array([[len(text), n] for n, text in enumerate(texts, 10_000)], np.uint64)
+
+    lengths = {len(record.text) for record in web_records}
+    corpus, unit = run("near", web_records, bands=by_length)
+    assert corpus.rejected == {"near_duplicate": len(web_records) - len(lengths)}
+    corpus, _ = run("later", [*web_records[:5], WebRecord("something else")], against=[unit])
+    assert (corpus.documents, corpus.rejected) == (1, {"duplicate_elsewhere": 5})
+
+
+def peak(work):
+    """Bytes that Python and numpy held at most during `work`."""
+    tracemalloc.start()
+    work()
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+
+def peaks(batches, plan, folder):
+    """Those of tokenising a unit, and of packing it."""
+    tokenising = peak(lambda: write_unit(batches, plan, Screens(), folder / "unit"))
+    settle([folder / "unit"], (), folder / "settling", silent)
+    return tokenising, peak(lambda: pack_unit(folder / "unit", 0, plan, folder / "mark", folder / "out"))
+
+
+def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(records_module, "BATCH", 64)
+    monkeypatch.setattr(corpus_module, "PIECE", 64)
+    assert tokenizer_for(small).byte_lengths.any()  # built before anything is measured
+    plan = CorpusPlan(small, "web", 64, 256, 0.0)
+    text = "tide and foam " * 20
+
+    def rows(count):
+        return batched((WebRecord(f"{n} {text}") for n in range(count)), "web")
+
+    peaks(rows(10), plan, tmp_path / "first")  # whatever is made on first use
+    few, many = peaks(rows(500), plan, tmp_path / "few"), peaks(rows(3000), plan, tmp_path / "many")
+    assert sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.bin")) > 500_000
+    assert many[0] < 1.2 * few[0]  # a batch at a time
+    assert many[1] < few[1] + 2500 * 80  # a shard at a time, and a few arrays of one number a document

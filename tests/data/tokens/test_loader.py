@@ -1,0 +1,179 @@
+"""batch(step): pure, complete, exact in its mixture, equal over hosts, and choosy about what it opens."""
+
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from configs.training import PhaseConfig
+from data.tokens.loader import Loader
+from data.tokens.shards import Shard, read_index
+
+ROW = 64
+
+
+@pytest.fixture(scope="module")
+def sources(web_tokens, synth_tokens):
+    return {"web": web_tokens, "synth": synth_tokens}
+
+
+def phases(*parts):
+    return [PhaseConfig(name=f"phase{n}", tokens=tokens, mixture=mixture) for n, (tokens, mixture) in enumerate(parts)]
+
+
+def loader(sources, *parts, batch_rows=4, seed=0, ranks=300, **hosts):
+    return Loader(sources, phases(*parts), batch_rows, seed, TokenizerConfig(ranks=ranks), **hosts)
+
+
+def content(batch, row):
+    return tuple(batch["tokens"][row][batch["segments"][row] > 0].tolist())
+
+
+def rows_on_disk(folder, split="train"):
+    index = read_index(folder)
+    shards = [Shard(folder / entry.file, entry, index) for entry in index.shards if entry.split == split]
+    return [tuple(shard.row(n)[0].tolist()) for shard in shards for n in range(shard.entry.rows)]
+
+
+def test_the_arrays_mean_what_they_say(sources, tokenizer):
+    mixed = loader(sources, (8000, {"web": 1, "synth": 1}))
+    lengths = tokenizer.byte_lengths
+    for step in range(mixed.steps):
+        batch = mixed.batch(step)
+        types = {name: str(array.dtype) for name, array in batch.items()}
+        assert types == dict.fromkeys(["tokens", "targets", "segments", "positions", "source"], "int32") | {
+            "weights": "float32",
+            "bytes": "int64",
+        }
+        for name in ("tokens", "targets", "segments", "positions", "weights"):
+            assert batch[name].shape == (4, ROW)
+        for row in range(4):
+            tokens, targets, segments, positions, weights = (
+                batch[name][row] for name in ("tokens", "targets", "segments", "positions", "weights")
+            )
+            used = int((segments > 0).sum())
+            assert (segments[:used] > 0).all()
+            assert not tokens[used:].any()
+            for t in range(ROW):
+                fresh = t == 0 or segments[t] != segments[t - 1]
+                if segments[t]:
+                    assert positions[t] == (0 if fresh else positions[t - 1] + 1)
+                    assert fresh <= (t == 0 or segments[t] == segments[t - 1] + 1)
+                if t + 1 < ROW:
+                    inside = segments[t] > 0 and segments[t] == segments[t + 1]
+                    assert weights[t] == inside
+                    assert targets[t] == (tokens[t + 1] if inside else 0)
+            assert batch["bytes"][row] == lengths[targets[weights > 0]].sum()
+
+
+def test_every_token_of_web_text_but_a_documents_first_is_a_target_once(sources, tokenizer):
+    """Over one epoch, targets and first tokens together are the corpus: rows cut documents without losing targets."""
+    rows = len(rows_on_disk(sources["web"]))
+    web = loader({"web": sources["web"]}, (rows * ROW, {"web": 1}), batch_rows=1)
+    assert web.steps == rows
+    learnt, corpus, documents = Counter(), Counter(), 0
+    for step in range(web.steps):
+        batch = web.batch(step)
+        learnt.update(batch["targets"][batch["weights"] > 0].tolist())
+        corpus.update(batch["tokens"][batch["segments"] > 0].tolist())
+        documents += int((batch["tokens"] == tokenizer.end_of_text).sum())
+    assert corpus.total() - learnt.total() == documents
+    assert learnt[tokenizer.end_of_text] == documents == read_index(sources["web"]).total("documents", "train")
+
+
+def test_a_batch_is_a_function_of_seed_and_step(sources):
+    plan = [(6000, {"web": 1}), (9000, {"web": 0.3, "synth": 0.7})]
+    one, two = loader(sources, *plan), loader(sources, *plan)
+    forward = [one.batch(step) for step in range(one.steps)]
+    for step in reversed(range(two.steps)):
+        assert all((two.batch(step)[name] == forward[step][name]).all() for name in forward[step])
+    other = loader(sources, *plan, seed=1)
+    assert any((other.batch(step)["tokens"] != forward[step]["tokens"]).any() for step in range(one.steps))
+
+
+def test_an_epoch_has_every_row_once_and_the_next_another_order(sources):
+    disk = rows_on_disk(sources["web"])
+    rows = len(disk)
+    web = loader({"web": sources["web"]}, (3 * rows * ROW, {"web": 1}), batch_rows=1)
+    drawn = [content(web.batch(step), 0) for step in range(web.steps)]
+    epochs = [drawn[:rows], drawn[rows : 2 * rows], drawn[2 * rows :]]
+    assert all(Counter(epoch) == Counter(disk) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] != disk
+    assert web.epochs("web") == 3
+
+
+def test_a_later_phase_goes_on_where_the_earlier_stopped(sources):
+    rows = len(rows_on_disk(sources["web"]))
+    first = rows // 2
+    split = loader({"web": sources["web"]}, (first * ROW, {"web": 1}), ((rows - first) * ROW, {"web": 1}), batch_rows=1)
+    whole = loader({"web": sources["web"]}, (rows * ROW, {"web": 1}), batch_rows=1)
+    drawn = [content(split.batch(step), 0) for step in range(split.steps)]
+    assert drawn == [content(whole.batch(step), 0) for step in range(whole.steps)]
+    assert [split.phase(0), split.phase(first - 1), split.phase(first)] == ["phase0", "phase0", "phase1"]
+
+
+def test_phases_last_their_tokens_and_mixtures_are_exact(sources):
+    mixed = loader(sources, (4 * ROW * 10, {"web": 1}), (4 * ROW * 25 + 1, {"web": 1, "synth": 4}))
+    assert mixed.steps == 10 + 26
+    assert mixed.names == ("synth", "web")
+    counts = Counter(int(s) for step in range(10, 35) for s in mixed.batch(step)["source"])
+    assert counts == {0: 80, 1: 20}
+    assert mixed.rows_drawn == {"web": 40 + 21, "synth": 104 * 4 // 5}
+    with pytest.raises(IndexError, match="36 steps"):
+        mixed.batch(36)
+    with pytest.raises(IndexError):
+        mixed.phase(-1)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 6])
+def test_hosts_hold_slices_of_the_same_global_batch(sources, hosts):
+    plan = [(6000, {"web": 1}), (9000, {"web": 0.3, "synth": 0.7})]
+    whole = loader(sources, *plan, batch_rows=6)
+    parts = [loader(sources, *plan, batch_rows=6, host=host, hosts=hosts) for host in range(hosts)]
+    for step in range(0, whole.steps, 3):
+        batch, slices = whole.batch(step), [part.batch(step) for part in parts]
+        for name, array in batch.items():
+            assert (np.concatenate([piece[name] for piece in slices]) == array).all()
+
+
+def test_validation_is_the_first_rows_of_its_own_split(sources):
+    mixed = loader(sources, (4000, {"web": 1, "synth": 1}))
+    held_out, train = rows_on_disk(sources["web"], "validation"), set(rows_on_disk(sources["web"]))
+    batch = mixed.validation("web", 2)
+    assert [content(batch, row) for row in range(2)] == held_out[:2]
+    assert not train & set(held_out)
+    assert set(batch["source"].tolist()) == {mixed.names.index("web")}
+    assert len(mixed.validation("web", 10_000)["tokens"]) == len(held_out)
+    assert (batch["bytes"] > 0).all()
+
+
+def test_no_validation_rows_gives_arrays_of_no_rows(make_tokens, web_records):
+    folder, _ = make_tokens(web_records, validation_share=0.0)
+    batch = loader({"web": folder}, (1000, {"web": 1})).validation("web", 8)
+    assert batch["tokens"].shape == batch["weights"].shape == (0, ROW)
+    assert batch["bytes"].shape == (0,)
+
+
+def test_what_does_not_fit_is_refused_by_name(sources, make_tokens, web_records, tmp_path):
+    with pytest.raises(ConfigError, match=r"web.* was written with tokenizer.ranks 300, this run has 400"):
+        loader({"web": sources["web"]}, (1000, {"web": 1}), ranks=400)
+    longer, _ = make_tokens(web_records, row_length=32)
+    with pytest.raises(ConfigError, match=r"has rows of (32|64) tokens, others of (32|64)"):
+        loader({"web": sources["web"], "other": longer}, (1000, {"web": 1}))
+    with pytest.raises(ConfigError, match="no tokens of source 'news'"):
+        loader(sources, (1000, {"news": 1}))
+    with pytest.raises(ConfigError, match="batch_rows 4 does not divide among 3 hosts"):
+        loader(sources, (1000, {"web": 1}), hosts=3)
+    with pytest.raises(ConfigError, match="no token sources"):
+        loader({}, (1000, {"web": 1}))
+    shutil.copytree(sources["web"], tmp_path / "flipped")
+    victim = tmp_path / "flipped" / "shards" / "train-00000-00002.bin"
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 255
+    victim.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"flipped: shard shards/train-00000-00002\.bin is damaged"):
+        loader({"web": tmp_path / "flipped"}, (1000, {"web": 1}))

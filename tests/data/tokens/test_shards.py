@@ -1,0 +1,114 @@
+"""Shard files: what is written is read back, in few bytes; a damaged or foreign one is refused by name."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from common.files import write_atomically
+from configs.model import TokenizerConfig
+from data.records import WebRecord
+from data.tokenizer import tokenizer_for
+from data.tokens.packing import FitPacker, SplitPacker
+from data.tokens.shards import Index, Shard, read_index, verify_shards, write_index, write_shard
+
+ROW = 16
+
+
+def written(tmp_path, packed, form, ranks=300):
+    config = TokenizerConfig(ranks=ranks)
+    entry = write_shard(tmp_path, 0, "train", packed, config.vocabulary)
+    index = Index(config, tokenizer_for(config).fingerprint, ROW, form, (entry,))
+    write_index(tmp_path, index)
+    return Shard(tmp_path / entry.file, entry, read_index(tmp_path))
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), ranks=st.sampled_from([300, 100_256]))
+def test_chat_rows_come_back(tmp_path_factory, lengths, ranks):
+    packer = FitPacker(ROW)
+    for number, length in enumerate(lengths):
+        packer.add(np.full(length, number + 256 * (ranks > 300), np.uint32), prompt=length // 3)
+    packed = packer.finish()
+    shard = written(tmp_path_factory.mktemp("shard"), packed, "synth", ranks)
+    rows = [shard.row(number) for number in range(packed.rows)]
+    assert np.concatenate([ids for ids, _ in rows]).tolist() == packed.tokens.tolist()
+    assert np.concatenate([pieces for _, pieces in rows]).tolist() == packed.lengths.tolist()
+    assert shard.prompts.tolist() == packed.prompts.tolist()
+    assert all(shard.following(number, end_of_text=300) is None for number in range(packed.rows))
+
+
+def test_a_document_cut_by_a_row_knows_what_follows(tmp_path):
+    packer = SplitPacker(ROW)
+    end = 300
+    packer.add(np.array([*range(20), end], np.uint32))  # cut after 16
+    packer.add(np.array([*range(100, 110), end], np.uint32))  # ends exactly with the second row
+    packer.add(np.array([200, end], np.uint32))
+    shard = written(tmp_path, packer.finish(), "web")
+    assert [shard.following(row, end) for row in range(3)] == [16, None, None]
+    assert [shard.row(row)[1].tolist() for row in range(3)] == [[16], [5, 11], [2]]
+    assert shard.prompts is None
+
+
+def test_at_most_2_1_bytes_a_token(make_tokens):
+    """Documents of about 60 tokens, the paper's 371M row length and the small one; 4.1 with the whole vocabulary."""
+    rng = np.random.default_rng(0)
+    records = [WebRecord(" ".join(rng.choice(["the", "of", "and", "in"], 60)) + f" {n}") for n in range(400)]
+    for row_length in (256, 1024):
+        index = make_tokens(records, row_length=row_length, rows_per_shard=64)[1].index
+        assert 2 < index.total("bytes") / index.total("tokens") <= 2.1
+    whole = make_tokens(records, tokenizer=TokenizerConfig(), row_length=1024)[1].index
+    assert 4 < whole.total("bytes") / whole.total("tokens") <= 4.1
+
+
+@pytest.fixture
+def artifact(web_tokens, tmp_path):
+    shutil.copytree(web_tokens, tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+def test_one_flipped_byte_is_found_by_name(artifact):
+    index = read_index(artifact)
+    verify_shards(artifact, index)
+    victim = artifact / index.shards[1].file
+    content = bytearray(victim.read_bytes())
+    content[7] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"shard shards/train-00000-00001\.bin is damaged"):
+        verify_shards(artifact, read_index(artifact))
+
+
+def test_missing_short_and_foreign_are_refused_by_name(artifact):
+    victim = artifact / "shards" / "train-00000-00000.bin"
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1])
+    with pytest.raises(
+        ConfigError, match=rf"train-00000-00000\.bin has {len(content) - 1} bytes instead of {len(content)}"
+    ):
+        read_index(artifact)
+    victim.unlink()
+    with pytest.raises(ConfigError, match=r"train-00000-00000\.bin is missing; build it again"):
+        read_index(artifact)
+    plain = json.loads((artifact / "index.json").read_text())
+    (artifact / "index.json").write_text(json.dumps({**plain, "format": "other-9"}))
+    with pytest.raises(ConfigError, match="format 'other-9'"):
+        read_index(artifact)
+    (artifact / "index.json").write_text(json.dumps({**plain, "fingerprint": "0"}))
+    with pytest.raises(ConfigError, match="other token ids"):
+        read_index(artifact)
+    for damage in ('{"format": "nau', "[]", "{}", '{"format": "nautile-tokens-1"}'):
+        (artifact / "index.json").write_text(damage)
+        with pytest.raises(ConfigError, match=r"index\.json is damaged"):
+            read_index(artifact)
+    (artifact / "index.json").unlink()
+    with pytest.raises(ConfigError, match=r"index\.json cannot be read"):
+        read_index(artifact)
+
+
+def test_writing_replaces_whole_files(tmp_path):
+    write_atomically(tmp_path / "deep" / "file", b"one")
+    write_atomically(tmp_path / "deep" / "file", b"two")
+    assert [(p.name, p.read_bytes()) for p in (tmp_path / "deep").iterdir()] == [("file", b"two")]

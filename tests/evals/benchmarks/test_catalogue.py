@@ -1,0 +1,185 @@
+import json
+import random
+import re
+
+import pytest
+
+from common.errors import ConfigError
+from configs.evaluation import BenchmarkChoice
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
+from evals.benchmarks.loading import check, items_for
+from evals.running.runner import evaluate
+from evals.scoring.intervals import wilson
+from evals.scoring.scores import score
+from evals.tables import paper_figures as paper
+
+
+@pytest.fixture(scope="module")
+def items(served_records):
+    return {name: items_of(one, served_records[name], seed=3) for name, one in BENCHMARKS.items()}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_records, name):
+    made = items_of(BENCHMARKS[name], hub_records(name, len(served_records[name])), seed=3)
+    assert items[name] == made
+
+
+def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
+    split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
+    assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not to be had")
+    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not to be had")
+    assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
+
+
+@pytest.mark.parametrize("hub", sorted({one.hub for one in BENCHMARKS.values()}))
+def test_every_repository_is_pinned_to_a_commit(hub):
+    assert re.fullmatch(r"[0-9a-f]{40}", PINNED[hub])
+    assert set(PINNED) == {one.hub for one in BENCHMARKS.values()}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_an_oracle_scores_everything(items, model, oracle, tmp_path, name):
+    found = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))
+    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
+    assert (found["no_answer"], found["many_answers"], found["unfinished"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_an_empty_answer_scores_nothing_and_is_counted(items, model, tmp_path, name):
+    found = score(name, evaluate(model(items[name], lambda item: ""), items[name], tmp_path / "rows.jsonl"))
+    assert (found["correct"], found["correct_lenient"], found["no_answer"]) == (0, 0, len(items[name]))
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_path, name):
+    found = score(name, evaluate(model(items[name], lambda item: None), items[name], tmp_path / "rows.jsonl"))
+    assert (found["correct"], found["unfinished"]) == (0, len(items[name]))
+
+
+@pytest.mark.parametrize("kind", ["constant", "random"])
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_guessing_scores_chance(items, model, tmp_path, name, kind):
+    rng = random.Random(1)
+    guess = {"constant": lambda item: "B", "random": lambda item: rng.choice(item.letters or "0123456789")}[kind]
+    found = score(name, evaluate(model(items[name], guess), items[name], tmp_path / "rows.jsonl"))
+    low, high = wilson(found["correct"], found["n"], z=3.3)
+    if BENCHMARKS[name].chance:
+        assert found["chance"] == pytest.approx(BENCHMARKS[name].chance)
+        assert low <= BENCHMARKS[name].chance <= high
+    else:
+        assert found["chance"] == 0
+        # A digit may be a small sum's answer, and a letter keeps some instructions: little more than nothing.
+        assert found["accuracy"] < 0.05 or name == "ifeval"
+
+
+@pytest.mark.parametrize("name", [name for name, one in BENCHMARKS.items() if one.kind == "choice"])
+def test_options_are_shuffled_by_seed_and_the_key_follows(hub_records, name):
+    rows = hub_records(name, 40)
+    one, same, other = (items_of(BENCHMARKS[name], rows, seed) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+    for a, b in zip(one, other, strict=True):
+        assert sorted(a.options) == sorted(b.options)
+        assert a.options[a.letters.index(a.expected)] == b.options[b.letters.index(b.expected)]
+        assert f"{a.expected}. {a.options[a.letters.index(a.expected)]}" in a.prompt
+
+
+@pytest.mark.parametrize(
+    "last", ["All of the above", "None of these", "Both A and B", "Neither (A) nor (C)", "Option B"]
+)
+def test_options_that_speak_of_places_stay_in_theirs(last):
+    options = ("one", "two", "three", last)
+    assert all(shuffled(options, 3, seed) == (options, 3) for seed in range(20))
+
+
+def test_a_larger_draw_holds_the_smaller(items):
+    small, large = (choose(items["mmlu"], count, seed=5) for count in (10, 50))
+    assert len(small) == 10
+    assert {one.index for one in small} <= {one.index for one in large}
+    assert [one.index for one in large] == sorted(one.index for one in large)
+    assert choose(items["mmlu"], None, seed=5) == items["mmlu"]
+
+
+WRONG = [
+    ("gsm8k", "question", None, "field `question` is missing"),
+    ("gsm8k", "answer", "It is 5", "does not end in `#### <number>`"),
+    ("gsm8k", "answer", "work #### five or six", "does not end in"),
+    ("mmlu", "answer", 4, "points to option 4, and there are 4"),
+    ("mmlu", "answer", "B", "is str, not int"),
+    ("mmlu", "choices", ["one"], "and there are 1"),
+    ("mmlu", "choices", "abcd", "is str, not list"),
+    ("mmlu_pro", "answer_index", 11, "points to option 11"),
+    ("mmlu_pro", "answer", "Z", "is not the letter of `answer_index`"),
+    ("piqa", "label", -1, "points to option -1"),
+    ("piqa", "sol2", "  ", "field `sol2` is empty"),
+    ("openbookqa", "answerKey", "F", "not among the labels A, B, C, D"),
+    ("arc_easy", "choices", {"text": ["a", "b"], "label": ["A"]}, "1 labels for 2 texts"),
+    ("arc_easy", "choices", {"label": ["A"]}, "`choices`: field `text` is missing"),
+    ("trivia_qa", "answer", {"aliases": []}, "`answer`: field `value` is missing"),
+    ("ifeval", "instruction_id_list", ["keywords:sea"], "no instruction 'keywords:sea'"),
+    ("gpqa_diamond", "Incorrect Answer 2", None, "`Incorrect Answer 2` is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value", "message"), WRONG)
+def test_a_record_that_does_not_fit_is_refused_by_name(hub_records, name, field, value, message):
+    rows = hub_records(name, 3)
+    rows[2] = {**rows[2], field: value}
+    where = f"{name}: record 2 of {BENCHMARKS[name].hub} {BENCHMARKS[name].split}"
+    with pytest.raises(ConfigError, match=re.escape(where) + ".*" + re.escape(message)):
+        items_of(BENCHMARKS[name], rows, seed=0)
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match="no benchmark 'gsm9k'; there are arc, arc_challenge"):
+        items_for(BenchmarkChoice(name="gsm9k"), 0)
+
+
+@pytest.mark.parametrize("revision", ["main", "abc123"])
+def test_the_hub_is_asked_for_commits_alone(revision):
+    with pytest.raises(ConfigError, match="'gsm8k' needs as `revision` a full commit hash of openai/gsm8k"):
+        items_for(BenchmarkChoice(name="gsm8k", revision=revision), 0)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "arc", "wiki_choice"])
+def test_a_choice_is_checked_without_loading_it(name):
+    check(BenchmarkChoice(name=name, revision="" if name == "wiki_choice" else "0123456789" * 4))
+
+
+def test_records_come_from_a_file_too(hub_records, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = hub_records("gsm8k", 20)
+    (tmp_path / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "gsm8k.parquet")
+    loaded = [
+        items_for(BenchmarkChoice(name="gsm8k", items=7, path=str(tmp_path / name)), 1)["gsm8k"]
+        for name in ("gsm8k.jsonl", "gsm8k.parquet")
+    ]
+    assert loaded[0] == loaded[1]
+    assert len(loaded[0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        ('{"question": "a", "answer": "b #### 1"}\nnot json', "line 2 is not JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "gsm8k.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=f"gsm8k: {re.escape(str(path))}: {message}"):
+        items_for(BenchmarkChoice(name="gsm8k", path=str(path)), 0)
+
+
+def test_the_papers_table_is_whole_and_its_averages_are_its_own():
+    assert set(paper.TABLE_2) == (set(BENCHMARKS) - set(COMPOSITES["arc"])) | set(COMPOSITES)
+    assert len(paper.TABLE_2) == 11
+    for model, average in paper.TABLE_2_AVERAGE.items():
+        assert sum(row[model] for row in paper.TABLE_2.values()) / 11 == pytest.approx(average, abs=0.051)

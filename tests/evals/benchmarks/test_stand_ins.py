@@ -1,0 +1,96 @@
+import re
+
+import pytest
+
+from common.errors import ConfigError
+from configs.base import TaskConfig
+from configs.evaluation import MADE_TO_NUMBER, BenchmarkChoice
+from configs.training import ProblemsConfig
+from data.sources.reasoning_gym import split_of
+from evals.benchmarks.catalogue import BENCHMARKS
+from evals.benchmarks.loading import items_for
+from evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
+from evals.graders.instructions import check_known
+from evals.running.runner import evaluate
+from evals.scoring.scores import score
+
+TASKS = (TaskConfig(name="chain_sum"), TaskConfig(name="spell_backward"), TaskConfig(name="gcd"))
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_items_are_distinct_repeatable_and_shaped_like_their_benchmark(name):
+    items, again, other = (STAND_INS[name].build(seed, 24) for seed in (1, 1, 2))
+    assert items == again
+    assert {item.prompt for item in items} != {item.prompt for item in other}
+    assert len({item.prompt for item in items}) == len(items) == 24
+    assert [item.index for item in items] == list(range(24))
+    assert {item.kind for item in items} == {BENCHMARKS[STAND_INS[name].like].kind}
+
+
+@pytest.mark.parametrize("name", [name for name in STAND_INS if name != "instructions"])
+def test_an_oracle_scores_everything_and_silence_nothing(model, oracle, tmp_path, name):
+    items = items_for(BenchmarkChoice(name=name, items=24), 0)[name]
+    found = score(name, evaluate(model(items, oracle), items, tmp_path / "right.jsonl"))
+    silent = score(name, evaluate(model(items, lambda item: ""), items, tmp_path / "silent.jsonl"))
+    assert (found["accuracy"], silent["accuracy"], silent["no_answer"]) == (1.0, 0.0, 24)
+    assert found["stand_in"].startswith("stands in for")
+    assert found["paper"] is None
+
+
+def test_the_configuration_knows_what_is_made_to_the_number_asked_for():
+    assert set(MADE_TO_NUMBER) == set(STAND_INS)
+    assert set(GENERATED) <= set(STAND_INS)
+
+
+def test_word_problems_are_held_out():
+    assert all(split_of(item.prompt) == "held_out" for item in STAND_INS["gsm_symbolic"].build(0, 12))
+
+
+def test_a_choice_does_not_give_itself_away():
+    for item in STAND_INS["wiki_choice"].build(0, 200):
+        question = item.prompt.partition("\n")[0].casefold()
+        right = item.options[item.letters.index(item.expected)]
+        assert not [word for word in re.findall(r"\w+", right.casefold()) if len(word) > 3 and word in question.split()]
+        assert len(set(item.options)) == 4
+
+
+def test_a_blank_hides_the_title():
+    for item in STAND_INS["wiki_trivia"].build(0, 200):
+        assert "___" in item.prompt
+        assert not re.search(rf"\b{re.escape(item.expected)}\b", item.prompt, re.IGNORECASE)
+
+
+def test_instructions_are_ifevals_and_can_be_kept_together():
+    for item in STAND_INS["instructions"].build(0, 100):
+        check_known(item.instructions, item.arguments, item.id)
+        assert len(set(item.instructions)) == len(item.instructions) in (1, 2)
+
+
+def test_held_out_problems_carry_a_second_opinion(model, tmp_path):
+    items = held_out(ProblemsConfig(tasks=TASKS, count=30), 0)
+    assert {item.category for item in items} == {task.name for task in TASKS}
+    assert all(split_of(item.prompt) == "held_out" for item in items)
+    rows = evaluate(model(items, lambda item: item.expected if item.index % 2 else "0"), items, tmp_path / "rows.jsonl")
+    found = score("held_out", rows)
+    assert found["own_scorer"] == {"n": 30, "agree": 30, "only_ours": 0, "only_own": 0}
+    assert found["correct"] == 15
+    assert sum(one["n"] for one in found["categories"].values()) == 30
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ProblemsConfig(source="gsm8k"), "held_out.source is 'gsm8k'"),
+        (ProblemsConfig(source="jsonl", path="problems.jsonl"), "held_out.source is 'jsonl'"),
+        (ProblemsConfig(), "held_out.tasks is empty"),
+        (ProblemsConfig(tasks=(TaskConfig(name="chess"),)), "no task 'chess'"),
+    ],
+)
+def test_held_out_problems_that_cannot_be_had_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        held_out(config, 0)
+
+
+def test_a_stand_in_takes_no_revision():
+    with pytest.raises(ConfigError, match="takes neither `revision` nor `path`"):
+        items_for(BenchmarkChoice(name="wiki_choice", path="x.jsonl"), 0)

@@ -1,0 +1,134 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evals.graders import choices
+from evals.graders.grading import grade_choice
+
+OPTIONS = ("knife", "fork", "spoon", "cup")
+
+# answer, strict, lenient; the right option is C, a spoon
+HARD = [
+    ("C", True, True),
+    ("c", True, True),
+    ("C.", True, True),
+    ("C!", True, True),
+    ("(C)", True, True),
+    ("[c]", True, True),
+    ("c)", True, True),
+    ("(c) spoon", True, True),
+    ("c. spoon", True, True),
+    ("C) a spoon", True, True),
+    ("C spoon", True, True),
+    ("C: spoon", True, True),
+    ("C - spoon", True, True),
+    ("'C'", True, True),
+    ('"C"', True, True),
+    ("**C**", True, True),
+    ("`C`", True, True),
+    ("$C$", True, True),
+    ("→ C", True, True),
+    ("Ⓒ", True, True),
+    ("Ｃ", True, True),
+    ("С", False, False),  # a Cyrillic letter
+    ("\\boxed{C}", True, True),
+    ("\\boxed{c}", True, True),
+    ("$\\boxed{\\text{(C)}}$", True, True),
+    ("\\boxed{A} or \\boxed{C}", False, True),
+    ("The answer is C.", True, True),
+    ("the answer is c", True, True),
+    ("The answer is (C) a spoon.", True, True),
+    ("The answer is: \n\nC", True, True),
+    ("Answer: C", True, True),
+    ("**Answer:** C", True, True),
+    ("**Answer**: C", True, True),
+    ("The correct option is C.", True, True),
+    ("The correct answer is option c", True, True),
+    ("The answer to the question is C", True, True),
+    ("option c", True, True),
+    ("Choice (C)", True, True),
+    ("#### C", True, True),
+    ("The answer is C because A is too small.", True, True),
+    ("The answer is C, not A.", True, True),
+    ("The answer is C rather than A or B", True, True),
+    ("The answer is A or C.", False, True),
+    ("The answer is A. No, the answer is C.", False, True),
+    ("The answer is C. No, the answer is A.", False, False),
+    ("A person would use a spoon, so C", True, True),
+    ("A spoon, so C", True, True),
+    ("I think it is C", True, True),
+    ("I'd say C", True, True),
+    ("e.g. C", True, True),
+    ("Vitamin A is good, so C", False, True),
+    ("A is wrong, so C", False, True),
+    ("It isn't A; it is C", True, True),
+    ("not A but C", True, True),
+    ("Not A, not B, so C", True, True),
+    ("C (not A)", True, True),
+    ("It is not C", False, False),
+    ("Is it A? No. It is C.", False, True),
+    ("C, since A and B are wrong", False, False),
+    ("A or C", False, True),
+    ("A and C", False, True),
+    ("Both A and C", False, True),
+    ("A/C", False, True),
+    ("A, C", False, True),
+    ("A\nC", False, True),
+    ("A, B, C and D", False, False),
+    ("C C C", True, True),
+    ("C\n\nBecause a spoon is used.", True, True),
+    ("Definitely C, 100%", True, True),
+    ("spoon", True, True),
+    ("Spoon.", True, True),
+    ("a spoon", False, False),
+    ("spoon or fork", False, False),
+    ("fork", False, False),
+    ("All of the above", False, False),
+    ("AC", False, False),
+    ("A.C.", False, False),
+    ("U.S.A.", False, False),
+    ("c'est la vie", False, False),
+    ("E", False, False),
+    ("3", False, False),
+    ("third", False, False),
+    ("The answer is a spoon", False, False),
+    ("I do not know", False, False),
+    ("", False, False),
+    (" \n", False, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "strict", "lenient"), HARD)
+def test_hard_choices(reply, answer, strict, lenient):
+    verdict = grade_choice(reply(answer), "C", "ABCD", OPTIONS)
+    assert (verdict.strict, verdict.lenient) == (strict, lenient), verdict
+
+
+def test_the_table_is_long_enough():
+    assert len({answer for answer, *_ in HARD}) >= 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [("A", ["A"]), ("a", ["A"]), ("A is right", ["A"]), ("A, because", ["A"]), ("A tale", []), ("A Tale of A", ["A"])],
+)
+def test_the_article_is_no_option(answer, found):
+    assert choices.candidates(answer, "ABCD") == found
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [("I", ["I"]), ("I is right", ["I"]), ("I think B", ["B"]), ("I.", ["I"])]
+)
+def test_the_pronoun_is_no_option(answer, found):
+    assert choices.candidates(answer, "ABCDEFGHIJ") == found
+
+
+@given(st.text(), st.integers(2, 10))
+def test_no_text_breaks_the_parser(text, count):
+    letters = "ABCDEFGHIJ"[:count]
+    assert set(choices.candidates(text, letters, [text] * count)) <= set(letters)
+
+
+@given(st.sampled_from("ABCD"), st.sampled_from(["{}", "({})", "{}.", "**{}**", "\\boxed{{{}}}", "The answer is {}."]))
+def test_every_plain_form_is_read(letter, form):
+    assert choices.candidates(form.format(letter), "ABCD") == [letter]

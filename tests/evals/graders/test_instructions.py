@@ -1,0 +1,133 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from data.chat_template import Reply
+from evals.graders.instructions import _registry, check_known, describe, get_along, grade_instructions
+
+# One answer that keeps each instruction, one that breaks it: every one of IFEval's 25.
+KEPT_AND_BROKEN = {
+    "keywords:existence": ({"keywords": ["sea"]}, "The sea.", "The land."),
+    "keywords:frequency": ({"keyword": "sea", "frequency": 2, "relation": "at least"}, "sea sea", "sea"),
+    "keywords:forbidden_words": ({"forbidden_words": ["sea"]}, "Land.", "Sea."),
+    "keywords:letter_frequency": ({"letter": "z", "let_frequency": 2, "let_relation": "at least"}, "zzz", "z"),
+    "language:response_language": (
+        {"language": "de"},
+        "Das ist ein ganz gewöhnlicher deutscher Satz.",
+        "This is quite an ordinary English sentence.",
+    ),
+    "length_constraints:number_sentences": (
+        {"num_sentences": 3, "relation": "less than"},
+        "One. Two.",
+        "It rains. He sleeps. They sing.",
+    ),
+    "length_constraints:number_paragraphs": ({"num_paragraphs": 2}, "One.\n***\nTwo.", "One."),
+    "length_constraints:number_words": ({"num_words": 3, "relation": "at least"}, "one two three", "one two"),
+    "length_constraints:nth_paragraph_first_word": (
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "sea"},
+        "One.\n\nSea two.",
+        "One.\n\nTwo.",
+    ),
+    "detectable_content:number_placeholders": ({"num_placeholders": 2}, "[a] and [b]", "[a]"),
+    "detectable_content:postscript": ({"postscript_marker": "P.S."}, "Yes.\nP.S. No.", "Yes."),
+    "detectable_format:number_bullet_lists": ({"num_bullets": 2}, "* a\n* b", "* a"),
+    "detectable_format:constrained_response": ({}, "My answer is yes.", "Yes."),
+    "detectable_format:number_highlighted_sections": ({"num_highlights": 1}, "*sea*", "sea"),
+    "detectable_format:multiple_sections": (
+        {"section_spliter": "Section", "num_sections": 2},
+        "Section 1\na\nSection 2\nb",
+        "Section 1\na",
+    ),
+    "detectable_format:json_format": ({}, '{"a": 1}', "a: 1"),
+    "detectable_format:title": ({}, "<<Sea>> text", "Sea text"),
+    "combination:two_responses": ({}, "One.\n******\nTwo.", "One."),
+    "combination:repeat_prompt": ({"prompt_to_repeat": "Write."}, "Write. Done.", "Done."),
+    "startend:end_checker": ({"end_phrase": "The end."}, "Sea. The end.", "Sea."),
+    "change_case:capital_word_frequency": (
+        {"capital_frequency": 2, "capital_relation": "at least"},
+        "SEA AND",
+        "SEA and",
+    ),
+    "change_case:english_capital": ({}, "THIS IS AN ENGLISH SENTENCE.", "This is an English sentence."),
+    "change_case:english_lowercase": ({}, "this is an english sentence.", "This is an English sentence."),
+    "punctuation:no_comma": ({}, "One two.", "One, two."),
+    "startend:quotation": ({}, '"Sea."', "Sea."),
+}
+
+
+def test_every_checker_of_ifeval_is_exercised():
+    assert set(KEPT_AND_BROKEN) == set(_registry())
+
+
+@pytest.mark.parametrize("name", KEPT_AND_BROKEN)
+def test_kept_and_broken(reply, name):
+    arguments, kept, broken = KEPT_AND_BROKEN[name]
+    assert describe(name, arguments)
+    right, followed = grade_instructions(reply(kept), "Write.", [name], [arguments])
+    assert (right.strict, right.lenient, right.problem) == (True, True, None)
+    assert [(one.instruction, one.strict) for one in followed] == [(name, True)]
+    assert not grade_instructions(reply(broken), "Write.", [name], [arguments])[0].strict
+
+
+def test_all_must_be_kept_and_each_is_reported(reply):
+    names, arguments = ["punctuation:no_comma", "startend:quotation"], [{}, {}]
+    verdict, followed = grade_instructions(reply("No comma."), "Write.", names, arguments)
+    assert (verdict.strict, verdict.parsed) == (False, "1/2 instructions")
+    assert [one.strict for one in followed] == [True, False]
+
+
+def test_lenient_forgives_a_first_line_and_asterisks(reply):
+    verdict, _ = grade_instructions(reply('Sure:\n"Sea."'), "Write.", ["startend:quotation"], [{}])
+    assert (verdict.strict, verdict.lenient) == (False, True)
+
+
+def test_nothing_said_keeps_no_instruction(reply):
+    assert grade_instructions(reply(""), "Write.", ["punctuation:no_comma"], [{}])[0].problem == "no_answer"
+    verdict, followed = grade_instructions(Reply("Sea", None, False, False), "Write.", ["punctuation:no_comma"], [{}])
+    assert (verdict.problem, verdict.lenient, followed[0].lenient) == ("unfinished", False, False)
+
+
+@given(st.text(min_size=1))
+def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
+    names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
+    arguments = [KEPT_AND_BROKEN[name][0] for name in names]
+    verdict, followed = grade_instructions(Reply("", text, True, True), "Write.", names, arguments)
+    assert verdict.lenient or not verdict.strict
+    assert all(one.lenient or not one.strict for one in followed)
+
+
+@settings(max_examples=25)
+@given(st.text(min_size=1, max_size=60), st.text(" \t\n\r", max_size=3), st.text(" \t\n\r", max_size=3))
+def test_surrounding_white_space_changes_nothing(text, before, after):
+    names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
+    arguments = [KEPT_AND_BROKEN[name][0] for name in names]
+    bare = grade_instructions(Reply("", text.strip(), True, True), "Write.", names, arguments)
+    padded = Reply("", before + text.strip() + after, True, True)
+    assert grade_instructions(padded, "Write.", names, arguments) == bare
+
+
+@pytest.mark.parametrize("text", ["!!!", "1", "\u200b", "𝔘𝔫𝔦", "a" * 5000])
+def test_the_language_checkers_take_odd_text(reply, text):
+    names = [name for name in KEPT_AND_BROKEN if name.startswith(("change_case", "language"))]
+    grade_instructions(reply(text), "Write.", names, [KEPT_AND_BROKEN[name][0] for name in names])
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "message"),
+    [
+        (["keywords:sea"], [{}], "no instruction 'keywords:sea'"),
+        (["punctuation:no_comma"], [], "1 instructions but 0 sets"),
+        ([], [], "is empty"),
+        (["length_constraints:number_words"], [{"relation": "under"}], "refuses its arguments"),
+        (["combination:repeat_prompt"], [{}], "refuses its arguments"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused(names, arguments, message):
+    with pytest.raises(ConfigError, match=f"record 7.*{message}"):
+        check_known(names, arguments, "record 7")
+
+
+def test_conflicts_are_ifevals_own():
+    assert get_along("punctuation:no_comma", "startend:quotation")
+    assert not get_along("change_case:english_capital", "change_case:english_lowercase")

@@ -1,0 +1,153 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from evals.graders import numbers
+from evals.graders.grading import grade_number
+
+# answer, expected, strict, lenient
+HARD = [
+    ("$1,234.50", "1234.5", True, True),
+    ("US$12", "12", True, True),
+    ("12 €", "12", True, True),
+    ("12 or 13", "12", False, False),
+    ("12 or 13", "13", False, True),
+    ("two or three", "3", False, True),
+    ("1/2", "0.5", True, True),
+    ("0.50", "1/2", True, True),
+    ("3/4 cup", "0.75", True, True),
+    ("2 1/2", "2.5", True, True),
+    ("2 and 1/2 cups", "2.5", True, True),
+    ("½", "0.5", True, True),
+    ("2½", "2.5", True, True),
+    ("-\\frac{1}{2}", "-0.5", True, True),
+    ("1/0", "1", False, False),
+    ("3:4", "0.75", False, False),
+    ("-5", "-5", True, True),
+    ("−5", "-5", True, True),
+    ("-$5", "-5", True, True),
+    ("$-5", "-5", True, True),
+    ("negative 5", "-5", True, True),
+    ("minus five", "-5", True, True),
+    ("x = - 5", "-5", True, True),
+    ("x = - 5", "5", False, False),
+    ("±3", "3", False, False),
+    ("10 - 4", "6", False, False),
+    ("12-15", "15", False, True),
+    ("12–15", "12", False, False),
+    ("\\boxed{42}", "42", True, True),
+    ("$\\boxed{\\frac{3}{4}}$", "0.75", True, True),
+    ("The final answer is: $\\boxed{18}$. I hope it is correct.", "18", True, True),
+    ("\\boxed{1}, so \\boxed{2}", "2", False, True),
+    ("3 + 4 = 7\n#### 7", "7", True, True),
+    ("The answer is 12.", "12", True, True),
+    ("The answer is 12, not 13.", "12", True, True),
+    ("It is not 13 but 12.", "12", True, True),
+    ("The answer is not 12.", "12", False, False),
+    ("The answer isn't 12.", "12", False, False),
+    ("The answer is either 12 or 13.", "13", False, True),
+    ("The answer is 12. No: the answer is 13.", "13", False, True),
+    ("Answer: 12 because 5 + 7 are 12", "12", True, True),
+    ("**Final answer:** 18", "18", True, True),
+    ("She had 3, then 4, so the answer is 7.", "7", True, True),
+    ("She had 3, then 4, so 7", "7", False, True),
+    ("Let me see: 12. Wait, 13.", "13", False, True),
+    ("5 + 7 = 12", "12", True, True),
+    ("5 + 7", "12", False, False),
+    ("x = 3 or x = -3", "3", False, False),
+    ("3 + 4 = 7\n7 * 2 = 14", "14", False, True),
+    ("12.0 = 12", "12", True, True),
+    ("12 apples", "12", True, True),
+    ("12km", "12", True, True),
+    ("60 km/h", "60", True, True),
+    ("5 m²", "5", True, True),
+    ("50%", "50", True, True),
+    ("50\\%", "50", True, True),
+    ("50 percent", "50", True, True),
+    ("50%", "0.5", False, True),
+    ("0.5", "50%", False, True),
+    ("1.5e3", "1500", True, True),
+    ("1.5E-3", "0.0015", True, True),
+    ("$1.5 \\times 10^{3}$", "1500", True, True),
+    ("1.5×10⁻³", "0.0015", True, True),
+    ("10^6", "1000000", True, True),
+    ("2^3", "8", False, False),
+    ("5²", "5", False, False),
+    ("3 million", "3000000", True, True),
+    ("20k", "20000", True, True),
+    ("300 K", "300", True, True),
+    ("2 dozen", "24", True, True),
+    ("Twenty-one shells", "21", True, True),
+    ("one hundred and five", "105", True, True),
+    ("two thousand three hundred", "2300", True, True),
+    ("12 (twelve)", "12", True, True),
+    ("1,234", "1234", True, True),
+    ("1 234", "1234", False, False),
+    ("1\u202f234", "1234", True, True),
+    ("1'234", "1234", True, True),
+    ("1{,}234", "1234", True, True),
+    ("1.234,50", "1234.5", True, True),
+    ("12,34,567", "1234567", True, True),
+    ("3,14", "3.14", False, False),
+    ("٣٤", "34", True, True),
+    ("١٬٢٣٤٫٥", "1234.5", True, True),
+    ("१२", "12", True, True),
+    ("１２", "12", True, True),
+    ("๑๒", "12", True, True),
+    ("[1, 2, 3]", "6", False, False),
+    ("1, 2, 3", "3", False, True),
+    ("12:30", "12", False, False),
+    ("On 3/4/2020 she had 5", "5", False, True),
+    ("012", "12", True, True),
+    (".5", "0.5", True, True),
+    ("5.", "5", True, True),
+    ("(12)", "12", True, True),
+    ("`12`", "12", True, True),
+    ("H2O", "2", False, False),
+    ("I do not know", "12", False, False),
+    ("", "12", False, False),
+    (" \n\t", "12", False, False),
+    ("1e999", "1", False, False),
+    ("1" * 5000, "1", False, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected", "strict", "lenient"), HARD)
+def test_hard_numbers(reply, answer, expected, strict, lenient):
+    verdict = grade_number(reply(answer), expected)
+    assert (verdict.strict, verdict.lenient) == (strict, lenient), verdict
+
+
+def test_the_table_is_long_enough():
+    assert len({answer for answer, *_ in HARD}) >= 60
+
+
+@given(st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=1000))
+def test_what_is_shown_is_read_back(value):
+    assert numbers.candidates(str(numbers.Number(value))) == [numbers.Number(value)]
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_grouped_and_plain_digits_are_one_number(value):
+    assert numbers.parse_number(f"{value:,}") == numbers.parse_number(f"\\boxed{{{value}}}") == numbers.Number(value)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=4))
+def test_decimals_are_exact(value):
+    assert numbers.parse_number(f"{value:f}").value == Fraction(value)
+
+
+@given(st.text())
+@example("\\boxed{" * 50)
+@example("²³½⅓٣" * 20)
+@example("1,2/3 " * 200)
+@example("answer is " * 100)
+def test_no_text_breaks_the_parser(text):
+    assert all(isinstance(one, numbers.Number) for one in numbers.candidates(text))
+
+
+def test_several_numbers_are_no_number():
+    assert numbers.parse_number("3 and 4") is None
+    assert numbers.parse_number("none") is None

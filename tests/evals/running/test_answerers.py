@@ -1,0 +1,206 @@
+import json
+
+import pytest
+
+from common.errors import ConfigError
+from common.events import silent
+from configs.base import TaskConfig
+from configs.evaluation import EvaluateConfig
+from configs.model import ModelConfig, TokenizerConfig
+from configs.training import ProblemsConfig
+from data.chat_template import encode_prompt
+from data.tokenizer import tokenizer_for
+from evals.running import answerers
+from evals.running.answerers import Answer, CheckpointAnswerer, Unasked, buckets
+from model.nautile import initialise
+from model.weights.files import save_weights
+from tasks.engine.job import Job
+from tasks.evaluate import evaluate, questions
+
+RANKS = 300
+CONFIG = EvaluateConfig(benchmarks=(), max_tokens=6, prompt_length=128, batch=4, temperature=1.0)
+PROMPTS = ["Is it?", "What is 1 + 2?", "sea " * 20, "Why?", "shell " * 60]
+SEEDS = [(1, n) for n in range(len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    tokenizer = TokenizerConfig(ranks=RANKS)
+    model = ModelConfig(
+        vocabulary=tokenizer.vocabulary,
+        width=16,
+        blocks=1,
+        sca_per_block=1,
+        context=160,
+        memory_heads=2,
+        query_heads=2,
+        spectral_samples=2,
+        attention_heads=2,
+        kv_heads=1,
+        feed_forward=16,
+        compute_dtype="float32",
+        remat="none",
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_weights(folder, initialise(model, 0), model, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answerer(checkpoint):
+    return CheckpointAnswerer(checkpoint, CONFIG)
+
+
+def test_a_checkpoint_answers_and_long_prompts_are_not_asked(answerer):
+    answers = answerer.answer(PROMPTS, SEEDS)
+    assert [type(one) for one in answers] == [Answer] * 4 + [Unasked]
+    tokenizer = tokenizer_for(TokenizerConfig(ranks=RANKS))
+    lengths = [len(encode_prompt(tokenizer, prompt)) for prompt in PROMPTS]
+    assert lengths[2] > 64 > lengths[1]
+    assert [one.tokens_in for one in answers] == lengths
+    assert answers[4].reason == "too_long"
+    for one in answers[:4]:
+        assert 1 <= one.tokens_out <= 6
+        assert one.truncated == (not one.reply.finished)
+        assert one.latency_s > 0
+
+
+def test_an_answer_depends_on_its_prompt_and_seed_alone(answerer):
+    together = answerer.answer(PROMPTS, SEEDS)
+    alone = [answerer.answer([prompt], [seed])[0] for prompt, seed in zip(PROMPTS[:3], SEEDS[:3], strict=True)]
+    backwards = answerer.answer(PROMPTS[::-1], SEEDS[::-1])[::-1]
+    assert [one.output for one in together[:3]] == [one.output for one in alone]
+    assert [one.output for one in together[:4]] == [one.output for one in backwards[:4]]
+    other = answerer.answer(PROMPTS[:4], [(2, n) for n in range(4)])
+    assert [one.output for one in other] != [one.output for one in together[:4]]
+
+
+def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert CheckpointAnswerer(tmp_path, CONFIG).name == answerer.name
+
+
+def test_short_prompts_get_a_shorter_shape():
+    assert buckets(1024) == [256, 512, 1024]
+    assert buckets(1000) == [256, 512, 1000]
+    assert buckets(128) == [128]
+
+
+def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):
+    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    two_shapes = CheckpointAnswerer(checkpoint, CONFIG)
+    outputs = [one.output for one in two_shapes.answer(PROMPTS[:4], SEEDS[:4])]
+    assert outputs == [one.output for one in answerer.answer(PROMPTS[:4], SEEDS[:4])]
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="made with a tokenizer of 300 ranks, the configuration's has 400"):
+        CheckpointAnswerer(checkpoint, CONFIG, TokenizerConfig(ranks=400))
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    described = json.loads((tmp_path / "config.json").read_text())
+    described["tokenizer"]["ranks"] = 4000
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="a tokenizer of 4005 ids with a model of 305 rows"):
+        CheckpointAnswerer(tmp_path, CONFIG)
+
+
+def test_a_missing_checkpoint_and_too_long_a_prompt_are_refused(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        CheckpointAnswerer(tmp_path, CONFIG)
+    with pytest.raises(ConfigError, match="no room for an answer in the model's context of 160"):
+        CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 160}))
+
+
+def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint, monkeypatch):
+    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
+    answers = longer.answer([PROMPTS[0], "sea " * 40], SEEDS[:2])
+    assert [one.tokens_in > 128 for one in answers] == [False, True]
+    assert answers[0].tokens_out > 10
+    assert answers[1].tokens_out <= 10
+    assert answers[1].truncated == (answers[1].tokens_out == 10 and not answers[1].reply.finished)
+
+
+SECTION = {
+    "seed": 1,
+    "evaluate": EvaluateConfig(
+        benchmarks=({"name": "wiki_choice", "items": 6},),
+        held_out=ProblemsConfig(tasks=(TaskConfig(name="chain_sum"),), count=6),
+        max_tokens=6,
+        prompt_length=128,
+        batch=4,
+    ).model_dump(mode="json"),
+}
+
+
+def job(checkpoint, staging, emit=silent, **section):
+    inputs = {"checkpoint": checkpoint} if checkpoint else {}
+    return Job("evaluate", "k" * 64, "e", {**SECTION, **section}, inputs, staging, emit)
+
+
+def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_path):
+    events = []
+    first = job(checkpoint, tmp_path / "one", lambda kind, **fields: events.append((kind, fields)))
+    evaluate.work(first)
+    out = first.output("evaluation")
+    names = {"rows.jsonl", "scores.json", "samples.json"}
+    names |= {f"{table}.{form}" for table in ("table2", "breakdown") for form in ("json", "md", "html")} | {
+        "table2.svg"
+    }
+    assert {path.name for path in out.iterdir()} == names | {"latency.rows.jsonl"}
+    asked = sum(one["n"] for one in json.loads((out / "scores.json").read_text())["benchmarks"].values())
+    assert len((out / "latency.rows.jsonl").read_text().splitlines()) == asked > 0
+    scores = json.loads((out / "scores.json").read_text())
+    assert {name: one["items"] for name, one in scores["benchmarks"].items()} == {"wiki_choice": 6, "held_out": 6}
+    assert all(one["stand_in"] for one in scores["benchmarks"].values())
+    assert scores["protocol"]["temperature"] == 0
+    rows = (out / "rows.jsonl").read_bytes()
+    assert len(rows.splitlines()) == sum(kind == "sample" for kind, _ in events) == 12
+    metrics = {fields["name"] for kind, fields in events if kind == "metric"}
+    assert "evaluate/held_out/accuracy" in metrics
+    facts = json.loads((first.staging / "facts" / "evaluation.json").read_text())
+    assert facts["samples"] == 12
+    assert len(facts["stand_ins"]) == 2
+
+    interrupted = job(checkpoint, tmp_path / "two")
+    (interrupted.output("evaluation") / "rows.jsonl").write_bytes(rows[: len(rows) // 2])
+    evaluate.work(interrupted)
+    for name in names:
+        assert (interrupted.output("evaluation") / name).read_bytes() == (out / name).read_bytes(), name
+
+
+def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
+    both = job(checkpoint, tmp_path, evaluate={**SECTION["evaluate"], "ways": ["generate", "likelihood"]})
+    evaluate.work(both)
+    out = both.output("evaluation")
+    scores = json.loads((out / "scores.json").read_text())
+    assert list(scores["likelihood"]) == ["wiki_choice"]
+    assert scores["likelihood"]["wiki_choice"]["items"] == 6
+    assert "per byte" in scores["protocol"]["likelihood"]
+    assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
+    alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
+    with pytest.raises(ConfigError, match="no benchmark here has options to weigh"):
+        evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"benchmarks": ({"name": "mmlu", "revision": "main"},)}, "'mmlu' needs as `revision` a full commit"),
+        ({"benchmarks": ({"name": "sums"},)}, "no benchmark 'sums'"),
+        ({"benchmarks": ({"name": "wiki_choice", "items": 2},) * 2}, "'wiki_choice' is asked for twice"),
+        ({"benchmarks": ()}, "neither `benchmarks` nor `held_out`"),
+    ],
+)
+def test_a_section_that_cannot_be_asked_is_refused(section, message):
+    with pytest.raises(ConfigError, match=message):
+        questions(EvaluateConfig.model_validate(section), 0)
+
+
+def test_the_stage_wants_a_checkpoint(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="given no checkpoint"):
+        evaluate.work(job(None, tmp_path))
+    with pytest.raises(ConfigError, match="a tokenizer of 300 ranks, the configuration's has 256"):
+        evaluate.work(job(checkpoint, tmp_path, tokenizer={"ranks": 256}))

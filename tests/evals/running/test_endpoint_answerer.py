@@ -1,0 +1,86 @@
+"""Any model behind a chat endpoint, over a real socket."""
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from common.events import silent
+from configs.endpoint import EndpointConfig
+from configs.evaluation import EvaluateConfig
+from data.endpoints.pool import EndpointPool
+from evals.benchmarks.items import Item
+from evals.running.answerers import EndpointAnswerer, Unasked
+from evals.running.runner import evaluate
+from evals.scoring.scores import score
+from tests.support.fake_openai import FakeOpenAI, always, script
+
+ITEMS = [Item("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
+CONFIG = EvaluateConfig(benchmarks=(), max_tokens=20, batch=4)
+
+
+def thoughtful(body):
+    """Right for even questions, a cut thought for the fifth, no thought at all for the seventh."""
+    n = int(body["messages"][-1]["content"].split()[0])
+    if n == 5:
+        return "<think> still at it"
+    return str(n + 1) if n == 7 else f"<think>{n} and one</think>The answer is {n + 1 + n % 2}."
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """ask(server, **changes) -> rows of all items, with a pool of its own over one cache and one rows file."""
+
+    def ask(server, **changes):
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, attempts=1, **changes)
+        with EndpointPool({"it": endpoint}, tmp_path / "cache.jsonl", silent) as pool:
+            return evaluate(EndpointAnswerer(pool, "it", CONFIG), ITEMS, tmp_path / "rows.jsonl", seed=1)
+
+    return ask
+
+
+def test_a_chat_endpoint_is_a_model_under_test(ask):
+    with FakeOpenAI(thoughtful) as server:
+        rows = ask(server)
+        again = ask(server)
+        assert len(server.bodies) == 12
+    assert rows == again
+    found = score("sums", rows)
+    assert (found["n"], found["correct"], found["unfinished"]) == (12, 7, 1)
+    assert {row["model"] for row in rows} == {"endpoint fake"}
+    assert rows[7]["reasoning"] == ""
+    assert rows[2]["reasoning"] == "2 and one"
+    assert all(row["tokens_out"] > 0 for row in rows)
+
+
+def test_what_follows_the_limit_of_tokens_is_counted_as_cut(ask):
+    with FakeOpenAI(lambda body: "so " * 40) as server:
+        assert score("sums", ask(server))["truncated"] == 12
+
+
+def test_an_endpoint_that_stops_half_way_keeps_its_answers_and_goes_on(ask, tmp_path):
+    with (
+        FakeOpenAI(thoughtful, faults=script(*[None] * 6, *["500"] * 20)) as failing,
+        pytest.raises(Retryable, match=r"endpoint 'it': \d of 4 questions got no reply"),
+    ):
+        ask(failing)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 4
+    with FakeOpenAI(thoughtful) as server:
+        rows = ask(server)
+        assert len(server.bodies) == 6
+    assert len(rows) == 12
+
+
+def test_a_question_that_is_refused_is_left_out(ask):
+    with FakeOpenAI(thoughtful, faults=script("400")) as server:
+        found = score("sums", ask(server, concurrency=1))
+    assert (found["items"], found["n"], found["left_out"]) == (12, 11, {"refused": 1})
+    assert Unasked("refused").tokens_in is None
+
+
+def test_a_wrong_key_and_an_unknown_endpoint_are_the_operators(ask, tmp_path):
+    with FakeOpenAI(thoughtful, faults=always("401")) as server, pytest.raises(ConfigError, match="endpoint 'it'"):
+        ask(server)
+    with (
+        EndpointPool({}, tmp_path / "other.jsonl", silent) as pool,
+        pytest.raises(ConfigError, match="no endpoint 'x'"),
+    ):
+        EndpointAnswerer(pool, "x", CONFIG)

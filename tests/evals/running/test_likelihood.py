@@ -1,0 +1,138 @@
+"""The likelihood of options: right sums, the batch's independence, and rows that go on where they stopped."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from configs.evaluation import EvaluateConfig
+from configs.model import ModelConfig, TokenizerConfig
+from data.tokenizer import tokenizer_for
+from evals.benchmarks.items import Item
+from evals.running.likelihood import PROMPT, CheckpointScorer, Weighed, weighable
+from evals.running.runner import weigh
+from evals.scoring.scores import likelihood
+from model.decoding.scoring import continuation_logprobs, shape_buckets
+from model.loss import masked_logits
+from model.nautile import forward, initialise
+from model.weights.files import load_weights, save_weights
+
+RANKS = 300
+CONFIG = EvaluateConfig(benchmarks=(), ways=("likelihood",), batch=4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    tokenizer = TokenizerConfig(ranks=RANKS)
+    model = ModelConfig(
+        vocabulary=tokenizer.vocabulary,
+        width=16,
+        blocks=1,
+        sca_per_block=1,
+        context=160,
+        memory_heads=2,
+        query_heads=2,
+        spectral_samples=2,
+        attention_heads=2,
+        kv_heads=1,
+        feed_forward=16,
+        compute_dtype="float32",
+        remat="none",
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_weights(folder, initialise(model, 0), model, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scorer(checkpoint):
+    return CheckpointScorer(checkpoint, CONFIG)
+
+
+@pytest.fixture
+def items():
+    options = ("knife", "a fork", "the spoon that lies there", "cup")
+    return [
+        Item("arc_easy", n, str(n), f"{n}?", "choice", "ABCD"[n % 4], options=options, question="Which" + " is it" * n)
+        for n in range(24)
+    ]
+
+
+def plain_logprob(params, model, ids, first):
+    """The same by one unpadded sequence and no shared program."""
+    tokens = jnp.asarray([ids], jnp.int32)
+    hidden = forward(params, model, tokens, jnp.ones_like(tokens), jnp.arange(len(ids))[None])
+    logits = np.asarray(masked_logits(hidden, params["embedding"], model.vocabulary)[0], np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return sum(logprobs[i - 1, ids[i]] for i in range(first, len(ids)))
+
+
+def test_sums_are_those_of_each_sequence_alone(checkpoint):
+    params, model, _ = load_weights(checkpoint)
+    draw = np.random.default_rng(0)
+    sequences = [
+        (draw.integers(0, 300, size).tolist(), first) for size, first in ((3, 1), (70, 60), (160, 5), (64, 64))
+    ]
+    found = continuation_logprobs(params, model, sequences, rows=3)
+    expected = [plain_logprob(params, model, ids, first) for ids, first in sequences]
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
+    assert found[3] == 0
+    assert shape_buckets(160) == [64, 128, 160]
+
+
+def test_a_sequence_over_the_context_is_refused(checkpoint):
+    params, model, _ = load_weights(checkpoint)
+    with pytest.raises(ConfigError, match="over the model's context of 160"):
+        continuation_logprobs(params, model, [([1] * 161, 2)], rows=2)
+
+
+def test_options_are_weighed_after_the_bare_question(checkpoint, scorer, items):
+    params, model, tokenizer_config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(tokenizer_config)
+    [weighed] = scorer.weigh(items[3:4])
+    asked = tokenizer.encode(PROMPT.format(question=items[3].question))
+    for option, logprob, length in zip(items[3].options, weighed.logprobs, weighed.lengths, strict=True):
+        ids = asked + tokenizer.encode(f" {option}")
+        assert logprob == pytest.approx(plain_logprob(params, model, ids, len(asked)), rel=1e-4)
+        assert length == len(option)
+    assert weighed.tokens_in == len(asked)
+
+
+def test_a_choice_depends_on_its_question_alone(scorer, items):
+    together = scorer.weigh(items[:9])
+    alone = [scorer.weigh([item])[0] for item in items[:9]]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5)
+
+
+def test_the_longest_option_does_not_lose_for_its_length():
+    weighed = Weighed(logprobs=(-10.0, -40.0), lengths=(4, 25), tokens_in=3)
+    assert (weighed.by_bytes, weighed.by_sum) == (1, 0)
+    assert Weighed((-1.0, -1.0), (2, 2), 1).by_bytes == 0
+
+
+def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tmp_path):
+    scorer.batch = 5
+    rows = weigh(scorer, items, tmp_path / "likelihood.jsonl")
+    whole = (tmp_path / "likelihood.jsonl").read_bytes()
+    (tmp_path / "torn.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert weigh(scorer, items, tmp_path / "torn.jsonl") == rows
+    assert (tmp_path / "torn.jsonl").read_bytes() == whole
+    assert len((tmp_path / "latency.likelihood.jsonl").read_text().splitlines()) == len(items)
+    found = likelihood(rows)["arc_easy"]
+    asked = [row for row in rows if row["left_out"] is None]
+    assert found["n"] == len(asked)
+    assert found["accuracy"] == sum(row["parsed"] == row["expected"] for row in asked) / len(asked)
+    assert found["accuracy_by_sum"] is not None
+    assert found["chance"] == 0.25
+    assert found["differs"][0].startswith("likelihood of each option per byte")
+
+
+def test_a_question_that_does_not_fit_is_left_out_and_counted(scorer, items):
+    long = Item("arc_easy", 0, "0", "?", "choice", "A", options=("a", "b"), question="shell " * 200)
+    assert scorer.weigh([long, items[0]])[0] is None
+    assert scorer.weigh([long, items[0]])[1] is not None
+
+
+def test_only_questions_with_options_are_weighed(items):
+    assert weighable([*items, Item("gsm8k", 0, "0", "?", "number", "1")]) == items

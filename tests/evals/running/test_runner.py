@@ -1,0 +1,171 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from data.chat_template import Reply
+from evals.benchmarks.items import Item
+from evals.running.answerers import Answer, Unasked
+from evals.running.rows import readings
+from evals.running.runner import evaluate, sample_seed
+from evals.scoring.scores import score
+
+PROCESS = Path(__file__).with_name("evaluation_process.py")
+
+
+@pytest.fixture
+def items():
+    return [Item("sums", n, str(n), f"{'What' * (n % 5)} is {n} + 1?", "number", str(n + 1)) for n in range(40)]
+
+
+def test_rows_come_in_the_items_order_and_are_all_in_the_file(items, model, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = evaluate(model(items, lambda item: item.expected, batch=7), items, path)
+    assert [row["index"] for row in rows] == list(range(40))
+    on_disk = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(on_disk, key=lambda row: row["index"]) == rows
+    assert [len(row["prompt"]) for row in on_disk] == sorted(len(item.prompt) for item in items)
+
+
+def test_nothing_is_asked_twice(items, model, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    first = model(items, lambda item: "1", batch=7)
+    evaluate(first, items[:25], path)
+    before = path.read_bytes()
+    second = model(items, lambda item: "1", batch=7)
+    rows = evaluate(second, items, path)
+    assert len(first.asked) == 25
+    assert len(second.asked) == 15
+    assert not {*first.asked} & {*second.asked}
+    assert path.read_bytes().startswith(before)
+    assert len(rows) == 40
+
+
+def test_a_torn_last_line_is_asked_again_and_the_file_ends_the_same(items, model, tmp_path):
+    whole, torn = tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
+    evaluate(model(items, lambda item: "1", batch=7), items, whole)
+    torn.write_bytes(whole.read_bytes()[:4000])
+    evaluate(model(items, lambda item: "1", batch=7), items, torn)
+    assert torn.read_bytes() == whole.read_bytes()
+
+
+def test_an_evaluation_killed_again_and_again_ends_with_the_same_rows(tmp_path):
+    calm = run(tmp_path / "calm", pause_s=0)
+    assert calm.wait(120) == 0
+    for after in ("8", "20", "32"):
+        process = run(tmp_path / "killed", pause_s=0.05)
+        wait_for(process, after)
+        process.kill()
+        process.wait()
+    assert run(tmp_path / "killed", pause_s=0).wait(120) == 0
+    assert (tmp_path / "killed.rows").read_bytes() == (tmp_path / "calm.rows").read_bytes()
+    asked = (tmp_path / "killed.log").read_text().split()
+    # A batch that was being answered when its process was killed has no row and is asked again; no other is.
+    assert set(asked) == {str(n) for n in range(48)}
+    assert len(asked) <= 48 + 3 * 4
+
+
+def run(stem, pause_s):
+    command = [sys.executable, str(PROCESS), f"{stem}.rows", f"{stem}.log", str(pause_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(process, line):
+    for printed in process.stdout:
+        if printed.strip() == line:
+            return
+    raise AssertionError(f"the process ended before it printed {line}")
+
+
+def test_events_name_every_new_sample_once_and_say_how_far_it_is(items, model, tmp_path):
+    events = []
+    path = tmp_path / "rows.jsonl"
+
+    def emit(kind, **fields):
+        events.append((kind, fields))
+
+    evaluate(model(items, lambda item: "1", batch=16), items[:16], path, emit=emit)
+    evaluate(model(items, lambda item: "1", batch=16), items, path, emit=emit)
+    samples = [fields for kind, fields in events if kind == "sample"]
+    assert sorted(one["index"] for one in samples) == list(range(40))
+    assert all(one["set"] == "sums" and one["latency_s"] == 0.5 and None not in one.values() for one in samples)
+    progress = [(fields["done"], fields["total"]) for kind, fields in events if kind == "progress"]
+    assert progress == [(0, 16), (16, 16), (16, 40), (32, 40), (40, 40)]
+    assert [fields["name"] for kind, fields in events if kind == "metric"] == ["evaluate/tokens_per_second"] * 2
+
+
+def test_what_cannot_be_asked_is_left_out_counted_and_shown(items, tmp_path):
+    class Short:
+        name, batch = "short", 8
+
+        def answer(self, prompts, seeds):
+            good = Answer(Reply("", "1", True, False), "1", truncated=True, tokens_out=4)
+            return [Unasked("too_long", 99) if prompt.startswith("WhatWhatWhat") else good for prompt in prompts]
+
+    events = []
+    rows = evaluate(Short(), items, tmp_path / "r.jsonl", emit=lambda kind, **fields: events.append((kind, fields)))
+    out = [row for row in rows if row["left_out"]]
+    assert {(row["left_out"], row["strict"], row["lenient"], row["output"]) for row in out} == {
+        ("too_long", None, None, None)
+    }
+    found = score("sums", rows)
+    assert (found["items"], found["n"], found["left_out"]) == (40, 24, {"too_long": 16})
+    assert (found["truncated"], found["correct"], found["tokens_out_mean"]) == (24, 1, 4)
+    assert sum(kind == "sample" for kind, _ in events) == 40
+    assert all(one["prompt"] for one in readings(rows))
+
+
+def test_a_score_of_nothing_asked_is_none(items):
+    found = score("sums", [])
+    assert (found["n"], found["accuracy"], found["interval"], found["chance"]) == (0, None, None, None)
+
+
+def test_rows_of_another_model_or_another_prompt_are_refused(items, model, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    evaluate(model(items, lambda item: "1"), items, path)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: holds answers of 'known', not of 'other'"):
+        evaluate(model(items, lambda item: "1", name="other"), items, path)
+    changed = [Item("sums", 0, "0", "What else?", "number", "1")]
+    with pytest.raises(ConfigError, match="sums 0 was asked with another prompt"):
+        evaluate(model(changed, lambda item: "1"), changed, path)
+
+
+def test_a_damaged_line_is_named(items, model, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"benchmark": "sums"\n{}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: line 1 is damaged"):
+        evaluate(model(items, lambda item: "1"), items, path)
+
+
+def test_a_model_that_stops_answering_keeps_what_it_answered(items, model, tmp_path):
+    class Fading(model):
+        def answer(self, prompts, seeds):
+            if len(self.asked) >= 16:
+                raise Retryable("endpoint 'fading': 8 of 8 questions got no reply")
+            return super().answer(prompts, seeds)
+
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(Retryable, match="no reply"):
+        evaluate(Fading(items, lambda item: "1", batch=8), items, path)
+    assert len(path.read_text().splitlines()) == 16
+    rest = model(items, lambda item: "1", batch=8)
+    evaluate(rest, items, path)
+    assert len(rest.asked) == 24
+
+
+def test_seeds_tell_samples_apart_and_never_change():
+    assert sample_seed(3, "gsm8k", 7) == sample_seed(3, "gsm8k", 7)
+    seeds = {sample_seed(s, b, i) for s in (0, 1) for b in ("gsm8k", "piqa") for i in range(5)}
+    assert len(seeds) == 20
+
+
+def test_readings_show_right_ones_and_every_kind_of_failure(items, model, tmp_path):
+    says = [lambda item: item.expected, lambda item: "0", lambda item: "1 or 2", lambda item: "", lambda item: None]
+    rows = evaluate(model(items, lambda item: says[item.index % 5](item)), items, tmp_path / "rows.jsonl")
+    shown = readings(rows, right=3, wrong=2)
+    kinds = [one["kind"] for one in shown]
+    assert kinds == ["right"] * 3 + sorted(["wrong", "many_answers", "no_answer", "unfinished"] * 2)
+    assert readings(rows) == readings(rows[::-1])

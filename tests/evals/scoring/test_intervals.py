@@ -1,0 +1,60 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from evals.scoring.intervals import bootstrap_mean, paired, wilson
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_wilson_is_scipys(correct, n):
+    correct = min(correct, n)
+    theirs = binomtest(correct, n).proportion_ci(0.95, method="wilson")
+    assert wilson(correct, n, z=1.959963984540054) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    low, high = wilson(correct, n)
+    assert 0 <= low <= correct / n <= high <= 1
+
+
+def test_wilson_of_nothing_is_everything_and_of_nonsense_an_error():
+    assert wilson(0, 0) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="5 of 3"):
+        wilson(5, 3)
+
+
+def test_bootstrap_of_one_group_is_close_to_its_binomial_interval():
+    group = [True] * 60 + [False] * 140
+    low, high = bootstrap_mean([group])
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 200)
+    assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.006)
+
+
+def test_bootstrap_counts_groups_alike_and_can_weigh_them():
+    groups = [[True] * 1000, [False] * 10]
+    assert bootstrap_mean(groups) == (0.5, 0.5)
+    assert bootstrap_mean(groups, weights=[0.25, 0.75]) == (0.25, 0.25)
+    assert bootstrap_mean([[True, False]], seed=1) == bootstrap_mean([[True, False]], seed=1)
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap_mean([[True], []])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_paired_is_mcnemars_exact_test(pairs):
+    a, b = zip(*pairs, strict=True)
+    found = paired(a, b)
+    discordant = found.only_a + found.only_b
+    expected = binomtest(found.only_b, discordant).pvalue if discordant else 1.0
+    assert found.p == pytest.approx(expected)
+    assert found.lead == pytest.approx(np.mean(b) - np.mean(a))
+    assert found.low <= found.lead <= found.high
+    assert found.both + found.only_a + found.only_b + found.neither == found.n == len(pairs)
+
+
+def test_paired_holds_for_many_questions_and_refuses_unequal_ones():
+    a = [True] * 3000 + [False] * 3000
+    b = [False] * 3000 + [True] * 2700 + [False] * 300
+    assert paired(a, b).p == pytest.approx(binomtest(2700, 5700).pvalue, rel=1e-6)
+    with pytest.raises(ValueError, match="2 and 1"):
+        paired([True, False], [True])

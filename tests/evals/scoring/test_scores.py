@@ -1,0 +1,81 @@
+import pytest
+
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from evals.scoring.scores import composite, score, summarise
+from evals.tables import paper_figures as paper
+
+
+def rows(name, right, wrong, **fields):
+    plain = {
+        "benchmark": name,
+        "category": None,
+        "chance": 0.25,
+        "left_out": None,
+        "problem": None,
+        "truncated": False,
+        "tokens_out": 3,
+        "finished_thinking": True,
+    }
+    verdicts = [True] * right + [False] * wrong
+    return [plain | {"index": n, "strict": v, "lenient": v} | fields for n, v in enumerate(verdicts)]
+
+
+def everything(right, wrong):
+    return [row for name in BENCHMARKS for row in rows(name, right, wrong)]
+
+
+def test_a_score_counts_and_bounds():
+    found = score("gsm8k", [*rows("gsm8k", 30, 60), *rows("gsm8k", 0, 10, problem="many_answers", lenient=True)])
+    assert (found["n"], found["correct"], found["accuracy"], found["accuracy_lenient"]) == (100, 30, 0.3, 0.4)
+    assert found["interval"] == pytest.approx([0.2189, 0.3958], abs=1e-4)
+    assert found["many_answers"] == 10
+    assert found["paper"]["nautile_370m"] == 33.4
+    assert found["differs"] == ["100 of the split's 1,319 questions"]
+
+
+def test_a_composite_is_the_mean_of_its_parts():
+    parts = {"arc_easy": rows("arc_easy", 90, 10), "arc_challenge": rows("arc_challenge", 10, 10)}
+    found = composite("arc", parts)
+    assert found["accuracy"] == pytest.approx(0.7)
+    assert found["interval"][0] < 0.7 < found["interval"][1]
+    assert found["n"] == 120
+    assert composite("arc", {**parts, "arc_easy": []}) is None
+
+
+def test_the_average_is_of_all_eleven_rows_with_arc_as_one():
+    half = everything(1, 1)
+    easier = [row for row in half if row["benchmark"] != "arc_easy"] + rows("arc_easy", 2, 0)
+    scores = summarise(easier, "m", {})
+    assert set(scores["composites"]) == set(COMPOSITES)
+    assert scores["average"]["accuracy"] == pytest.approx((10 * 0.5 + 0.75) / 11)
+    low, high = scores["average"]["interval"]
+    assert low < scores["average"]["accuracy"] < high
+    assert scores["average"]["paper"] == paper.TABLE_2_AVERAGE
+
+
+def test_there_is_no_average_while_a_row_is_missing():
+    some = [row for row in everything(1, 1) if row["benchmark"] != "piqa"]
+    assert summarise(some, "m", {})["average"] is None
+    assert summarise([row for row in some if row["benchmark"] == "mmlu"], "m", {})["composites"] == {}
+
+
+def test_categories_and_instruction_types_are_broken_down():
+    law = rows("mmlu", 3, 1, category="law")
+    art = rows("mmlu", 1, 3, category="art")
+    assert {k: v["accuracy"] for k, v in score("mmlu", law + art)["categories"].items()} == {"art": 0.25, "law": 0.75}
+    kept = [
+        {"instruction": "a:x", "strict": True, "lenient": True},
+        {"instruction": "b:y", "strict": False, "lenient": True},
+    ]
+    found = score("ifeval", rows("ifeval", 0, 4, instructions=kept))["instructions"]
+    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (8, 0.5, 1.0)
+    assert found["types"]["a:x"]["accuracy"] == 1.0
+    unfinished = score("ifeval", rows("ifeval", 0, 4, instructions=kept, finished_thinking=False))["instructions"]
+    assert unfinished["correct"] == 0
+
+
+def test_the_second_opinion_is_compared():
+    mixed = rows("held_out", 2, 2)
+    for row, own in zip(mixed, (True, False, True, False), strict=True):
+        row["own_scorer"] = own
+    assert score("held_out", mixed)["own_scorer"] == {"n": 4, "agree": 2, "only_ours": 1, "only_own": 1}

@@ -1,0 +1,70 @@
+"""What stands behind a score, and the two tables as pictures."""
+
+import xml.etree.ElementTree as ElementTree
+
+from evals.scoring.scores import summarise
+from evals.tables.breakdown import breakdown
+from evals.tables.results import table_1, table_2
+from evals.tables.svg import picture
+
+KEPT = [
+    {"instruction": "a:x", "strict": True, "lenient": True},
+    {"instruction": "b:y", "strict": False, "lenient": True},
+]
+
+
+def row(benchmark, index, right, **fields):
+    plain = {"benchmark": benchmark, "index": index, "category": None, "chance": 0.25, "left_out": None}
+    told = {"problem": None, "truncated": False, "tokens_out": 3, "finished_thinking": True}
+    return {**plain, **told, "strict": right, "lenient": right, **fields}
+
+
+def rows():
+    subjects = [row("mmlu", n, n % 2 == 0, category=("law", "art")[n % 2]) for n in range(8)]
+    problems = [row("mmlu", 8 + n, False, category="law", problem=one) for n, one in enumerate(["no_answer"] * 2)]
+    cut = [row("mmlu", 10, False, category="law", problem="many_answers", truncated=True)]
+    return subjects + problems + cut + [row("ifeval", n, False, instructions=KEPT) for n in range(3)]
+
+
+def weighed():
+    return [row("mmlu", n, n < 6, strict_by_sum=n < 2) for n in range(8)]
+
+
+def tables():
+    return {table.title: table for table in breakdown(summarise(rows(), "m", {}, weighed=weighed()))}
+
+
+def test_failures_are_counted_beside_both_verdicts():
+    shown = {one[0]: one for one in tables()["What was answered, and what was not"].rows}
+    assert shown["MMLU"][1] == "11"
+    assert shown["MMLU"][2].startswith("36.4 [")
+    assert shown["MMLU"][4:] == ("2", "1", "0", "1", "0")
+
+
+def test_both_ways_of_asking_stand_beside_each_other():
+    (one,) = tables()["Two ways to ask"].rows
+    assert (one[0], one[1][:4], one[2][:4], one[3:]) == ("MMLU", "36.4", "75.0", ("25.0", "25.0", "8"))
+    assert "Two ways to ask" not in {table.title for table in breakdown(summarise(rows(), "m", {}))}
+
+
+def test_subjects_and_instruction_types_have_rows_of_their_own():
+    found = tables()
+    assert [one[:2] for one in found["MMLU by category"].rows] == [("art", "4"), ("law", "7")]
+    levels = {one[0]: one for one in found["IFEval: both levels"].rows}
+    assert (levels["prompt"][1], levels["instruction"][1]) == ("3", "6")
+    assert (levels["instruction"][2][:4], levels["instruction"][3][:5]) == ("50.0", "100.0")
+    assert [one[0] for one in found["IFEval by instruction"].rows] == ["a:x", "b:y"]
+
+
+def test_the_pictures_hold_every_figure_and_are_the_same_bytes():
+    scores = summarise(rows(), "m", {})
+    for table in (table_2({"<ours>": scores}), table_2({}), table_1({"pretrain": scores}, "mmlu")):
+        svg = picture(table)
+        assert svg == picture(table)
+        titles = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("title")]
+        assert len(titles) >= 4
+    measured = [title for title in titles if title.startswith("ours: ")]
+    assert measured == ["ours: 36.4 [15.2, 64.6]"]
+    two = picture(table_2({"<ours>": scores}))
+    assert "&lt;ours&gt;: 36.4" in two
+    assert two.count("<path") > 12 * 5

@@ -1,0 +1,108 @@
+"""`nautile plan`: a small model's real step compiled for a TPU slice that is not here, told and kept as an artifact."""
+
+import json
+import sys
+
+import pytest
+
+from flows.cli import main as cli
+from model.capacity.planner import Compiled, _largest
+from model.capacity.topology import AHEAD
+from store.artifacts import Store
+
+SMALL = """
+extends = "local"
+name = "small"
+[model]
+sca_per_block = 1
+[pretrain]
+batch_rows = 16
+fsdp = 4
+"""
+
+
+@pytest.fixture
+def nautile(tmp_path, monkeypatch, capfd):
+    def call(*arguments):
+        monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+        (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["nautile", "plan", str(tmp_path / "small.toml"), *arguments])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        out, err = capfd.readouterr()
+        return ending.value.code or 0, out, err
+
+    return call
+
+
+@pytest.mark.skipif(not (AHEAD / ".ready").exists(), reason="`make ahead` has not fetched the compilers")
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # seven compilations for the largest batch: 155 s of processor time
+def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
+    code, out, err = nautile("--topology", "v4:2x2x1", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["chips"], plan["hosts"], plan["mesh"]) == (4, 1, {"data": 1, "fsdp": 4})
+    asked, largest = plan["asked"], plan["largest"]
+    assert (asked["micro_rows"], asked["rows_per_chip"], asked["fits"]) == (16, 4, True)
+    assert 0 < asked["arguments"] < asked["peak"] < 2**30
+    assert largest["micro_rows"] == 16 << 6  # so small a model: the most that is looked for
+    assert asked["peak"] < largest["peak"] < plan["memory_limit"]
+    assert plan["days"] == pytest.approx(plan["tokens"] / plan["tokens_per_second"] / 86_400)
+    assert plan["steps"] == 100 + 750
+    [artifact] = Store(tmp_path / "store").list("plan")
+    assert artifact.manifest["facts"]["advice"] == "it fits"
+    code, out, _ = nautile("--topology", "v4:2x2x1")  # asked before: found again
+    assert code == 0
+    assert "It fits" in out
+    assert "Reckoned, not measured: at a utilisation of 40%" in out
+    assert len(Store(tmp_path / "store").list("plan")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--topology", "v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
+        (["--topology", "local"], "pretrain.fsdp 4 does not divide the 1 devices"),
+        (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(nautile, options, said):
+    code, out, err = nautile(*options)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in out + err
+
+
+def test_here_only_memory_is_told(nautile):
+    code, out, err = nautile("--topology", "local", "--fsdp", "1", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["tokens_per_second"] is None
+    assert plan["memory_limit"] is None
+    assert plan["asked"]["temporaries"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "room", "found", "programs"),
+    [
+        (64, 164, 64, 2),  # twice as many do not fit
+        (64, 240, 128, 2),
+        (64, 700, 512, 3),
+        (64, 10**6, 4096, 3),
+        (64, 120, 16, 3),
+        (64, 105, None, 4),
+        (8, 104, None, 1),
+    ],
+)
+def test_the_largest_is_found_with_few_programs(asked, room, found, programs):
+    """On 8 chips, with 100 bytes and one for each row."""
+    tried = []
+
+    def attempt(rows):
+        tried.append(rows)
+        return Compiled(rows, 100 + rows)
+
+    most = _largest(8, attempt(asked), attempt, room)
+    assert (most and most.micro_rows) == found
+    assert len(tried) == len(set(tried)) == programs

@@ -1,0 +1,138 @@
+"""`nautile chat`, `export` and `import` over a real, if untrained, checkpoint."""
+
+import io
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.text import visible
+from configs.model import TokenizerConfig
+from flows.cli import main as cli
+from model.nautile import initialise
+from model.weights.author_import import author_shapes
+from model.weights.files import load_weights, save_weights
+from tests.model.conftest import tiny_config
+
+TOKENIZER = TokenizerConfig(ranks=256)
+MODEL = tiny_config(vocabulary=TOKENIZER.vocabulary)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    params = jax.jit(initialise, static_argnums=0)(MODEL, 0)
+    # Sharper logits than at the start, so that greedy and drawn replies differ.
+    save_weights(folder, jax.tree.map(lambda leaf: leaf * 1.5, params), MODEL, TOKENIZER)
+    return folder
+
+
+@pytest.fixture
+def nautile(tmp_path, monkeypatch, capsys):
+    """Run a command over an empty store; returns exit code, standard output, standard error."""
+
+    def call(*arguments, asked=""):
+        monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+        monkeypatch.setattr(sys, "argv", ["nautile", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ending.value.code or 0, out, err
+
+    return call
+
+
+def reply(nautile, checkpoint, *options, prompt="2 + 2"):
+    code, out, err = nautile("chat", checkpoint, "--prompt", prompt, "--max-tokens", 24, "--json", *options)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_seed_fixes_a_reply(nautile, checkpoint):
+    one, same, other = (reply(nautile, checkpoint, "--seed", seed) for seed in (1, 1, 2))
+    assert one["thinking"] == same["thinking"] != other["thinking"]
+    assert 1 <= one["tokens"] <= 24
+    assert one["finished"] == (one["tokens"] < 24)
+
+
+def test_a_thinking_budget_brings_an_answer(nautile, checkpoint):
+    assert reply(nautile, checkpoint, "--temperature", 0)["answer"] is None
+    budgeted = reply(nautile, checkpoint, "--temperature", 0, "--thinking-budget", 4)
+    assert budgeted["answer"] is not None
+    assert budgeted["tokens"] > 5
+
+
+def test_what_is_written_as_it_comes_is_the_reply(nautile, checkpoint):
+    options = ("--thinking-budget", 6)
+    whole = reply(nautile, checkpoint, *options)
+    code, out, _ = nautile("chat", checkpoint, "--prompt", "2 + 2", "--max-tokens", 24, *options)
+    assert code == 0
+    # Control characters are replaced on their way to a terminal.
+    assert "".join(out.split()) == "".join(visible(whole["thinking"] + whole["answer"]).split())
+    _, answer, _ = nautile("chat", checkpoint, "--prompt", "2 + 2", "--max-tokens", 24, "--hide-thinking", *options)
+    assert 0 < len(answer.strip()) < len(out.strip())
+
+
+def test_questions_are_read_until_they_end(nautile, checkpoint):
+    """An over-long one is refused by itself, and the next is answered."""
+    code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, asked=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
+    assert code == 0
+    assert out.count("tokens with its frame, and there is room for 56") == 1
+    assert len([line for line in out.splitlines() if line.strip()]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["nothing"], "no artifact 'nothing'"),
+        ([], "no checkpoint in"),
+        (["/"], "no checkpoint there"),
+        (["CHECKPOINT", "--max-tokens", 64], "--max-tokens 64 leaves no room for a question in a context of 64"),
+        (["CHECKPOINT", "--prompt", "long " * 40], "there is room for"),
+        (["CHECKPOINT", "--prompt", "x", "--top-p", 2], "top_p"),
+        (["CHECKPOINT", "--json"], "--json goes with --prompt"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(nautile, checkpoint, options, said):
+    code, out, err = nautile("chat", *(checkpoint if option == "CHECKPOINT" else option for option in options))
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in out + err
+
+
+def test_an_export_reads_back_bit_for_bit_and_talks(nautile, checkpoint, tmp_path):
+    code, out, err = nautile("export", checkpoint, tmp_path / "out", "--json")
+    assert code == 0, err
+    names = {path.rsplit("/", 1)[-1] for path in json.loads(out)}
+    assert names == {"weights.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    one, other = load_weights(checkpoint), load_weights(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
+    assert one[1:] == other[1:]
+    assert reply(nautile, tmp_path / "out")["thinking"] == reply(nautile, checkpoint)["thinking"]
+    code, _, err = nautile("export", checkpoint, tmp_path / "out")
+    assert (code, "already holds something" in err) == (2, True)
+
+
+def test_the_authors_weights_become_a_checkpoint(nautile, tmp_path):
+    rng = np.random.default_rng(0)
+    theirs = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in author_shapes(MODEL)}
+    save_file(theirs, tmp_path / "theirs.safetensors")
+    (tmp_path / "small.toml").write_text(small_config(), encoding="utf-8")
+    options = (tmp_path / "theirs.safetensors", tmp_path / "ours", "--config", tmp_path / "small.toml")
+    code, _, err = nautile("import", *options)
+    assert code == 0, err
+    assert load_weights(tmp_path / "ours")[1].decay == "window"
+    assert reply(nautile, tmp_path / "ours")["tokens"] >= 1
+    code, _, err = nautile("import", tmp_path / "small.toml", tmp_path / "again")
+    assert (code, "cannot be read as safetensors" in err) == (2, True)
+    assert not (tmp_path / "again").exists()
+
+
+def small_config() -> str:
+    """The local configuration with this test's model."""
+    model = "\n".join(f"{name} = {json.dumps(value)}" for name, value in MODEL.model_dump(mode="json").items())
+    return f'extends = "local"\nname = "small"\n[tokenizer]\nranks = 256\n[ingest]\nrow_length = 32\n[model]\n{model}\n'

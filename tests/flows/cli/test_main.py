@@ -1,0 +1,201 @@
+"""The command line without a run: what it says of bad input, how fast it starts, and its read commands' two forms."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import main as cli
+from store.artifacts import Store
+from tests.support.stage_store import flip_byte
+from tests.support.toy_cli import ROOT, environment
+from tests.support.toy_stages import HOSTILE, TOY
+
+pytestmark = pytest.mark.usefixtures("toy_stages")
+
+
+@pytest.fixture
+def nautile(made, monkeypatch, capsys):
+    """Run a command over the made chain; returns exit code, standard output, standard error."""
+
+    def call(*arguments: str, store=made[0].root):
+        monkeypatch.setenv("NAUTILE_STORE", str(store))
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
+
+
+def test_help_loads_nothing_heavy(tmp_path):
+    program = (
+        "import sys; from flows.cli import main as cli; sys.argv = ['nautile', '--help']\n"
+        "try: cli.main()\nexcept SystemExit as e: assert not e.code\n"
+        "heavy = {'jax', 'prefect', 'duckdb', 'numpy', 'matplotlib', 'tasks', 'store'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(tmp_path),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["store"], ["store", "gc"], ["sql"], ["lineage"]])
+def test_every_command_explains_itself(command):
+    assert "Usage" in CliRunner().invoke(cli.app, [*command, "--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nowhere"], "no configuration 'nowhere'"),
+        (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are held_out, ingest, index"),
+        (["run", str(TOY), "--only", "reason", "--from", "align"], "--only stands alone"),
+        (["run", "--bogus"], "No such option"),
+        (["show", "checkpoint/fff"], "no artifact 'checkpoint/fff'"),
+        (["lineage", "nothing"], "no artifact 'nothing'"),
+        (["compare", "nothing", "nothing"], "no artifact 'nothing'"),
+        (["artifacts", "dreams"], "no artifacts of kind 'dreams'"),
+        (["status", "/"], "no configuration '/'"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(nautile, arguments, said):
+    code, out, err = nautile(*arguments)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in out + err
+    if "Usage" not in err:
+        assert len(err.splitlines()) == 1
+
+
+def test_a_wrong_query_is_told_in_the_databases_words(nautile):
+    code, _, err = nautile("sql", "SELEKT 1")
+    assert code == 2
+    assert err.startswith("the query was refused: Parser Error")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = ", "is not TOML"),
+        ('name = "x"\nseed = -1', "seed"),
+        ('extends = "toy.toml"\n[reason]\nstep = 3', "unknown key `reason.step`"),
+        ('extends = "toy.toml"\n[reason]\nrollout = { prompts = 2, max_tokens = 8, group = 1 }', "rollout.group"),
+    ],
+)
+def test_a_bad_configuration_is_named_with_its_file_and_field(nautile, tmp_path, text, said):
+    (tmp_path / "toy.toml").write_text(TOY.read_text())
+    (tmp_path / "bad.toml").write_text(text)
+    code, _, err = nautile("run", str(tmp_path / "bad.toml"))
+    assert code == 2
+    assert "bad.toml" in err
+    assert said in err
+
+
+def test_a_missing_input_names_what_makes_it(nautile, tmp_path):
+    code, _, err = nautile("run", str(TOY), "--only", "reason", store=tmp_path / "store")
+    assert code == 2
+    assert f"`nautile run {TOY} --until align`" in err
+
+
+def test_reading_makes_no_store(nautile, tmp_path):
+    for arguments in (["status", str(TOY)], ["artifacts"], ["store", "verify"], ["report"], ["sql", "SELECT 1"]):
+        code, _, err = nautile(*arguments, store=tmp_path / "store")
+        assert code in (0, 2)
+        assert "Traceback" not in err
+    assert not (tmp_path / "store").exists()
+
+
+def test_every_read_command_prints_json_and_text(nautile, made):
+    evaluation = made[1]["evaluate:reason"]["evaluation"]
+    for arguments in (
+        ["status", str(TOY)],
+        ["artifacts"],
+        ["show", evaluation],
+        ["lineage", evaluation],
+        ["sql", "SELECT id, created, facts FROM artifacts"],
+        ["params", str(TOY)],
+        ["report"],
+        ["store", "verify"],
+        ["store", "rebuild"],
+        ["store", "gc", "--dry-run"],
+    ):
+        code, out, _ = nautile(*arguments, "--json")
+        assert code == 0
+        assert json.loads(out) is not None
+        code, out, _ = nautile(*arguments)
+        assert code == 0
+        assert out.strip()
+
+
+def test_rebuild_gives_the_same_rows(nautile, made):
+    query = ["sql", "SELECT * FROM metrics ORDER BY id", "--json"]
+    before = nautile(*query)
+    Store(made[0].root).catalog_path.unlink()
+    _, counts, _ = nautile("store", "rebuild", "--json")
+    assert json.loads(counts)["artifacts"] == 21
+    assert nautile(*query) == before
+
+
+def test_damage_found_by_verify_is_exit_code_2(nautile, made, tmp_path):
+    shutil.copytree(made[0].root, tmp_path / "store")
+    flip_byte(Store(tmp_path / "store").get(made[1]["pretrain"]["checkpoint"]).path / "weights.txt")
+    code, out, _ = nautile("store", "verify", store=tmp_path / "store")
+    assert code == 2
+    assert "weights.txt" in out
+    assert "21 artifacts, 1 damaged" in out
+
+
+def test_the_report_in_the_terminal_ends_with_its_page(nautile, made):
+    _, out, _ = nautile("report")
+    assert "After SFT (baseline)" in out
+    assert out.strip().splitlines()[-1].endswith(f"{made[0].get(made[1]['report']['report']).path}/report.html")
+
+
+def test_text_from_outside_reaches_the_terminal_without_its_escapes(nautile):
+    for arguments in (["sql", "SELECT fields FROM samples"], ["report"]):
+        _, out, _ = nautile(*arguments)
+        assert "alert(1)" in out
+        assert "\x1b" not in out
+    assert "\x1b" in HOSTILE
+
+
+def test_an_unexpected_failure_is_one_line_and_its_trace_is_kept(nautile, monkeypatch, tmp_path):
+    def broken(*arguments):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("flows.cli.inspect.artifacts", broken)
+    (tmp_path / "logs").mkdir()
+    code, out, err = nautile("artifacts", store=tmp_path)
+    assert code == 1
+    assert "Traceback" not in out + err
+    assert "unexpected ZeroDivisionError: by zero" in err
+    assert "in broken" in (tmp_path / "logs" / "errors.log").read_text()
+
+
+def test_watching_the_status_goes_on_until_it_is_stopped(nautile, monkeypatch):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.cli.status_watch.time.sleep", sleep)
+    code, out, err = nautile("status", str(TOY), "--watch")
+    assert (code, err) == (130, "")
+    assert out.splitlines().count("pretrain: made") == 1  # only what changes is told, where there is no terminal
+    code, _, err = nautile("status", str(TOY), "--watch", "--json")
+    assert (code, "leave out --watch" in err) == (2, True)

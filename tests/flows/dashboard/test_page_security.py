@@ -1,0 +1,111 @@
+"""Every page over a store of hostile texts, in a real browser: nothing runs, nothing is asked of another machine."""
+
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from common.files import read_json
+from evals.tables.results import table_1, table_2, to_html
+from flows.operate.prefect_server import STARTUP_S, free_port
+from store.artifacts import Store
+from tests.support.browser import chromium, drawn, keep, watch
+from tests.support.hostile_store import FORMS, NAME, make_hostile
+from tests.support.toy_cli import ROOT, environment
+
+pytestmark = pytest.mark.slow
+TITLES = {
+    "": "Overview",
+    "training": "Training",
+    "samples": "Training samples",
+    "reinforcement": "Reinforcement",
+    "rollouts": "Rollouts and traces",
+    "distillation": "Distillation",
+    "evaluations": "Evaluations",
+    "lineage": "Lineage",
+    "storage": "Storage",
+}
+CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
+# What each page draws last: by then all the rest stands.
+LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
+LAST |= {"storage": "text=says what nothing rests on"}
+# What no text from outside may become, in the page's own part of the document.
+MADE = """() => {
+  const page = document.querySelector('[data-testid=stMain]') || document.body;
+  const wrong = ['iframe', 'script', 'img', '.katex', 'svg[onload]', '[onerror]', 'a[href^="javascript:" i]',
+                 'image', `[src*="elsewhere"]`, 'a[href*="elsewhere"]', '[*|href^="javascript:" i]'];
+  return wrong.filter(one => page.querySelector(one)).concat(window.struckBy || []);
+}"""
+STRUCK = "window.struckBy = []; window.struck = () => window.struckBy.push('a script of the text ran');"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory, made):
+    """A copy of the store of the toy chain, made hostile."""
+    real, outputs = made
+    store = Store(tmp_path_factory.mktemp("hostile") / "store")
+    shutil.copytree(real.root, store.root)
+    make_hostile(store.root, outputs)
+    return store, outputs
+
+
+@pytest.fixture(scope="module")
+def base(hostile):
+    store, _ = hostile
+    port = free_port()
+    command = [sys.executable, "-m", "flows.cli.main", "dashboard", "--port", str(port)]
+    process = subprocess.Popen(command, env=environment(store.root), cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + STARTUP_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def window():
+    with chromium() as context:
+        context.add_init_script(STRUCK)
+        yield context
+
+
+def test_no_page_of_the_dashboard_takes_a_text_for_markup(hostile, base, window):
+    left = watch(window)
+    page = window.new_page()
+    for address, title in TITLES.items():
+        page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
+        page.locator(LAST.get(address, TEXT)).first.wait_for(state="attached")
+        drawn(page, title)
+        if address == "rollouts":
+            page.get_by_text(FORMS[0]).first.wait_for()  # as letters
+        assert page.evaluate(MADE) == [], title
+        assert page.locator("[data-testid=stException]").count() == 0, title
+        keep(page, f"hostile {title}")
+    assert left == []
+
+
+def test_no_written_page_does_either(hostile, window):
+    """The report and the card as the chain wrote them, and the tables that are made of hostile scores."""
+    store, outputs = hostile
+    left = watch(window)
+    page = window.new_page()
+    scores = read_json(store.get(outputs["evaluate:align"]["evaluation"]).path / "scores.json")
+    tables = to_html(table_2({NAME: scores})) + to_html(table_1({"pretrain": scores, "align": scores}))
+    written = {str(path): path.read_text("utf-8") for path in sorted(store.root.glob("artifacts/*/*/*.html"))}
+    assert any(name.endswith("report.html") for name in written)
+    for name, text in {**written, "tables": tables}.items():
+        page.set_content(text)
+        assert page.evaluate(MADE) == [], name
+    assert left == []

@@ -1,0 +1,166 @@
+"""The dashboard over a store where the toy chain ran: questions thinned in SQL, pages drawn, nothing as HTML."""
+
+import json
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from common.errors import ConfigError
+from flows.dashboard import queries
+from flows.dashboard.command import arguments
+from flows.dashboard.evaluations import history
+from flows.dashboard.lineage import graph
+from flows.dashboard.shared import thought
+from flows.operate.prefect_server import free_port
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+
+PAGES = ["overview", "training", "samples", "reinforcement", "rollouts", "distillation", "evaluations", "lineage"]
+HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A catalog with one execution of 20,000 points, a peak among them, and 60 rollouts."""
+    store = Store(tmp_path_factory.mktemp("measured"))
+    store.prepare()
+    emit = EventWriter(store.root / "events" / "one.jsonl", "e1", stage="reason")
+    for step in range(20_000):
+        emit("metric", name="reward", step=step, value=100.0 if step == 12_345 else 1.0)
+    for index in range(60):
+        text = f"{HOSTILE} number {index}<|think_end|>\n{index}"
+        emit("sample", set="rollouts", index=index, step=index // 10, reward=index / 60, question="?", text=text)
+    emit.close()
+    catalog = Catalog(store)
+    catalog.ingest()
+    return catalog
+
+
+def test_evaluations_of_one_minute_have_a_place_each_in_the_order_of_their_times():
+    times = ["2026-12-31T23:59:10", "2027-01-01T00:00:40", "2026-12-31T23:59:50"]
+    told = {"evaluation": "e", "after": "align", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
+    drawn = history([told | {"made": made} for made in times]).to_dict()
+    assert drawn["layer"][0]["encoding"]["x"]["sort"] == ["Dec 31 23:59:10", "Dec 31 23:59:50", "Jan 01 00:00:40"]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
+    rows = queries.curves(measured, ["e1"], ["reward"], points=100)
+    assert 90 <= len(rows) <= 101
+    assert sum(row["points"] for row in rows) == 20_000
+    assert max(row["high"] for row in rows) == 100.0
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+
+
+def test_a_short_curve_is_shown_as_measured(made):
+    store, _ = made
+    catalog = Catalog(store)
+    catalog.ingest()
+    run = queries.runs(catalog)[0]["run"]
+    executions = [row["execution"] for row in queries.stages(catalog, run)]
+    names = queries.metric_names(catalog, executions)
+    rows = queries.curves(catalog, executions, names)
+    counted = catalog.query("SELECT count(*) AS n FROM metrics WHERE isfinite(value)")[0]["n"]
+    assert sum(row["points"] for row in rows) == counted
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+
+
+def test_texts_are_searched_sorted_and_paged(measured):
+    found, rows = queries.texts(measured, ["e1"], "rollouts", order="highest reward")
+    assert found == 60
+    assert len(rows) == queries.PAGE
+    assert [row["index"] for row in rows[:2]] == [59, 58]
+    assert [row["index"] for row in queries.texts(measured, ["e1"], "rollouts", page=2)[1]] == list(range(20, 30))
+    assert queries.texts(measured, ["e1"], "rollouts", search="NUMBER 7<")[0] == 1
+    assert queries.texts(measured, ["e1"], "rollouts", search="' OR 1=1 --")[0] == 0
+
+
+def test_a_run_is_told_stage_by_stage(made):
+    store, outputs = made
+    catalog = Catalog(store)
+    catalog.ingest()
+    run = queries.runs(catalog)[0]
+    stages = queries.stages(catalog, run["run"])
+    assert {row["label"] for row in stages} == set(outputs)
+    assert run["stages"] == len(outputs)
+    assert all(row["state"] in ("done", "reused") for row in stages)
+
+
+def test_a_lineage_becomes_a_graph(made):
+    store, outputs = made
+    catalog = Catalog(store)
+    catalog.ingest()
+    drawn = graph(queries.lineage(catalog, outputs["report"]["report"]))
+    assert drawn.startswith("digraph {")
+    assert f'"{outputs["pretrain"]["checkpoint"]}"' in drawn
+    assert drawn.count("->") >= len(outputs) - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("a<|think_end|>\nb", ("a", "b")), ("a", (None, "a")), ("<|think_end|>", ("", "")), ("", (None, ""))],
+)
+def test_thinking_is_told_from_the_answer(text, parts):
+    assert thought(text) == parts
+
+
+def _draw(page: str) -> None:
+    """Runs inside Streamlit: one page, as app.py draws it."""
+    from importlib import import_module
+
+    from flows.dashboard import shared as frame
+
+    places = {"training": ("curves", "training"), "reinforcement": ("curves", "reinforcement")}
+    places |= {"samples": ("samples", "samples"), "rollouts": ("samples", "rollouts")}
+    module, name = places.get(page, (page, "page"))
+    run = frame.choose_run(frame.run_titles())
+    getattr(import_module(f"flows.dashboard.{module}"), name)(frame.chosen_run(run))
+
+
+@pytest.mark.parametrize("page", [*PAGES, "storage"])
+def test_every_page_is_drawn(made, page, monkeypatch):
+    store, _ = made
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
+    assert not shown.exception
+    assert shown.title
+
+
+@pytest.mark.parametrize("page", [*PAGES, "storage"])
+def test_an_empty_store_says_so(tmp_path, page, monkeypatch):
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
+    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
+    assert not shown.exception
+    assert shown.caption
+
+
+def test_what_models_wrote_is_never_markup(measured):
+    """Every text from outside goes through `st.code`, which shows it letter for letter."""
+    fields = json.loads(queries.texts(measured, ["e1"], "rollouts")[1][0]["fields"])
+
+    def draw(fields: dict) -> None:
+        from flows.dashboard.samples import _rollout
+
+        _rollout(fields)
+
+    shown = AppTest.from_function(draw, kwargs={"fields": fields}).run()
+    assert any(HOSTILE in code.value for code in shown.code)
+    assert not any("example.invalid" in block.value for block in (*shown.markdown, *shown.caption))
+
+
+def test_a_port_in_use_is_refused_by_name():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
+            arguments("127.0.0.1", port)
+
+
+def test_it_listens_to_this_machine_and_reports_to_nobody():
+    command = arguments("127.0.0.1", free_port())
+    assert command[command.index("--server.address") + 1] == "127.0.0.1"
+    assert command[command.index("--browser.gatherUsageStats") + 1] == "false"

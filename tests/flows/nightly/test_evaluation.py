@@ -1,0 +1,113 @@
+"""The scheduled evaluation against a real server: reuse, a regression raised once, and a webhook that fails nothing."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from store.artifacts import Store
+from tests.support.hook import SECRET, hook
+from tests.support.standing import checkpoint, evaluation
+from tests.support.toy_cli import ROOT, environment
+from tests.support.toy_stages import TOY
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import json, sys
+from configs.load import load
+from configs.operation import ScheduleConfig
+from flows.nightly.evaluation import evaluation
+toy = load(sys.argv[1])
+for line in sys.stdin:
+    asked = json.loads(line)
+    config = toy.model_copy(update={"schedule": ScheduleConfig(**asked["schedule"])})
+    try:
+        state = evaluation(config, checkpoint=asked.get("checkpoint", ""), return_state=True)
+        told = {"state": state.type.value, "message": state.message, "data": state.result()}
+    except Exception as error:
+        told = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def heard():
+    with hook(404, 204) as (url, told):
+        yield url, told
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory, prefect_url, heard):
+    """ask(schedule, checkpoint) -> how the flow ended; the store it works in."""
+    store = Store(tmp_path_factory.mktemp("standing") / "store")
+    store.prepare()
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(store.root / "prefect"), "HOOK": heard[0]}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(TOY)],
+        env=environment(store.root, **more),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def run(schedule=None, name=""):
+        process.stdin.write(json.dumps({"schedule": schedule or {}, "checkpoint": name}) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    try:
+        yield run, store
+    finally:
+        _, said = process.communicate(timeout=60)
+        assert SECRET not in said
+
+
+def events(url):
+    body = {"filter": {"event": {"name": ["nautile.regression"]}}}
+    request = urllib.request.Request(
+        f"{url}/events/filter", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read())["events"]
+
+
+def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, heard):
+    run, store = ask
+    assert "No checkpoint" in run()["message"]
+    good = evaluation(store, toy, checkpoint(store, "good"), lambda item: item.index < 38)
+    first = run()
+    assert first["state"] == "COMPLETED"
+    assert first["data"]["evaluation"] == good.id
+    assert "no earlier evaluation" in first["message"]
+    worse = checkpoint(store, "bad")
+    bad = evaluation(store, toy, worse, lambda item: item.index < 20 or (item.benchmark == "more" and item.index < 38))
+    raised = run({"webhook": "HOOK"})
+    assert raised["state"] == "COMPLETED"
+    assert "has REGRESSED" in raised["message"]
+    assert "The webhook in HOOK was not taken: status 404." in raised["message"]
+    assert SECRET not in json.dumps(raised)
+    assert [(one["benchmark"], one["against"]) for one in raised["data"]["regressions"]] == [("sums", "last and best")]
+    kept = store.get(raised["data"]["comparison"])
+    assert set(kept.manifest["files"]) == {"comparison.json", "comparison.md", "comparison.html"}
+    assert kept.manifest["inputs"] == {"new": bad.full_id, "last": good.full_id, "best": good.full_id}
+    assert len(heard[1]) == 1
+    assert heard[1][0]["after"] == bad.id
+    again = run({"webhook": "HOOK"})
+    assert "Nothing new" in again["message"]
+    assert again["data"]["regressions"] == raised["data"]["regressions"]
+    assert len(heard[1]) == 1
+    looser = run({"webhook": "HOOK", "margin": 0.9})
+    assert "no benchmark has fallen" in looser["message"]
+    named = run(name=good.manifest["inputs"]["checkpoint"])
+    assert named["data"]["evaluation"] == good.id
+
+
+def test_what_is_no_checkpoint_is_refused(ask):
+    run, store = ask
+    (first, *_) = store.list("evaluation")
+    assert "schedule.checkpoint" in run(name=first.id)["error"]

@@ -1,0 +1,51 @@
+"""The server that a run brings along comes back when it is killed, and is gone after the run."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows.operate import prefect_server as prefect_env
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    started: list[subprocess.Popen] = []
+
+    def start():
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return started[-1]
+
+    keeper = prefect_env._Keeper(start(), start)
+    yield keeper, started
+    for process in started:
+        process.kill()
+
+
+def wait_until(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_it_is_started_again_each_time_and_ended_for_good(keeper):
+    keeper, started = keeper
+    for number in (1, 2):
+        started[-1].kill()
+        wait_until(lambda number=number: len(started) > number)
+    assert started[-1].poll() is None
+    keeper.close()
+    assert [process.poll() is not None for process in started] == [True] * 3
+
+
+def test_one_that_never_stays_up_is_given_up(keeper, monkeypatch, caplog):
+    keeper, started = keeper
+    monkeypatch.setattr(keeper, "_start", lambda: started[0])  # dead, again and again
+    started[0].kill()
+    started[0].wait()
+    wait_until(lambda: "ended more than" in caplog.text)
+    keeper.close()
+    assert len(started) == 1

@@ -1,0 +1,130 @@
+"""What dead processes leave, settled: attempts, staging, lock files; and what must be left alone."""
+
+import json
+import os
+import time
+
+import pytest
+
+from common.errors import ConfigError
+from common.files import write_json
+from flows.operate import reconcile
+from flows.operate.reconcile import Settled, attempts, lock_files, lost_runs, quietly, staging, unfinished
+from store.artifacts import Store
+from store.catalog import Catalog
+from tasks.engine.staging import journal
+from tests.support.stage_parent import is_alive, reached, start, wait_for
+from tests.support.stage_store import key_of, published
+from tests.support.stage_sums import section
+
+RUNS = "SELECT state, error, ended, outputs FROM runs ORDER BY time"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    return store
+
+
+def attempt(store, word, **fields):
+    """An attempt written down as running."""
+    row = {"id": f"id-{word}", "run": "r-1", "stage": "toy", "label": "toy", "key": key_of(word), "attempt": 1}
+    row |= {"execution": f"made-{word}", "state": "running", "started": "2026-01-02T03:04:05+00:00"} | fields
+    journal(store).run(row)
+    return row
+
+
+@pytest.mark.slow
+def test_an_attempt_that_was_killed_is_marked_and_goes_on_later(store, tmp_path):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    parent = start(store.root, section(3, gate=str(gate), gate_at=2))
+    child = reached(gate)
+    assert list(attempts(store)) == []  # it lives, and holds its key
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not is_alive(child))
+    (one,) = attempts(store)
+    assert one.line() == "stage sums of run r1: its process is gone; marked interrupted; its work is kept"
+    (row,) = Catalog(store).query(RUNS)
+    assert (row["state"], row["error"], row["ended"]) == ("interrupted", "the process was killed", None)
+    assert list(attempts(store)) == []
+    assert list(staging(store)) == []  # the unfinished work is not garbage
+
+    (gate / "open").touch()
+    out, _ = start(store.root, section(3, gate=str(gate), gate_at=2)).communicate(timeout=60)
+    assert out.startswith("made")
+    assert [row["state"] for row in Catalog(store).query(RUNS)] == ["interrupted", "done"]
+    (artifact,) = store.list()
+    assert artifact.manifest["facts"]["made"] == 1  # of three: the other two were there
+
+
+def test_an_attempt_that_had_published_is_done(store):
+    made = published(store, "numbers", "a", execution="made-a", outputs=("numbers",))
+    attempt(store, "a")
+    (one,) = attempts(store)
+    assert "marked done" in one.line()
+    (row,) = Catalog(store).query(RUNS)
+    assert (row["state"], json.loads(row["outputs"])) == ("done", {"numbers": made.id})
+
+
+def test_an_attempt_that_ended_meanwhile_keeps_its_end(store, monkeypatch):
+    row = attempt(store, "a")
+    acquire = type(store.lock("0" * 64)).try_acquire
+
+    def late(lock):
+        journal(store).run(row | {"state": "failed", "error": "by zero"})
+        return acquire(lock)
+
+    monkeypatch.setattr("store.locks.KeyLock.try_acquire", late)
+    assert list(attempts(store)) == []
+    assert [row["state"] for row in Catalog(store).query(RUNS)] == ["failed"]
+
+
+def test_rests_of_staging_go_and_unfinished_work_is_named_and_kept(store):
+    (store.root / "staging" / ".trash-1").mkdir()
+    (store.root / "staging" / ".trash-1" / "a").write_text("aaa")
+    begun = store.staging(key_of("begun"))
+    write_json(begun / "request.json", {"stage": "pretrain"})
+    old = time.time() - 8 * 86400
+    for path in (begun / "request.json", begun):
+        os.utime(path, (old, old))
+    assert [one.outcome for one in staging(store)] == ["left by a removal that was cut short; 3 B removed"]
+    (one,) = unfinished(store)
+    assert "of pretrain, unfinished, untouched for 8 days; kept" in one.line()
+    assert begun.is_dir()
+
+
+def test_lock_files_go_unless_held_or_owned_and_a_waiter_is_not_fooled(store):
+    for word in ("free", "held", "owned"):
+        with store.lock(key_of(word)):
+            pass
+    store.staging(key_of("owned"))
+    held = store.lock(key_of("held"))
+    assert held.try_acquire()
+    assert lock_files(store) == 1
+    assert not store.lock(key_of("free")).path.exists()
+    # Whoever opened the file before it went must not think that he has the lock.
+    held.remove()
+    with store.lock(key_of("held")):
+        assert not store.lock(key_of("held")).try_acquire()
+
+
+def test_a_run_holds_its_lock_for_life(store):
+    with store.run_lock("r-1").for_life():
+        assert store.begun_runs() == ["r-1"]
+        assert lost_runs(store) == []
+    assert store.begun_runs() == []
+    with pytest.raises(ValueError, match="not the id"):
+        store.run_lock("../r")
+
+
+def test_what_hinders_the_reconciler_is_told_and_hinders_nothing_else(store, monkeypatch):
+    def broken(store):
+        raise ConfigError("the store is full")
+
+    monkeypatch.setattr(reconcile, "attempts", broken)
+    assert list(quietly(store)) == [
+        Settled("reconcile", "stopped", "the store is full. `nautile reconcile` tries again")
+    ]

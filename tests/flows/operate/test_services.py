@@ -1,0 +1,231 @@
+"""`nautile up` on a bare folder: server, deployments and dashboard answer, a form's run works, `down` ends all."""
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import psutil
+import pytest
+
+from configs.load import load
+from flows.operate import services
+from flows.operate.deployments import deployments
+from flows.operate.prefect_server import free_port
+from store.artifacts import Store
+from tests.support.hook import SECRET, hook
+from tests.support.listening import listening
+from tests.support.standing import checkpoint, evaluation
+from tests.support.toy_cli import environment
+
+pytestmark = pytest.mark.slow
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+SMALL = {"name": "fineweb_edu", "reader": "wikipedia", "form": "web", "records": 30}
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, json.loads(reply.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read() or b"null")
+
+
+@pytest.fixture(scope="module")
+def webhook():
+    with hook(204) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory):
+    """A store in which the newest checkpoint's evaluation is worse than that of the one before: ids, the worse last."""
+    store, local = Store(tmp_path_factory.mktemp("up") / "store"), load("local")
+    store.prepare()
+    skills = {"good": lambda item: item.index < 38, "bad": lambda item: item.index < 20}
+    return store, [evaluation(store, local, checkpoint(store, name), right).id for name, right in skills.items()]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, webhook, worse):
+    store, _ = worse
+    config = tmp_path_factory.mktemp("config") / "minutely.toml"
+    config.write_text('extends = "local"\n[schedule]\ncron = "* * * * *"\nwebhook = "HOOK"\n', encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(store.root, HOOK=webhook[0]).items():
+            patch.setenv(name, value)
+        try:
+            found = services.up(store, str(config), free_port(), free_port(), lambda _: None)
+            yield store, {service.name: service for service in found}
+        finally:
+            services.down(store)
+
+
+def ask(api: str, deployment: str, parameters: dict[str, Any]) -> tuple[int, Any]:
+    _, found = call(f"{api}/deployments/name/{deployment}")
+    return call(f"{api}/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+
+
+def small() -> dict[str, Any]:
+    config = load("local").model_dump(mode="json", exclude_defaults=True)
+    synth = next(source for source in config["ingest"]["sources"] if source["name"] == "synth")
+    config["ingest"]["sources"] = [SMALL, {**synth, "records": 300}]
+    return config
+
+
+def test_all_three_answer_on_loopback(running):
+    _, found = running
+    assert set(found) == {"server", "deployments", "dashboard"}
+    assert all(service.alive() and service.url.startswith("http://127.0.0.1:") for service in found.values())
+    heard = {service.name: listening(service.pid) for service in found.values()}
+    assert heard["server"] == heard["dashboard"] == {"127.0.0.1"}
+    assert heard["deployments"] <= {"127.0.0.1"}  # a flow run on its way may listen, to itself
+
+
+def test_every_stage_and_the_pipeline_have_a_form(running):
+    _, found = running
+    _, told = call(f"{found['server'].url}/deployments/filter", {})
+    assert {one["name"] for one in told} == {"local"}
+    assert len(told) == len(deployments(load("local")))
+    typed = [one for one in told if "RunConfig" in json.dumps(one["parameter_openapi_schema"])]
+    assert len(typed) == len(told) - 1  # what shows a regression is given two evaluations
+    assert all("nautile" in one["tags"] and one["description"] for one in told)
+
+
+def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
+    _, found = running
+    _, told = call(f"{found['server'].url}/automations/filter", {})
+    by_name = {one["name"]: one for one in told if one["enabled"]}
+    silent = by_name["nautile: crash runs that fell silent"]
+    assert silent["trigger"]["posture"] == "Proactive"
+    assert "prefect.flow-run.heartbeat" in silent["trigger"]["after"]
+    assert silent["trigger"]["within"] > 2 * 30
+    assert silent["actions"][0] | {"type": "change-flow-run-state", "state": "CRASHED"} == silent["actions"][0]
+    reacts = by_name["nautile: show regressions of local"]
+    assert reacts["trigger"]["expect"] == ["nautile.regression"]
+    assert [one["type"] for one in reacts["actions"]] == ["run-deployment"]
+
+
+def test_runs_asked_for_in_the_form_do_their_work(running):
+    store, found = running
+    api = found["server"].url
+    for stage in ("held_out", "ingest"):
+        status, run = ask(api, f"{stage}/local", {"config": small()})
+        assert status == 201, run
+        deadline = time.monotonic() + 240
+        while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] not in ENDED:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        assert state["type"] == "COMPLETED", state["message"]
+    assert len(store.list("tokens")) == 2
+
+
+def descendants(service: services.Service) -> list[psutil.Process]:
+    """The stages' processes that serve runs of it: `tasks.engine.child_main` and whatever they have started."""
+    found = []
+    for one in psutil.Process(service.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none any more
+            found += [one] if "tasks.engine.child_main" in one.cmdline() else []
+    return found
+
+
+def until(true, seconds: float = 120.0):
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def test_a_run_cancelled_in_the_page_takes_its_processes_along(running):
+    _, found = running
+    api = found["server"].url
+    _, run = ask(api, "ingest/local", {"force": True})
+    started = until(lambda: descendants(found["deployments"]))
+    status, told = call(f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    assert (status, told["status"]) == (201, "ACCEPT")
+    gone, alive = psutil.wait_procs(started, timeout=10)
+    assert gone
+    assert not alive
+    state = until(lambda: (one := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ENDED and one)
+    assert state["type"] == "CANCELLED"
+    _, limits = call(f"{api}/v2/concurrency_limits/filter", {})
+    assert {one["name"]: one["active_slots"] for one in limits}["nautile-accelerator"] == 0
+    # The button Retry: the same run goes on, with the values it was asked for.
+    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
+    assert call(f"{api}/flow_runs/{run['id']}/set_state", again)[1]["status"] == "ACCEPT"
+    state = until(
+        lambda: (one := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ("COMPLETED", "FAILED") and one
+    )
+    assert state["type"] == "COMPLETED", state["message"]
+
+
+def test_a_bad_parameter_is_refused_with_the_field_named(running):
+    _, found = running
+    wrong = small()
+    wrong["ingest"]["row_length"] = -5
+    status, told = ask(found["server"].url, "ingest/local", {"config": wrong})
+    assert status in (409, 422)
+    assert "row_length" in json.dumps(told)
+
+
+def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
+    body = {"flows": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": list(ENDED)}}}}
+    return call(f"{api}/flow_runs/filter", {**body, "sort": "START_TIME_ASC"})[1]
+
+
+def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running, worse, webhook):
+    store, found = running
+    good, bad = worse[1]
+    api = found["server"].url
+    first = until(lambda: ended_runs(api, "evaluation"))[0]
+    assert first["auto_scheduled"]
+    assert first["state"]["type"] == "COMPLETED", first["state"]["message"]
+    assert "has REGRESSED: " in first["state"]["message"]
+    (comparison,) = store.list("comparison")
+    assert {one["benchmark"] for one in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
+    (told,) = webhook[1]
+    assert (told["event"], told["before"], told["after"]) == ("nautile.regression", good, bad)
+    shown = until(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
+    assert shown["state"]["type"] == "COMPLETED", shown["state"]["message"]
+    assert shown["parameters"] == {"after": bad, "before": good}
+    assert shown["state"]["message"].startswith("36 samples were lost")
+    _, pages = call(f"{api}/artifacts/latest/filter", {})
+    by_key = {one["key"]: one["data"] for one in pages}
+    assert "Everything that changed: `nautile compare" in by_key["regression"]
+    assert "REGRESSED" in by_key["evaluation-local"]
+    logs = "".join(path.read_text(errors="replace") for path in (store.root / "logs").glob("*.log*"))
+    assert SECRET not in logs + json.dumps([first, shown, pages])
+
+
+def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
+    from tests.support.browser import chromium, keep, watch
+
+    api = running[1]["server"].url
+    ui = api.removesuffix("/api")
+    fired = until(lambda: ended_runs(api, "evaluation"))[0]
+    with chromium() as window:
+        left, page = watch(window), window.new_page()
+        page.goto(f"{ui}/runs/flow-run/{fired['id']}", wait_until="commit")
+        page.get_by_text("Completed", exact=True).first.wait_for()
+        page.get_by_text("auto-scheduled").first.wait_for()
+        keep(page, "prefect the scheduled evaluation")
+        page.goto(f"{ui}/artifacts/key/evaluation-local", wait_until="commit")
+        page.get_by_text("REGRESSED").first.wait_for()
+        keep(page, "prefect a regression")
+    assert left == []
+
+
+def test_up_again_starts_nothing_and_down_ends_exactly_these(running):
+    store, found = running
+    again = services.up(store, "local", 1, 1, lambda name: pytest.fail(f"{name} again"))
+    assert {one.pid for one in again} == {one.pid for one in found.values()}
+    ended = services.down(store)
+    assert {one.pid for one in ended} == {one.pid for one in found.values()}
+    assert not any(service.alive() for service in found.values())
+    assert services.services(store) == []
+    assert services.down(store) == []

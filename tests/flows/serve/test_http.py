@@ -1,0 +1,255 @@
+"""`nautile serve` as a process, asked through the `openai` client: answers, streams, overload, and who goes away."""
+
+import json
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from data.chat_template import encode_prompt, parse_completion
+from data.tokenizer import tokenizer_for
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.weights.files import load_weights
+from tests.support.listening import listening
+from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER, save_checkpoint, serving
+
+pytestmark = pytest.mark.slow
+QUESTION = [{"role": "user", "content": "2 + 2"}]
+LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}  # it meets no stop: see the first test
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("served") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint, tmp_path_factory):
+    with serving(checkpoint, tmp_path_factory.mktemp("serving") / "store") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client()
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoint):
+    """(prompt ids, temperature, seed) to the completion that `model.decoding.generate` gives, as ids."""
+    params, model, _ = load_weights(checkpoint)
+    tokenizer = tokenizer_for(TOKENIZER)
+    stops = (tokenizer.im_end, tokenizer.end_of_text)
+
+    def generate(prompt, temperature, seed):
+        generator = Generator(model, Sampling(40, temperature, stop_ids=stops), 1, 40)
+        return generator(params, [prompt], [seed])[0].ids.tolist()
+
+    return generate
+
+
+def test_long_stays_long(client):
+    """What the tests of overload and of leaving rest on."""
+    assert client.completions.create(**LONG).usage.completion_tokens == 100
+
+
+def test_it_listens_to_this_machine_alone(server):
+    assert listening(server.process.pid) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0, 0), (0.7, 11)])
+def test_a_chat_is_what_the_generator_makes_of_it(client, generated, temperature, seed):
+    """The first sample's seed is that of the first question to `nautile chat`."""
+    tokenizer = tokenizer_for(TOKENIZER)
+    prompt = encode_prompt(tokenizer, "2 + 2")
+    ids = generated(prompt, temperature, (seed, 1))
+    expected = parse_completion(tokenizer, ids)
+    reply = client.chat.completions.create(
+        model=NAME, messages=QUESTION, temperature=temperature, seed=seed, max_tokens=40
+    )
+    [choice] = reply.choices
+    assert (choice.message.reasoning_content, choice.message.content) == (expected.reasoning, expected.answer)
+    assert choice.finish_reason == ("stop" if expected.finished else "length")
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(prompt), len(ids))
+
+
+def test_a_thinking_budget_brings_an_answer(client):
+    asked = {"model": NAME, "messages": QUESTION, "seed": 1, "max_tokens": 30}
+    cut = client.chat.completions.create(**asked, extra_body={"thinking_budget": 4}, logprobs=True, top_logprobs=2)
+    [choice] = cut.choices
+    assert choice.message.content is not None
+    thought = choice.logprobs.reasoning_content
+    assert len(thought) <= 4
+    assert cut.usage.completion_tokens_details.reasoning_tokens == len(thought)
+    assert len(choice.logprobs.content) > 5
+    for token in choice.logprobs.content:
+        assert len(token.top_logprobs) == 2
+        assert token.logprob <= token.top_logprobs[0].logprob <= 0
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["\n", "e"]}, {"thinking_budget": 6}, {"n": 3}])
+def test_a_stream_is_the_whole_answer_in_pieces(client, options):
+    asked = {"model": NAME, "messages": QUESTION, "seed": 5, "max_tokens": 60, "extra_body": options}
+    whole = client.chat.completions.create(**asked)
+    *chunks, last = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert last.usage == whole.usage
+    assert not last.choices
+    for expected in whole.choices:
+        own = [choice for chunk in chunks for choice in chunk.choices if choice.index == expected.index]
+        thinking = "".join(getattr(choice.delta, "reasoning_content", None) or "" for choice in own)
+        assert thinking == expected.message.reasoning_content
+        assert "".join(choice.delta.content or "" for choice in own) == (expected.message.content or "")
+        assert [choice.finish_reason for choice in own if choice.finish_reason] == [expected.finish_reason]
+    assert len(chunks) > 4
+
+
+def test_plain_text_streams_with_its_prompt_and_its_logprobs(client):
+    asked = {"model": NAME, "prompt": "abc", "seed": 5, "max_tokens": 20, "echo": True, "logprobs": 3}
+    [whole] = client.completions.create(**asked).choices
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert whole.text.startswith("abc")
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        pieces = [one for chunk in chunks if chunk.logprobs for one in getattr(chunk.logprobs, name)]
+        assert pieces == getattr(whole.logprobs, name)
+    assert whole.logprobs.token_logprobs[0] is None
+    for token, logprob, best in list(
+        zip(whole.logprobs.tokens, whole.logprobs.token_logprobs, whole.logprobs.top_logprobs, strict=True)
+    )[1:]:
+        assert best[token] == logprob <= max(best.values())
+
+
+def test_prompts_may_be_texts_or_ids_and_be_scored_alone(client):
+    tokenizer = tokenizer_for(TOKENIZER)
+    texts = ["abc", "a longer text, with punctuation"]
+    asked = {"model": NAME, "max_tokens": 0, "echo": True, "logprobs": 1}
+    one = client.completions.create(prompt=texts, **asked)
+    other = client.completions.create(prompt=[tokenizer.encode(text) for text in texts], **asked)
+    assert one.choices == other.choices
+    assert [choice.text for choice in one.choices] == texts
+    assert [choice.finish_reason for choice in one.choices] == ["length", "length"]
+    assert one.usage.completion_tokens == 0
+
+
+def test_every_token_has_its_row_whatever_ended_it(client):
+    """lm-eval takes the last row for the one token written: also where that token is a stop id."""
+    tokenizer = tokenizer_for(TOKENIZER)
+    frame = encode_prompt(tokenizer, "2 + 2")
+    asked = {"model": NAME, "prompt": frame, "echo": True, "logprobs": 1, "seed": 1, "max_tokens": 90, "n": 20}
+    ended = [choice for choice in client.completions.create(**asked).choices if choice.finish_reason == "stop"]
+    assert ended
+    for choice in ended:
+        tokens = choice.logprobs.tokens
+        assert tokens[: len(frame)].count("<|im_end|>") == 1
+        assert tokens[-1] in ("<|im_end|>", "<|endoftext|>")
+        assert choice.text.startswith(tokenizer.decode(frame))
+        assert len(choice.text) - choice.logprobs.text_offset[-1] in (0, 1)  # 1: half a character came before it
+
+
+def test_a_stop_string_ends_plain_text(client):
+    [whole] = client.completions.create(**LONG).choices
+    stop = re.search(r"[!-~]{2}", whole.text[10:])[0]
+    [cut] = client.completions.create(**LONG, stop=[stop]).choices
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_clients_beside_each_other_get_what_each_gets_alone(client):
+    """Twelve at once over four slots: temperatures, limits and kinds mixed."""
+
+    def ask(index):
+        if index % 3 == 0:
+            asked = {"model": NAME, "messages": QUESTION, "seed": index, "max_tokens": 20 + index}
+            return client.chat.completions.create(**asked).choices[0].message.reasoning_content
+        asked = {"model": NAME, "prompt": "x" * (index + 1), "max_tokens": 30, "seed": index}
+        return client.completions.create(**asked, temperature=index % 2, top_p=0.9).choices[0].text
+
+    alone = [ask(index) for index in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(12))) == alone
+
+
+def test_a_full_queue_is_refused_until_there_is_room(server, client):
+    """All slots and half of the queue are taken; what is under way is not harmed."""
+    stream = client.completions.create(**LONG, n=QUEUE, stream=True)
+    chunks = [next(stream)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(**LONG, n=QUEUE)
+    assert refused.value.body["code"] == "queue_full"
+    assert 1 <= int(refused.value.response.headers["Retry-After"]) <= 60
+    chunks += stream
+    assert sum(chunk.choices[0].finish_reason == "length" for chunk in chunks) == QUEUE
+    assert client.completions.create(**LONG, n=SLOTS).usage.completion_tokens == SLOTS * 100
+
+
+def test_a_client_that_leaves_a_stream_frees_its_slots(server, client):
+    before = server.health()["tokens"]
+    stream = client.completions.create(**LONG, n=QUEUE, stream=True)
+    next(stream)
+    stream.close()
+    assert server.wait_idle()["tokens"] - before < QUEUE * 100
+
+
+def test_a_client_that_leaves_before_its_answer_frees_its_slots(server):
+    """No chunk was due, so only listening for its leave can tell."""
+    before = server.health()["tokens"]
+    body = json.dumps({**LONG, "n": QUEUE}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        while not server.health()["busy"]:
+            pass
+    assert server.wait_idle()["tokens"] - before < QUEUE * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "status", "said"),
+    [
+        ("completions", {"model": "another"}, 404, "'another' is not served here, 'tiny' is"),
+        ("completions", {"prompt": "x" * (CONTEXT + 1)}, 400, f"{CONTEXT + 1} tokens, and the model's context is"),
+        ("completions", {"max_tokens": CONTEXT}, 400, f"ask for {CONTEXT - 2} at most"),
+        ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in a vocabulary of 261"),
+        ("completions", {"n": 65}, 400, "65 samples at once, and the queue holds 64"),
+        ("completions", {"temperature": -1}, 400, "temperature"),
+        ("chat/completions", {"prompt": None}, 400, "messages"),
+        ("embeddings", {}, 404, "no POST /v1/embeddings here"),
+    ],
+)
+def test_what_is_wrong_is_said_in_openais_shape(server, path, changes, status, said):
+    answer = httpx.post(f"{server.root}/v1/{path}", json={**LONG, **changes})
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_only_json_of_a_fair_size_is_read(server):
+    """A web page can post text to a loopback server, but not JSON."""
+    url = f"{server.root}/v1/completions"
+    body = json.dumps(LONG)
+    assert httpx.post(url, content=body, headers={"Content-Type": "text/plain"}).status_code == 415
+    assert httpx.post(url, content=body, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
+    large = json.dumps({**LONG, "prompt": "x" * 2**22})
+    answer = httpx.post(url, content=large, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert "over 4194304 bytes" in answer.json()["error"]["message"]
+
+
+def test_models_tokens_and_state(server, client):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).max_model_len == CONTEXT
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+    tokens = httpx.post(f"{server.root}/tokenize", json={"prompt": "naïve <|im_end|>"}).json()
+    assert tokens["count"] == len(tokens["tokens"]) == len("naïve <|im_end|>".encode())
+    assert httpx.post(f"{server.root}/detokenize", json={"tokens": tokens["tokens"]}).json() == {
+        "prompt": "naïve <|im_end|>"
+    }
+    assert httpx.post(f"{server.root}/tokenize", json={"prompt": "<|im_end|>"}).json()["count"] == 1
+    state = server.wait_idle()
+    assert (state["status"], state["slots"], state["busy"], state["waiting"]) == ("ok", SLOTS, 0, 0)
+    assert httpx.get(f"{server.root}/ready").status_code == 200

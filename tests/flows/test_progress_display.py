@@ -1,0 +1,118 @@
+"""What is written where there is no terminal, and that the live lines draw in every state."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flows.progress_view import PLAIN_EVERY_S, Board, LiveDisplay, PlainDisplay, display_for, summary
+from flows.run import Watch
+from tasks.engine.progress import StageUpdate
+from tests.flows.test_progress_board import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def board(clock):
+    return Board(["distill", "pretrain"], clock)
+
+
+@pytest.fixture
+def out():
+    return Console(file=io.StringIO(), width=100)
+
+
+@pytest.fixture
+def hear(board, out, clock):
+    """Tell the display of an update of `pretrain`."""
+    watch = Watch(board, PlainDisplay(board, out, clock))
+
+    def say(state, label="pretrain", **fields):
+        watch(StageUpdate(label.partition(":")[0], label, state, **fields))
+
+    return say
+
+
+def text(console: Console) -> list[str]:
+    return console.file.getvalue().splitlines()
+
+
+def test_one_line_at_the_start_and_one_at_the_end(hear, out, clock):
+    hear("running", done=0, total=10, unit="steps")
+    clock.now += 3
+    hear("running", done=10, total=10, unit="steps", note="loss 2.50")
+    hear("publishing")
+    hear("done", outputs={"checkpoint": "checkpoint/0123"})
+    assert text(out) == ["pretrain: started (0/10 steps)", "pretrain: done after 3.0 s (loss 2.50)"]
+
+
+def test_a_progress_line_now_and_then(hear, out, clock):
+    for step in range(100):
+        hear("running", done=step, total=100, unit="steps")
+        clock.now += 1
+    lines = text(out)
+    assert len(lines) == 1 + int(99 // PLAIN_EVERY_S)
+    assert lines[1] == "pretrain: running (15/100 steps, 1 steps/s, 1 min 25 s left)"
+
+
+def test_a_reused_stage_is_one_word(hear, out):
+    hear("reused", outputs={"checkpoint": "checkpoint/0123"})
+    assert text(out) == ["pretrain: reused"]
+
+
+def test_failure_retry_and_second_attempt(hear, out, clock):
+    hear("running")
+    clock.now += 2
+    hear("failed", error="stage pretrain: its process ended with exit code 1: oh. The log is /x; its last lines:\na\nb")
+    hear("retrying", error="stage pretrain: its process ended with exit code 1: oh. The log is /x; its last lines:\na")
+    hear("running", attempt=2)
+    assert text(out) == [
+        "pretrain: started",
+        "pretrain: failed after 2.0 s (its process ended with exit code 1: oh)",
+        "pretrain: started (trying again after: its process ended with exit code 1: oh)",
+        "pretrain: running (attempt 2)",
+    ]
+
+
+def test_stages_that_are_not_shown_are_passed_over(hear, out):
+    hear("running", label="evaluate:align")
+    assert text(out) == []
+
+
+def test_text_of_stages_is_no_markup(hear, out):
+    hear("failed", error="[bold]no[/bold] such [/thing]")
+    assert text(out) == ["pretrain: failed ([bold]no[/bold] such [/thing])"]
+
+
+def test_the_kind_of_display_follows_the_console(board):
+    assert isinstance(display_for(board, Console(file=io.StringIO())), PlainDisplay)
+    assert isinstance(display_for(board, Console(file=io.StringIO(), force_terminal=True)), LiveDisplay)
+
+
+def test_the_live_lines_draw_in_every_state(board, clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    board.heading = "starting"
+    with LiveDisplay(board, console):
+        board.begin("distill")
+        clock.now += 65
+        board.advance("distill", 3, 12, "calls", "2 refused [odd]")
+    shown = console.file.getvalue()
+    assert "distill" in shown
+    assert "1 min 5 s" in shown
+    assert "3/12 calls, 2 refused [odd]" in shown
+    assert "starting" in shown
+
+
+def test_the_closing_table(board, out, clock):
+    board.begin("pretrain")
+    clock.now += 61
+    board.end("distill", "reused", ["documents/0123", "tokens/0123"])
+    board.end("pretrain", "done", ["checkpoint/4567"])
+    out.print(summary(board))
+    rows = [line.split() for line in text(out)]
+    assert rows[1] == ["distill", "reused", "documents/0123", "tokens/0123"]
+    assert rows[2] == ["pretrain", "done", "1", "min", "1", "s", "checkpoint/4567"]

@@ -1,0 +1,69 @@
+"""Prefill and steps against the whole forward pass, for ragged prompts in one batch."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from model.decoding.cache import decode_step, decode_weights, grow, prefill
+from model.nautile import forward, initialise
+from tests.model.conftest import tiny_config
+
+LENGTHS = [1, 2, 5, 9]
+STEPS = 7
+
+
+def ragged(tokens, lengths, width):
+    """Rows of `tokens` cut to `lengths` and put to the right of `width` columns."""
+    rows = np.zeros((len(lengths), width), np.int32)
+    for row, length in enumerate(lengths):
+        rows[row, width - length :] = tokens[row, :length]
+    return jnp.asarray(rows)
+
+
+@pytest.mark.parametrize("changes", [{}, {"decay": "window", "context": 24, "spectral_samples": 1}])
+def test_prefill_and_steps_equal_forward(params, changes):
+    """Prompts of 1 to 9 tokens (the convolution looks back 3), the cache grown on the way."""
+    config = tiny_config(**changes)
+    if changes:
+        params = jax.tree.map(lambda leaf: leaf * 1.5, jax.jit(initialise, static_argnums=0)(config, 0))
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (4, 9 + STEPS)).astype(np.int32)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    expected = jax.jit(lambda: forward(params, config, jnp.asarray(tokens), jnp.ones_like(positions), positions))()
+
+    weights = decode_weights(params, config)
+    start = jax.jit(partial(prefill, config=config, capacity=12))
+    step = jax.jit(partial(decode_step, config=config))
+    hidden_BD, cache = start(params, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
+    cache = grow(cache, 9 + STEPS)
+    rows = np.arange(4)
+    for done in range(STEPS):
+        last = np.asarray(LENGTHS) - 1 + done
+        np.testing.assert_allclose(hidden_BD, expected[rows, last], atol=1e-4)
+        hidden_BD, cache = step(weights, tokens_B=jnp.asarray(tokens[rows, last + 1]), cache=cache)
+    assert int(cache.filled) == 9 + STEPS
+
+
+def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
+    with pytest.raises(ConfigError, match="a prompt of 9 tokens does not fit a cache of 8 columns"):
+        prefill(params, config, jnp.zeros((1, 9), jnp.int32), jnp.asarray([9]), 8)
+
+
+def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
+    """A loop carries it: matrices' types are the compute type, sums stay float32."""
+    config = tiny_config(compute_dtype="bfloat16")
+
+    def run(params):
+        tokens_BP = jnp.zeros((2, 3), jnp.int32)
+        hidden_BD, cache = prefill(params, config, tokens_BP, jnp.asarray([3, 1]), 8)
+        return (hidden_BD, cache), decode_step(decode_weights(params, config), config, tokens_BP[:, 0], cache)
+
+    before, after = jax.eval_shape(run, params)
+    same = jax.tree.map(lambda one, other: (one.shape, one.dtype) == (other.shape, other.dtype), before, after)
+    assert jax.tree.all(same)
+    cache = after[1]
+    assert cache.blocks[0].keys_BGSH.dtype == jnp.bfloat16
+    assert cache.blocks[0].sca[0].mix.re_BKHM.dtype == jnp.float32

@@ -1,0 +1,161 @@
+"""Sampling: one completion at every batch size, budgets, stops, log-probabilities that the trainer agrees with."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from model.decoding import generate
+from model.decoding.generate import Generator, stage_ends
+from model.decoding.sampling import Sampling
+from model.loss import masked_logits, token_logprobs
+from model.nautile import forward
+
+PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16], [8, 3]]
+SEEDS = [(0, index, 0) for index in range(len(PROMPTS))]
+SAMPLING = Sampling(max_tokens=12, top_p=1.0)
+LONGEST = 6
+
+
+@pytest.fixture(scope="module")
+def four(config, params):
+    """The four prompts in one batch of four rows."""
+    return Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+
+
+def same(one, other):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert (one.truncated, one.forced) == (other.truncated, other.forced)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sample_does_not_depend_on_the_batch(config, params, four, rows):
+    """One row at a time, or three and a rest of one: prompts of other lengths as neighbours, idle rows in the rest."""
+    again = Generator(config, SAMPLING, rows=rows, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+    for one, other in zip(four, again, strict=True):
+        same(one, other)
+
+
+def test_a_sample_does_not_depend_on_its_place(config, params, four):
+    order = [2, 0, 3, 1]
+    generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
+    again = generator(params, [PROMPTS[i] for i in order], [SEEDS[i] for i in order])
+    for place, index in enumerate(order):
+        same(again[place], four[index])
+
+
+def test_a_stream_grows_into_the_same_sample(config, params, four):
+    stops = (int(four[0].ids[9]),)
+    stream = Generator(config, replace(SAMPLING, stop_ids=stops), rows=1, prompt_length=LONGEST).stream
+    pieces = list(stream(params, PROMPTS[0], SEEDS[0], every=4))
+    assert [len(piece.ids) for piece in pieces] == [4, 8, 10]
+    for piece in pieces:
+        np.testing.assert_array_equal(piece.ids, four[0].ids[: len(piece.ids)])
+        np.testing.assert_allclose(piece.logprobs, four[0].logprobs[: len(piece.ids)], atol=1e-4)
+    assert not pieces[-1].truncated
+
+
+def test_other_seeds_give_other_samples(config, params, four):
+    generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
+    again = generator(params, PROMPTS, [(1, *seed[1:]) for seed in SEEDS])
+    assert not any(np.array_equal(one.ids, other.ids) for one, other in zip(four, again, strict=True))
+
+
+def test_stages_change_nothing(config, params, four, monkeypatch):
+    monkeypatch.setattr(generate, "FIRST_STAGE", 5)
+    assert list(stage_ends(12)) == [5, 10, 12]
+    again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
+    for one, other in zip(four, again, strict=True):
+        same(one, other)
+
+
+def test_a_longer_limit_changes_nothing_before_it(config, params, four):
+    longer = Generator(config, replace(SAMPLING, max_tokens=15), rows=4, prompt_length=LONGEST)
+    for one, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids[:12])
+
+
+def test_logprobs_are_those_of_the_trainer(config, params, four):
+    rows = np.zeros((4, LONGEST + 12), np.int32)
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
+        rows[row, : len(prompt) + 12] = [*prompt, *completion.ids]
+    positions = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
+    hidden_BLD = jax.jit(lambda: forward(params, config, jnp.asarray(rows), jnp.ones_like(positions), positions))()
+    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], jnp.asarray(rows[:, 1:]))
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
+        first = len(prompt) - 1
+        np.testing.assert_allclose(completion.logprobs, logprobs_BL[row, first : first + 12], atol=1e-4)
+
+
+def test_greedy_takes_the_likeliest(config, params):
+    [completion] = Generator(config, Sampling(max_tokens=3, temperature=0), 1, 3)(params, [PROMPTS[0]], [(0,)])
+    ids = jnp.asarray([[*PROMPTS[0], *completion.ids[:2]]])
+    positions = jnp.arange(5)[None]
+    hidden_BLD = forward(params, config, ids, jnp.ones_like(ids), positions)
+    logits_LV = masked_logits(hidden_BLD[0, 2:], params["embedding"], config.vocabulary)
+    np.testing.assert_array_equal(completion.ids, jnp.argmax(logits_LV, -1))
+
+
+def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
+    stops = tuple({int(completion.ids[4]) for completion in four[:2]})
+    stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)
+    for one, other in zip(four, stopped, strict=True):
+        ends = [place for place, token in enumerate(one.ids) if token in stops]
+        length = ends[0] + 1 if ends else 12
+        np.testing.assert_array_equal(other.ids, one.ids[:length])
+        assert len(other.logprobs) == length
+        assert other.truncated == (not ends)
+    assert not stopped[0].truncated
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_thinking_budget_puts_the_end_in(config, params, four, rows):
+    """After exactly 5 tokens without `think_end` it is put in, at every batch size; who ended earlier is left alone."""
+    end = int(four[0].ids[2])
+    sampling = replace(SAMPLING, think_end=end, thinking_budget=5)
+    budgeted = Generator(config, sampling, rows, LONGEST)(params, PROMPTS, SEEDS)
+    for one, other in zip(four, budgeted, strict=True):
+        if end in one.ids[:6]:
+            same(one, other)
+            continue
+        np.testing.assert_array_equal(other.ids[:5], one.ids[:5])
+        assert other.ids[5] == end
+        assert other.forced == 5
+        assert np.isfinite(other.logprobs[5])
+    assert budgeted[0].forced is None
+
+
+def test_no_prompts_no_completions(config, params):
+    assert Generator(config, SAMPLING, 4, LONGEST)(params, [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "seeds", "message"),
+    [
+        ([[1] * 7], [(0,)], "prompt 0 has 7 tokens, and must have 1 to 6"),
+        ([[1], []], [(0,), (1,)], "prompt 1 has 0 tokens"),
+        ([[150]], [(0,)], "ids 150 to 150, outside the vocabulary of 150"),
+        ([[1]], [], "1 prompts but 0 seeds"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(config, params, prompts, seeds, message):
+    with pytest.raises(ConfigError, match=message):
+        Generator(config, SAMPLING, 4, LONGEST)(params, prompts, seeds)
+
+
+def test_a_length_over_the_context_is_refused_with_the_numbers(config):
+    with pytest.raises(ConfigError, match=r"prompt_length 60 \+ max_tokens 12 = 72 is over the model's context of 64"):
+        Generator(config, SAMPLING, 4, 60)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_tokens": 0}, {"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"thinking_budget": 3}],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Sampling(**{"max_tokens": 5, **wrong})

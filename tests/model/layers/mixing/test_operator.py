@@ -1,0 +1,325 @@
+"""The mixing operator: every form against float64, segments, padding, causality, extremes, memory and refusals.
+
+Tolerances are relative to the largest entry of each output or gradient: float32 4e-6 (1e-5 at 1,024 positions, where
+1,024 terms are summed); bfloat16 inputs 1e-2 for what is returned in bfloat16 (its own rounding is 4e-3).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from model.layers.mixing.operator import empty_state, mix, mix_step
+from model.layers.mixing.parts import MixState, divide, sine_cosine
+from tests.model.layers.mixing.cases import PER_TOKEN, documents, draw, exact, farthest, value_and_gradients
+
+ONE_DOCUMENT = np.ones((2, 33), np.int32)
+LENGTHS = (1, 2, 31, 32, 33, 257, 1024)
+
+
+def chunked(*arguments):
+    return mix(*arguments, chunk=32)
+
+
+def small_chunks(*arguments):
+    return mix(*arguments, chunk=8)
+
+
+def stepwise(*arguments):
+    """`mix_step` token after token."""
+    *operands, segments, state = arguments
+    assert segments is None
+    keys, gates, *parameters, q_re, q_im = operands
+
+    def step(state, token):
+        keys, gates, q_re, q_im = token
+        re, im, state = mix_step(keys, gates, *parameters, q_re, q_im, state)
+        return state, (re, im)
+
+    tokens = tuple(jnp.moveaxis(array, 1, 0) for array in (keys, gates, q_re, q_im))
+    state, outs = jax.lax.scan(step, MixState(*state), tokens)
+    return *(jnp.moveaxis(out, 0, 1) for out in outs), state
+
+
+def allowed(length: int) -> float:
+    return 1e-5 if length > 512 else 4e-6
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_chunked_equals_the_reference_over_documents_and_padding(length):
+    case, segments = draw(length=length, heads=2, queries=1), documents(2, length)
+    error, where = farthest(value_and_gradients(chunked, case, segments), exact(case, segments))
+    assert error < allowed(length), where
+
+
+@pytest.mark.parametrize("length", [1, 33, 1024])
+def test_chunked_and_one_step_equal_the_reference_over_one_document(length):
+    case = draw(length=length, heads=2, queries=2)
+    wanted = exact(case)
+    for form in (chunked, stepwise):
+        error, where = farthest(value_and_gradients(form, case), wanted)
+        assert error < allowed(length), (form.__name__, where)
+
+
+@pytest.mark.parametrize(("heads", "queries", "head_dim", "samples"), [(1, 1, 1, 1), (6, 2, 5, 3), (4, 4, 2, 1)])
+def test_every_ratio_of_heads_and_number_of_samples(heads, queries, head_dim, samples):
+    case = draw(3, 19, heads, head_dim, samples, queries)
+    segments = documents(3, 19)
+    error, where = farthest(value_and_gradients(small_chunks, case, segments), exact(case, segments))
+    assert error < 4e-6, where
+
+
+def test_bfloat16_inputs_keep_a_float32_state():
+    case, segments = draw(length=65, queries=4), documents(2, 65)
+    half = {**case, "operands": [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["operands"]]}
+    half["cotangents"] = [
+        *(np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["cotangents"][:2]),
+        *case["cotangents"][2:],
+    ]
+    wanted = exact(half, segments)
+    outs, gradients = value_and_gradients(small_chunks, half, segments, operands_dtype=jnp.bfloat16)
+    assert farthest((outs, gradients), wanted)[0] < 1e-2
+    # What stays float32: the state that comes out, and the gradient of the one that went in.
+    for ours, theirs in zip([*outs[2:], *gradients[8:]], [*wanted[0][2:], *wanted[1][8:]], strict=True):
+        assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 2e-6
+
+
+def test_dtypes_of_what_comes_out():
+    case = draw(length=5, queries=4)
+    operands = [jnp.asarray(array, jnp.bfloat16) for array in case["operands"]]
+    for form in ("chunked", "reference"):
+        re, im, state = jax.eval_shape(lambda *operands, form=form: mix(*operands, form=form), *operands)
+        assert re.dtype == im.dtype == jnp.bfloat16
+        assert {part.dtype for part in state} == {jnp.dtype(jnp.float32)}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01, 3.0, 200.0])
+def test_scores_of_sixty_and_any_decay(decay):
+    """Gates from 9e-27 to 60 in one row; sums whose every gate is tiny, too. 1/Z² would be infinite in float32."""
+    case = draw()
+    scores = np.random.default_rng(3).choice([-60.0, 0.0, 60.0], case["operands"][1].shape)
+    scores[:, :, 1] = -60
+    scores[:, :20, 2], scores[:, 20:, 2] = -60, 60
+    scores[:, :20, 3], scores[:, 20:, 3] = 60, -60
+    case["operands"][1] = np.logaddexp(0, scores)
+    case["operands"][2] = np.full(4, decay)
+    case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
+    outs, gradients = (list(part) for part in exact(case))
+    _by_score(gradients, scores)
+    for form in (small_chunks, stepwise):
+        segments = None if form is stepwise else ONE_DOCUMENT
+        found = value_and_gradients(form, case, segments)
+        _by_score(found[1], scores)
+        error, where = farthest(found, (outs, gradients))
+        assert error < 1e-5, (form.__name__, where)
+        # Each head on its own scale: a head of -60s must not hide behind one of 60s.
+        for ours, theirs in zip([*found[0][:2], found[1][0]], [*outs[:2], gradients[0]], strict=True):
+            for head in range(4):
+                assert np.abs(ours[:, :, head] - theirs[:, :, head]).max() <= 1e-5 * np.abs(theirs[:, :, head]).max()
+
+
+def _by_score(gradients: list, scores: np.ndarray) -> None:
+    """From the gate to the score behind it: the gate of -60 moves by 9e-27 of what its score does."""
+    gradients[1] = gradients[1] / (1 + np.exp(-scores))
+
+
+def test_the_scale_of_the_gates_does_not_matter():
+    case = draw()
+    case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
+    whole = value_and_gradients(small_chunks, case, ONE_DOCUMENT)[0]
+    for scale in (2.0**-90, 2.0**60):
+        scaled = {**case, "operands": [a * scale if i == 1 else a for i, a in enumerate(case["operands"])]}
+        for ours, theirs in zip(value_and_gradients(small_chunks, scaled, ONE_DOCUMENT)[0][:2], whole[:2], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_nothing_seen_reads_as_nothing():
+    case = draw()
+    case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
+    case["operands"][1][:, :3] = 0
+    for form in (small_chunks, stepwise):
+        segments = None if form is stepwise else ONE_DOCUMENT
+        outs, gradients = value_and_gradients(form, case, segments)
+        assert not np.any(outs[0][:, :3])
+        assert not np.any(outs[1][:, :3])
+        assert np.all(outs[0][:, 3:])
+        assert all(np.isfinite(array).all() for array in gradients)
+
+
+def test_no_output_depends_on_what_comes_later():
+    """The gradient of the outputs up to a position, by everything after it, is exactly zero."""
+    case, position = draw(), 21
+    for cotangent in case["cotangents"][:2]:
+        cotangent[:, position + 1 :] = 0
+    for cotangent in case["cotangents"][2:]:
+        cotangent[:] = 0
+    gradients = value_and_gradients(small_chunks, case, ONE_DOCUMENT)[1]
+    for i in PER_TOKEN:
+        assert not np.any(gradients[i][:, position + 1 :])
+        assert np.all(np.any(gradients[i][:, : position + 1], axis=(0, *range(2, gradients[i].ndim))))
+
+
+def test_documents_do_not_see_each_other():
+    case = draw()
+    segments = np.asarray([[1] * 9 + [2] * 11 + [0] * 4 + [2] * 3 + [7] * 6] * 2, np.int32)
+    second = np.flatnonzero(segments[0] == 2)
+    outside = np.setdiff1d(np.arange(33), second)
+    for cotangent in case["cotangents"][:2]:
+        cotangent[:, outside] = 0
+    for cotangent in case["cotangents"][2:]:
+        cotangent[:] = 0
+    outs, gradients = value_and_gradients(small_chunks, case, segments)
+    for i in PER_TOKEN:
+        assert not np.any(gradients[i][:, outside])
+        assert np.any(gradients[i][:, second])
+    assert not any(np.any(part) for part in gradients[8:])
+    # And the document alone gives the same, its padding left out.
+    alone = draw(seed=9)
+    for mine, theirs in zip(alone["operands"], case["operands"], strict=True):
+        if mine.ndim > 2 and mine.shape[1] == 33:
+            mine[:, : len(second)] = theirs[:, second]
+        else:
+            mine[:] = theirs
+    alone["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
+    again = value_and_gradients(small_chunks, alone, ONE_DOCUMENT)[0]
+    for ours, theirs in zip(outs[:2], again[:2], strict=True):
+        np.testing.assert_allclose(ours[:, second], theirs[:, : len(second)], atol=5e-7)
+
+
+def test_padding_changes_nothing_and_reads_as_zero():
+    case = draw()
+    segments = np.asarray([[0] * 4 + [3] * 10 + [0] * 6 + [3] * 8 + [0] * 5, [5] * 17 + [0] * 16], np.int32)
+    outs, gradients = value_and_gradients(small_chunks, case, segments)
+    assert not np.any(outs[0][segments == 0])
+    assert not np.any(outs[1][segments == 0])
+    for i in PER_TOKEN:
+        assert not np.any(gradients[i][segments == 0])
+        case["operands"][i][segments == 0] += 9
+    for cotangent in case["cotangents"][:2]:
+        cotangent[segments == 0] = 100
+    again = value_and_gradients(small_chunks, case, segments)
+    for ours, theirs in zip([*again[0], *again[1]], [*outs, *gradients], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("cut", [1, 16, 29])
+def test_a_row_in_two_parts_is_the_row(cut):
+    """The second part starts from the first one's state, behind padding, as a prompt to be continued would."""
+    case = draw()
+    segments = np.asarray([[1] * 33, [1] * 20 + [0] * 6 + [1] * 7], np.int32)
+    whole = value_and_gradients(small_chunks, case, segments)[0]
+    position = np.arange(33)
+    first = value_and_gradients(small_chunks, case, np.where(position < cut, segments, 0))[0]
+    case["state"] = MixState(*first[2:])
+    second = value_and_gradients(small_chunks, case, np.where(position < cut, 0, segments))[0]
+    for one, other, all_of_it in zip(first[:2], second[:2], whole[:2], strict=True):
+        np.testing.assert_allclose(one + other, all_of_it, atol=2e-6)
+    for ours, theirs in zip(second[2:], whole[2:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=33, max_size=33))
+def test_any_segments_as_the_recurrence_says(row):
+    """Against the definition, a token at a time: a new document starts afresh, padding is passed over."""
+    case = draw()
+    outs = value_and_gradients(small_chunks, case, np.asarray([row, row[::-1]], np.int32))[0]
+    re, im, state = by_definition(case["operands"], case["state"], np.asarray([row, row[::-1]]))
+    for ours, theirs in zip(outs, (re, im, *state), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=5e-6, atol=5e-6)
+
+
+def by_definition(operands, state, segments):
+    """Equations of the module's docstring in numpy, complex, one token after another."""
+    keys, gates, decay, scale, grid, weights, q_re, q_im = operands
+    share = keys.shape[2] // q_re.shape[2]
+    queries = np.repeat(q_re + 1j * q_im, share, axis=2)
+    outs, lasts = np.zeros(keys.shape, complex), []
+    for b, row in enumerate(segments):
+        sums, total, last = state.re_BKHM[b] + 1j * state.im_BKHM[b], state.z_BK[b], None
+        for t, segment in enumerate(row):
+            if segment == 0:
+                continue
+            kept = np.exp(-decay) * (last in (None, segment))
+            scaled = scale[:, None] * keys[b, t]
+            phase = (scaled / (1 + np.abs(scaled)))[..., None] * grid
+            value = (gates[b, t, :, None] * keys[b, t])[..., None] * np.exp(1j * phase)
+            sums, total, last = kept[:, None, None] * sums + value, kept * total + gates[b, t], segment
+            match = weights * sums / total[:, None, None] * queries[b, t].conj()
+            outs[b, t] = match.sum(axis=-1) / np.sqrt(keys.shape[-1])
+        lasts.append((sums.real, sums.imag, total))
+    return outs.real, outs.imag, [np.stack(part) for part in zip(*lasts, strict=True)]
+
+
+def test_memory_is_linear_in_length_and_small():
+    """Temporaries of the gradient pass: no array of B·L·K·H·M (1 MiB at 1,024 positions); 4 times L costs 4 times."""
+
+    def temporaries(length):
+        shapes = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in draw(1, length, 4, 32, 2, 4)["operands"]]
+
+        def pull(operands, cotangents):
+            outs, back = jax.vjp(lambda *operands: mix(*operands)[:2], *operands)
+            return outs, back(cotangents)
+
+        outs = (jax.ShapeDtypeStruct((1, length, 4, 32), jnp.float32),) * 2
+        return jax.jit(pull).lower(shapes, outs).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = temporaries(1024), temporaries(4096)
+    assert short < 2**20
+    assert long < 4.2 * short
+
+
+def test_sine_and_cosine():
+    turns = np.concatenate([np.linspace(-60, 60, 200_001), np.geomspace(1e-12, 1, 1000)]).astype(np.float32)
+    optimised = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}  # as in use, not as in tests
+    sine, cosine = jax.jit(sine_cosine, compiler_options=optimised)(turns)
+    angle = 2 * np.pi * turns.astype(np.float64)
+    assert np.abs(sine - np.sin(angle)).max() < 4e-7
+    assert np.abs(cosine - np.cos(angle)).max() < 4e-7
+    np.testing.assert_allclose(sine[-1000:-700], np.sin(angle[-1000:-700]), rtol=3e-7)
+
+
+def test_division_by_what_was_seen():
+    tiny = jnp.float32(1e-26)
+    value, gradients = jax.value_and_grad(divide, argnums=(0, 1))(3 * tiny, tiny)
+    np.testing.assert_allclose([value, *gradients], [3, 1e26, -3e26], rtol=1e-6)
+    assert jax.value_and_grad(divide)(jnp.float32(0), jnp.float32(0)) == (0, 0)
+
+
+def reshaped(case, **changes):
+    names = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im")
+    return [jnp.zeros(changes.get(name, array.shape)) for name, array in zip(names, case["operands"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keys": (2, 33, 4)}, r"keys \(2, 33, 4\) must be"),
+        ({"keys": (2, 0, 4, 3)}, r"keys \(2, 0, 4, 3\) must be"),
+        ({"gates": (2, 32, 4)}, r"gates \(2, 32, 4\) must be \(2, 33, 4\)"),
+        ({"decay": (3,)}, r"decay \(3,\) must be \(4,\)"),
+        ({"phase_scale": (4, 1)}, r"phase_scale \(4, 1\) must be \(4,\)"),
+        ({"grid": (4, 5, 2)}, r"grid \(4, 5, 2\) must be \[4, 3, M\]"),
+        ({"weights": (4, 3, 3)}, r"weights \(4, 3, 3\) must be \(4, 3, 2\)"),
+        ({"q_re": (2, 33, 3, 3, 2)}, r"the 4 memory heads a multiple of the query heads"),
+        ({"q_im": (2, 33, 4, 3, 2)}, r"q_im \(2, 33, 4, 3, 2\) must be \(2, 33, 2, 3, 2\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_with_the_numbers(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        mix(*reshaped(draw(), **changes))
+
+
+def test_other_arguments_that_do_not_fit():
+    operands = reshaped(draw())
+    with pytest.raises(ConfigError, match=r"segments \(2, 5\) must be \[batch, length\] = \(2, 33\)"):
+        mix(*operands, jnp.ones((2, 5), jnp.int32))
+    with pytest.raises(ConfigError, match=r"state .*\(2, 4, 3, 9\).* must be .*\(2, 4, 3, 2\)"):
+        mix(*operands, state=empty_state(2, 4, 3, 9))
+    with pytest.raises(ConfigError, match="chunk must be at least 1, not 0"):
+        mix(*operands, chunk=0)
+    with pytest.raises(ConfigError, match="form 'quick' is not one of"):
+        mix(*operands, form="quick")

@@ -1,0 +1,56 @@
+"""The SCA layer around the operator: what its raw parameters stand for at the start, and its one-token form."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.model import ModelConfig
+from model.layers.sca import sca, sca_step, spectrum
+from model.nautile import initialise
+from tests.model.conftest import tiny_config
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4])
+def test_the_spectrum_at_the_start(samples):
+    config = tiny_config(spectral_samples=samples, memory_heads=4)
+    params = jax.tree.map(lambda leaf: leaf[0], jax.jit(initialise, static_argnums=0)(config, 0)["blocks"]["sca_0"])
+    decay_K, grid_KHM, weights_KHM = spectrum(params)
+    np.testing.assert_allclose(decay_K, np.geomspace(0.001, 0.1, 4), rtol=1e-3)
+    assert float(grid_KHM.min()) >= 0.001
+    assert float(grid_KHM.max()) <= 3.0 + 1e-6
+    assert np.all(np.diff(grid_KHM, axis=-1) > 0)
+    if samples > 1:
+        np.testing.assert_allclose(grid_KHM[..., -1], 3.0, rtol=1e-6)
+    np.testing.assert_allclose(weights_KHM.sum(-1), 1, rtol=1e-5)
+
+
+def test_the_published_columns():
+    config = ModelConfig(vocabulary=100_300)
+    shapes = jax.eval_shape(lambda: initialise(config, 0))["blocks"]["sca_0"]
+    assert shapes["in_proj"].shape == (8, 1024, 64 * 16 + 16 + 2 * 16 * 64 * 2)
+    assert shapes["gate_proj"].shape == (8, 1024, 2048)
+    assert shapes["readout"].shape == (8, 16, 128, 384)
+    assert shapes["out_proj"].shape == (8, 3072, 1024)
+
+
+@pytest.mark.parametrize("decay", ["relative", "window"])
+def test_steps_continue_what_a_row_began(params, decay):
+    """State after 1, 3 and 6 tokens (the convolution reaches back 3), then steps, against the whole row."""
+    config = tiny_config(decay=decay, context=9)
+    layer = jax.tree.map(lambda leaf: leaf[1], params["blocks"]["sca_0"])
+    x_BLD = jax.random.normal(jax.random.key(3), (2, 9, config.width))
+    ones_BL, positions_BL = jnp.ones((2, 9), jnp.int32), jnp.broadcast_to(jnp.arange(9), (2, 9))
+    row = jax.jit(partial(sca, layer, config))
+    whole_BLD, _ = row(x_BLD, ones_BL, positions_BL)
+    step = jax.jit(partial(sca_step, layer, config, spectrum(layer)))
+    for begun in (1, 3, 6):
+        # Left padding: the document is the last columns of the row.
+        shifted_BLD = jnp.roll(x_BLD, 9 - begun, axis=1)
+        segments_BL = (jnp.arange(9) >= 9 - begun).astype(jnp.int32) * ones_BL
+        _, state = row(shifted_BLD, segments_BL, jnp.maximum(positions_BL - (9 - begun), 0))
+        for place in range(begun, 9):
+            out_BD, state = step(x_BLD[:, place], positions_BL[:, place], state)
+            np.testing.assert_allclose(out_BD, whole_BLD[:, place], atol=2e-5)

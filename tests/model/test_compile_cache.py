@@ -1,0 +1,40 @@
+"""The compilation cache: used once asked for, and an operator's own place is left alone."""
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from model import compile_cache as compiling
+
+OPTIONS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture(autouse=True)
+def options_restored():
+    before = {name: getattr(jax.config, name) for name in OPTIONS}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_programs_are_kept_even_after_others_were_compiled(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compiling, "WORTH_KEEPING_S", 0.0)
+    jax.jit(lambda x: x + 1)(np.float32(1))
+    compiling.keep_compiled(tmp_path)
+    assert jax.jit(lambda x: x * 3 - 5)(np.float32(2)) == 1
+    [machine] = tmp_path.iterdir()
+    assert any(path.name.startswith("jit_") for path in machine.iterdir())
+
+
+def test_an_operators_cache_wins(tmp_path, monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    compiling.keep_compiled(tmp_path / "ours")
+    assert jax.config.jax_compilation_cache_dir == before

@@ -1,0 +1,321 @@
+"""The loop: what a run leaves and reports, resuming to the same bytes, and what it refuses."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from data.tokens.loader import Loader
+from model.capacity.flops import forward_flops, training_flops, utilisation
+from model.nautile import parameter_counts, shapes
+from model.sharding import make_mesh, put_rows
+from model.training import loop as training
+from model.training.step import BATCH, Program
+from model.weights.files import load_weights
+from tests.model.conftest import tiny_config
+from tests.support.stage_store import flip_byte
+from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, run, settings, sources, write_tokens
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(request):
+    compile_once(Path(request.config.cache.mkdir("compiled")))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An uninterrupted run: its folder, facts and events. It lies in `run` beside the shards."""
+    root, events = tmp_path_factory.mktemp("training"), []
+    facts = run(root, emit=lambda kind, **fields: events.append((kind, fields)))
+    return root, facts, events
+
+
+def weights_of(root, name="run"):
+    return (root / name / "out" / "weights.safetensors").read_bytes()
+
+
+def values(events, name, source=None):
+    return {
+        fields["step"]: fields["value"]
+        for kind, fields in events
+        if kind == "metric" and fields["name"] == name and fields.get("source") == source
+    }
+
+
+def test_a_run_learns_and_states_its_facts(finished):
+    root, facts, _ = finished
+    params, model, tokenizer = load_weights(root / "run" / "out")
+    assert (model, tokenizer) == (MODEL, TOKENIZER)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    assert facts["steps"] == STEPS
+    assert facts["tokens"] == sum(facts["tokens_by_source"].values()) == STEPS * 4 * ROW
+    assert facts["tokens_by_source"] == {"web": 18 * 4 * ROW, "synth": 6 * 4 * ROW}
+    assert facts["parameters"] == sum(parameter_counts(MODEL).values())
+    assert facts["train_loss"] < np.log(MODEL.vocabulary) - 0.5
+    assert set(facts["train_loss_by_source"]) == set(facts["validation"]) == {"web", "synth"}
+    assert 0 < facts["targets"] < facts["tokens"]
+    assert facts["skipped_updates"] == 0
+    assert 0 < facts["seconds_in_steps"] < 1000
+    assert facts["tokens_per_second"] == pytest.approx(4 * ROW / facts["step_seconds_p50"])
+
+
+def test_what_a_run_reports(finished):
+    _, facts, events = finished
+    loss, rate = values(events, "loss"), values(events, "learning_rate")
+    assert list(loss) == list(range(3, STEPS + 1, 3))
+    assert loss[STEPS] == facts["train_loss"]
+    assert loss[3] == pytest.approx(np.log(MODEL.vocabulary), abs=0.2)
+    assert list(values(events, "loss", "synth")) == [15, 18, 21, 24]  # from the second phase on
+    assert rate[3] == pytest.approx(0.01)
+    assert rate[STEPS] == pytest.approx(1e-5)
+    for name in ("gradient_norm", "update_norm", "step_seconds", "tokens_per_second", "bits_per_byte"):
+        assert min(values(events, name).values()) > 0
+    for source in ("web", "synth"):
+        assert list(values(events, "validation_loss", source)) == [8, 16, 24]
+        assert values(events, "validation_bits_per_byte", source)[24] == facts["validation"][source]["bits_per_byte"]
+    progress = [fields for kind, fields in events if kind == "progress"]
+    assert [fields["done"] for fields in progress] == list(range(1, STEPS + 1))
+    assert progress[-1]["note"].startswith(f"loss {facts['train_loss']:.2f}, ")
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_targets(finished):
+    root, facts, _ = finished
+    loader = Loader(sources(root), settings().phases, 4, 0, TOKENIZER)
+    batch = loader.validation("web", 6)
+    found = facts["validation"]["web"]
+    nats = found["loss"] * batch["weights"].sum()
+    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / batch["bytes"].sum())
+
+
+@pytest.fixture(scope="module")
+def program(finished):
+    """The program of the finished run, its start, and one batch of the second phase."""
+    root, _, _ = finished
+    loader = Loader(sources(root), settings().phases, 4, 0, TOKENIZER)
+    return Program(settings(), MODEL, make_mesh(1), STEPS, 2, ROW, 0), loader.batch(STEPS - 1)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_not_applied(program, poison):
+    program, batch = program
+    poisoned = {**batch, "weights": np.where(batch["weights"] > 0, np.float32(poison), 0)}
+    state = program.fresh()
+    before = jax.tree.map(np.array, state)
+    rows = {name: poisoned[name] for name in BATCH}
+    after, metrics = program.step(state, put_rows(rows, program.mesh))
+    assert not metrics.finite
+    assert after.step == 1
+    jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (before.params, before.opt_state))
+
+
+def poisoned(monkeypatch, steps):
+    """Make the loss of these steps not finite."""
+    batch = Loader.batch
+
+    def with_poison(self, step):
+        found = batch(self, step)
+        return {**found, "weights": found["weights"] * np.float32(np.nan)} if step in steps else found
+
+    monkeypatch.setattr(Loader, "batch", with_poison)
+
+
+def test_skipped_updates_are_counted_and_the_run_goes_on(finished, monkeypatch, caplog):
+    root, _, _ = finished
+    poisoned(monkeypatch, {2, 5, 6})
+    events = []
+    facts = run(root, emit=lambda kind, **fields: events.append((kind, fields)), name="skipping")
+    assert facts["skipped_updates"] == 3
+    assert values(events, "skipped_updates")[6] == 2
+    assert "step 5: the loss or its gradient is not finite" in caplog.text
+    assert facts["train_loss"] < np.log(MODEL.vocabulary)
+    assert all(np.isfinite(value) for kind, fields in events if kind == "metric" for value in [fields["value"]])
+
+
+def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
+    """Steps 9 to 11, then from the checkpoint of step 8 on again after 11: 12 to 14, and no third time."""
+    root, _, _ = finished
+    poisoned(monkeypatch, set(range(9, STEPS)))
+    with pytest.raises(ConfigError, match=r"\(steps 9 to 11\); .*\(steps 12 to 14\)\. It went back 1 times"):
+        run(root, settings(skip_limit=2, rollbacks=1), name="diverging")
+    assert not (root / "diverging" / "out").exists()
+
+
+def test_trouble_is_passed_over_also_by_a_run_that_is_killed_after_it(finished, monkeypatch):
+    root, _, _ = finished
+    poisoned(monkeypatch, {9, 10, 11})
+    events = []
+    facts = run(root, settings(skip_limit=2), emit=lambda kind, **fields: events.append((kind, fields)), name="past")
+    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(11, 8)]
+    assert facts["skipped_updates"] == 0  # those were of the part that was left
+    troubles = [fields for kind, fields in events if kind == "sample" and fields["set"] == "trouble"]
+    assert [trouble["step"] for trouble in troubles] == [9, 10, 11]
+    assert {trouble["phase"] for trouble in troubles} == {"one"}
+    assert len({trouble["digest"] for trouble in troubles}) == 3
+
+    class Killed(Exception):
+        pass
+
+    def kill(kind, **fields):
+        if kind == "progress" and fields["done"] == 14:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(root, settings(skip_limit=2), emit=kill, name="past-killed")
+    again = run(root, settings(skip_limit=2), name="past-killed")
+    assert again["went_back"] == facts["went_back"]
+    assert weights_of(root, "past-killed") == weights_of(root, "past")
+
+
+def test_a_spike_sends_it_back(finished, monkeypatch, caplog):
+    """The targets of steps 9 to 11 are noise; the second is one too many."""
+    root, _, _ = finished
+    monkeypatch.setattr("model.training.divergence.ENOUGH", 4)
+    batch = Loader.batch
+
+    def with_noise(self, step):
+        found = batch(self, step)
+        if step not in (9, 10, 11):
+            return found
+        return {**found, "targets": np.random.default_rng(step).integers(0, 250, found["targets"].shape)}
+
+    monkeypatch.setattr(Loader, "batch", with_noise)
+    quick = {"learning_rate": 0.03, "warmup_steps": 2}  # learns enough in 9 steps for noise to stand out
+    facts = run(root, settings(spike_factor=4.0, spike_steps=1, optimizer=quick), name="spiking")
+    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(10, 8)]
+    assert "what the last steps let expect" in caplog.text
+
+
+def child(root, step, number):
+    command = [sys.executable, "-m", "tests.support.training", str(root), str(step), str(int(number))]
+    return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
+
+
+def test_killed_and_preempted_it_ends_with_the_same_bytes(finished):
+    """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in a process of its own."""
+    root, facts, events = finished
+    killed = child(root, 9, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    preempted = child(root, 14, signal.SIGTERM)
+    assert preempted.returncode == 75, preempted.stderr
+    assert "asked to stop; it is saved at step 15 of 24" in preempted.stdout
+    steps = {path.name for path in (root / "killed" / "work" / "checkpoints" / "steps").iterdir()}
+    assert "15" in steps
+    assert len(steps) == 2
+    seen = []
+    resumed = run(root, emit=lambda kind, **fields: seen.append((kind, fields)), name="killed")
+    assert weights_of(root, "killed") == weights_of(root)
+    assert values(seen, "loss") == {step: loss for step, loss in values(events, "loss").items() if step > 15}
+    for name in ("steps", "tokens", "targets", "train_loss", "train_bits_per_byte", "validation", "skipped_updates"):
+        assert resumed[name] == facts[name], name
+
+
+@pytest.fixture
+def copy(finished):
+    """The finished run's shards and checkpoints in a folder of their own, without the weights."""
+    root, _, _ = finished
+    place = root / "copy"
+    shutil.copytree(root / "run" / "work", place / "work")
+    yield root
+    shutil.rmtree(place)
+
+
+def test_a_finished_run_killed_before_it_was_published_only_writes(copy, monkeypatch):
+    monkeypatch.setattr(Loader, "batch", None)
+    facts = run(copy, name="copy")
+    assert weights_of(copy, "copy") == weights_of(copy)
+    assert facts["tokens_per_second"] is None  # not measured here
+    assert facts["train_loss"] is not None
+
+
+def test_a_damaged_newest_checkpoint_costs_only_time(copy, caplog):
+    steps = copy / "copy" / "work" / "checkpoints" / "steps"
+    assert sorted(path.name for path in steps.iterdir()) == ["20", "24"]
+    victim = max((steps / "24").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    flip_byte(victim, 100)
+    run(copy, name="copy")
+    assert "checkpoint of step 24 is damaged" in caplog.text
+    assert weights_of(copy, "copy") == weights_of(copy)
+
+
+def test_checkpoints_of_another_run_are_refused(copy):
+    with pytest.raises(
+        ConfigError, match=r"made by another run: pretrain\.optimizer\.clip is 1\.0 there and 2\.0 here"
+    ):
+        run(copy, settings(optimizer={"learning_rate": 0.01, "warmup_steps": 2, "clip": 2.0}), name="copy")
+    with pytest.raises(ConfigError, match=r"another run: seed is 0 there and 1 here\. Go back"):
+        run(copy, name="copy", seed=1)
+    (copy / "web" / "index.json").rename(copy / "kept.json")
+    try:
+        write_tokens(copy / "web", 7)
+        with pytest.raises(ConfigError, match=r"another run: data\.web is"):
+            run(copy, name="copy")
+    finally:
+        shutil.rmtree(copy / "web")
+        write_tokens(copy / "web", 0)
+
+
+ONE = {"name": "one", "tokens": 1000}
+REFUSED = {
+    r"pretrain\.phases: there are none": {"phases": []},
+    r"phases 'one': its mixture is empty": {"phases": [{**ONE, "mixture": {}}]},
+    r"phases 'one': its mixture names \['books'\], and the inputs are \['synth', 'web'\]": {
+        "phases": [{**ONE, "mixture": {"web": 1.0, "books": 1.0}}]
+    },
+    r"batch_rows 4 is not a multiple of pretrain\.micro_rows 3": {"micro_rows": 3},
+    r"pretrain\.fsdp 3 does not divide the 1 devices": {"fsdp": 3},
+    r"phases .one.: web hold \d+ training rows, fewer than one batch of pretrain\.batch_rows 999": {"batch_rows": 999},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_settings_that_cannot_work_are_refused_at_once(finished, message):
+    root, _, _ = finished
+    with pytest.raises(ConfigError, match=message):
+        run(root, settings(**REFUSED[message]), name="refused")
+
+
+def test_a_model_that_does_not_fit_the_tokens_is_refused(finished):
+    root, _, _ = finished
+
+    def attempt(**changes):
+        model = MODEL.model_copy(update=changes)
+        folder = root / "refused"
+        training.train(settings(), model, TOKENIZER, sources(root), folder, folder, 0, lambda kind, **fields: None)
+
+    with pytest.raises(ConfigError, match=r"model\.vocabulary 200 is smaller than the tokenizer's 261"):
+        attempt(vocabulary=200)
+    with pytest.raises(ConfigError, match=r"model\.context 16 is shorter than the rows of 32"):
+        attempt(context=16)
+
+
+def test_the_identity_leaves_out_how_sums_are_split(finished):
+    root, _, _ = finished
+    parts = [
+        training.identity(settings(**change), MODEL, TOKENIZER, sources(root), 0)
+        for change in ({}, {"micro_rows": 2, "loss_chunk": 16, "save_every": 7, "log_every": 1})
+    ]
+    assert parts[0] == parts[1]
+    assert json.loads(json.dumps(parts[0])) == parts[0]
+
+
+def test_flops_are_twice_the_parameters_that_multiply():
+    """Per token: two for each number of the matrices, the taps and the table, besides the attention and the memory."""
+    model = tiny_config()
+    leaves = jax.tree_util.tree_leaves_with_path(shapes(model)["blocks"])
+    numbers = sum(leaf.size for path, leaf in leaves if leaf.ndim > 2 and path[-1].key not in ("theta", "integration"))
+    flops = forward_flops(model, 64)
+    attention = model.blocks * 4 * model.width * 32.5  # scores and values over half of the row
+    rest = sum(flops.values()) - flops["mixing"] - attention
+    assert rest == 2 * (numbers + model.vocabulary * model.width)
+    assert training_flops(model, 64) == 3 * sum(flops.values())
+    assert utilisation(1e9, 1e3, 2e12) == 0.5

@@ -1,0 +1,162 @@
+"""The author's weights against their arithmetic, written here anew in numpy and in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from model.loss import masked_logits
+from model.nautile import forward
+from model.weights.author_import import author_shapes, load_author_weights
+from tests.model.conftest import tiny_config
+
+TOKENIZER = TokenizerConfig(ranks=256)
+SHAPE = tiny_config(blocks=2, sca_per_block=2, context=16)
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    """A checkpoint of the author's in their layout, with the spare rows that their table has."""
+    rng = np.random.default_rng(0)
+    model = SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary})
+    made = {name: rng.normal(size=shape).astype(np.float32) * 0.3 for name, shape in author_shapes(model)}
+    made["embedding.weight"] = rng.normal(size=(TOKENIZER.vocabulary + 9, SHAPE.width)).astype(np.float32)
+    return made
+
+
+@pytest.fixture
+def archive(tensors, tmp_path):
+    np.savez(tmp_path / "theirs.npz", **tensors)
+    return tmp_path / "theirs.npz"
+
+
+def test_their_arithmetic_is_reproduced(tensors, archive):
+    """Ids ours, logits theirs, for a row as long as the context, where their weights are clipped."""
+    params, model, tokenizer = load_author_weights(archive, SHAPE, TOKENIZER)
+    assert (model.decay, model.vocabulary, tokenizer) == ("window", TOKENIZER.vocabulary, TOKENIZER)
+    ids = np.random.default_rng(1).integers(0, TOKENIZER.vocabulary, (1, 16))
+    positions = jnp.arange(16)[None]
+    hidden_BLD = jax.jit(lambda: forward(params, model, jnp.asarray(ids), jnp.ones_like(positions), positions))()
+    logits_BLV = masked_logits(hidden_BLD, params["embedding"], model.vocabulary)[..., : model.vocabulary]
+    theirs_LV = their_logits(tensors, model, ids[0] + 1)[:, 1 : model.vocabulary + 1]
+    np.testing.assert_allclose(logits_BLV[0], theirs_LV, rtol=1e-4, atol=1e-4 * theirs_LV.std())
+
+
+def test_safetensors_and_a_prefix_read_the_same(tensors, archive, tmp_path):
+    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "theirs.safetensors")
+    one, other = (
+        load_author_weights(archive, SHAPE, TOKENIZER),
+        load_author_weights(tmp_path / "theirs.safetensors", SHAPE, TOKENIZER),
+    )
+    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
+    assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks.1.attn.conv_weight": None}, r"lacks the tensor `blocks.1.attn.conv_weight` of shape \(100, 1, 4\)"),
+        ({"blocks.2.ff_in.bias": np.zeros(3, np.float32)}, r"`blocks.2.ff_in.bias` has shape \(3,\), .* is \(80,\)"),
+        ({"blocks.9.norm.scale": np.zeros(3, np.float32)}, r"holds the tensor `blocks.9.norm.scale`"),
+        ({"embedding.weight": np.zeros((261, 32), np.float32)}, r"`embedding.weight` has shape \(261, 32\)"),
+    ],
+)
+def test_the_first_difference_is_named(tensors, tmp_path, change, message):
+    changed = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
+    np.savez(tmp_path / "theirs.npz", **changed)
+    with pytest.raises(ConfigError, match=message):
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    np.savez(tmp_path / "theirs.npz", **{"embedding.weight": np.array([{"not": "numbers"}], dtype=object)})
+    with pytest.raises(ConfigError, match=r"theirs\.npz: cannot be read"):
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+
+
+@pytest.mark.parametrize("name", ["theirs.npz", "theirs.safetensors", "absent.npz"])
+def test_a_file_that_is_none_is_refused(tmp_path, name):
+    if not name.startswith("absent"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError, match=name):
+        load_author_weights(tmp_path / name, SHAPE, TOKENIZER)
+
+
+def their_logits(tensors, model, ids_L):
+    """Their forward pass over one row, token by token where it is simplest."""
+    read = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    x_LD = read["embedding.weight"][ids_L]
+    for index in range(model.blocks * 3):
+        layer = {name.removeprefix(f"blocks.{index}."): value for name, value in read.items()
+                 if name.startswith(f"blocks.{index}.")}  # fmt: skip
+        x_LD = their_transformer(layer, model, x_LD) if index % 3 == 2 else their_sca(layer, model, x_LD)
+    return x_LD @ read["embedding.weight"].T
+
+
+def their_sca(layer, model, x_LD):
+    length, heads, head_dim = len(x_LD), model.memory_heads, model.head_dim
+    normed = rms(x_LD, 1e-5) * layer["norm.scale"]
+    padded = np.concatenate([np.zeros((3, len(layer["attn.conv_weight"]))), normed @ layer["attn.in_proj.weight"].T])
+    taps = layer["attn.conv_weight"][:, 0]
+    z = silu(np.stack([(padded[t : t + 4] * taps.T).sum(0) for t in range(length)]))
+    keys = z[:, : heads * head_dim].reshape(length, heads, head_dim, 1)
+    scores = z[:, heads * head_dim : heads * (head_dim + 1)]
+    share = heads // model.query_heads
+    q = z[:, heads * (head_dim + 1) :].reshape(length, model.query_heads, 1, head_dim, model.spectral_samples, 2)
+    increments = np.cumsum(softplus(layer["attn.theta_d_raw"][0, 0]) + 1e-4, axis=-1)
+    theta = 0.001 + increments / increments[..., -1:] * 2.999
+    weights = np.exp(layer["attn.w_int_raw"][0, 0])
+    weights = weights / (weights.sum(-1, keepdims=True) + 1e-6)
+    distance = np.maximum(model.context - 1 - np.arange(length), 0)[:, None]
+    alpha = softplus(layer["attn.score_scale"] * scores + layer["attn.score_bias"])
+    alpha = np.clip(alpha * np.exp(-softplus(layer["attn.decay_slopes"]) * distance), 1e-4, 5000)
+    scaled = layer["attn.phase_scale"][:, None, None] * keys
+    value = alpha[..., None, None] * keys * np.exp(1j * scaled / (1 + np.abs(scaled)) * theta)
+    state = np.cumsum(value, 0) / np.maximum(np.cumsum(alpha, 0), 1e-4)[..., None, None]
+    state = state.reshape(length, model.query_heads, share, head_dim, model.spectral_samples)
+    match = state * (q[..., 0] - 1j * q[..., 1]) / np.sqrt(head_dim) * weights
+    out = match.sum(-1).reshape(length, heads, head_dim)
+    joined = np.concatenate([out.real, out.imag], -1).reshape(length, -1)
+    fused = rms(joined * silu(normed @ layer["attn.gate_proj.weight"].T), 1e-6) * layer["attn.gated_norm.weight"]
+    read = np.einsum("lkf,kfn->lkn", fused.reshape(length, heads, -1), layer["attn.W_readout"])
+    value, gate = np.split(read, 2, -1)
+    return x_LD + (value / (1 + np.exp(-gate))).reshape(length, -1) @ layer["attn.out_proj.weight"].T
+
+
+def their_transformer(layer, model, x_LD):
+    length, size = len(x_LD), model.attention_head_dim
+    normed = rms(x_LD, 1e-6) * layer["norm1.scale"]
+    q, k, v = (
+        (normed @ layer[f"attn.{name}_proj.weight"].T).reshape(length, -1, size).swapaxes(0, 1) for name in "qkv"
+    )
+    angles = np.arange(length)[:, None] / 10_000 ** (np.arange(size // 2) / (size // 2))
+    q, k = (rms(turned(part, angles), 1e-6) for part in (q, k))
+    k, v = (np.repeat(part, model.attention_heads // model.kv_heads, axis=0) for part in (k, v))
+    scores = np.where(np.tri(length, dtype=bool), q @ k.swapaxes(1, 2) / np.sqrt(size), -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    x_LD = x_LD + (shares @ v).swapaxes(0, 1).reshape(length, -1) @ layer["attn.out_proj.weight"].T
+    normed = rms(x_LD, 1e-6) * layer["norm2.scale"]
+    value, gate = np.split(normed @ layer["ff_in.weight"].T + layer["ff_in.bias"], 2, -1)
+    return x_LD + (value * silu(gate)) @ layer["ff_out.weight"].T + layer["ff_out.bias"]
+
+
+def turned(x, angles):
+    first, second = np.split(x, 2, -1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def rms(x, epsilon):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def softplus(x):
+    return np.logaddexp(x, 0)

@@ -1,0 +1,175 @@
+"""Checkpoints made to harm: none is executed, none fills the memory, each is refused in one line naming the file."""
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import struct
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from model.nautile import shapes
+from model.weights.author_import import author_shapes, load_author_weights
+from model.weights.files import load_weights, save_weights
+from tests.model.conftest import tiny_config
+
+TOKENIZER = TokenizerConfig(ranks=256)
+SHAPE = tiny_config(blocks=1, sca_per_block=1, context=16)
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "checkpoint"
+    save_weights(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(SHAPE)), SHAPE, TOKENIZER)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def refused(call, *arguments, names):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments)
+    assert str(names) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024, "KiB more than before"
+    return str(caught.value)
+
+
+def header(path, change):
+    """Write the file anew with another header over the same bytes."""
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    told = json.loads(content[8 : 8 + size])
+    change(told)
+    said = json.dumps(told).encode()
+    path.write_bytes(struct.pack("<Q", len(said)) + said + content[8 + size :])
+
+
+def lie(**fields):
+    def change(told):
+        name = sorted(name for name in told if name != "__metadata__")[0]
+        told[name] |= fields
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lie(shape=[10**9, 10**9]),
+        lie(shape=[2**63, 2**63]),
+        lie(shape=[-1]),
+        lie(data_offsets=[0, 10**12]),
+        lie(data_offsets=[10**12, 0]),
+        lie(dtype="F64"),
+        lie(dtype="OBJECT"),
+        lambda told: told.update({f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(999)}),
+    ],
+)
+def test_a_lying_header(folder, change):
+    header(folder / "weights.safetensors", change)
+    refused(load_weights, folder, names=folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 7, 2**40, 2**63, 2**64 - 1])
+def test_a_header_of_any_length(folder, size):
+    path = folder / "weights.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + b"{" * 100)
+    refused(load_weights, folder, names=path)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json"])
+def test_a_pickle_under_another_name_is_not_executed(folder, tmp_path, name):
+    (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "executed")))
+    refused(load_weights, folder, names=folder / name)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [b"[" * 10_000_000, b'{"model":' * 1_000_000, b"\xff" * 100, b"null", b"[]", b"7"])
+def test_a_description_that_is_none(folder, content):
+    (folder / "config.json").write_bytes(content)
+    refused(load_weights, folder, names=folder / "config.json")
+
+
+def test_a_description_of_ten_gigabytes_or_without_an_end(folder):
+    path = folder / "config.json"
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)
+    refused(load_weights, folder, names=path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused(load_weights, folder, names=path)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{"vocabulary": 10**12}, {"context": 10**12}, {"width": 2**40}, {"blocks": 10**9}, {"feed_forward": 10**15}],
+)
+def test_a_model_too_large_for_any_memory(folder, claim):
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(table | {"model": table["model"] | claim}))
+    refused(load_weights, folder, names=folder)
+
+
+def author_archive(path, claims=None, content=None):
+    """An .npz of the author's layout, with other headers than contents; zeros, which take no place."""
+    told = {name: shape for name, shape in author_shapes(SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary}))}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, shape in (told | (claims or {})).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, described)
+                member.write(bytes(4 * int(np.prod(told.get(name, (1,))))))
+        for name, data in (content or {}).items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_an_archive_is_judged_by_its_headers_before_it_is_unpacked(tmp_path):
+    good = author_archive(tmp_path / "good.npz")
+    load_author_weights(good, SHAPE, TOKENIZER)
+    for claims in (
+        {"embedding.weight": (10**11, SHAPE.width)},
+        {"blocks.0.norm.scale": (10**12,)},
+        {"more": (10**12,)},
+    ):
+        path = author_archive(tmp_path / "bad.npz", claims)
+        refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
+
+
+def test_names_in_an_archive_are_names_only(tmp_path):
+    path = author_archive(tmp_path / "bad.npz", content={"../../escaped.npy": b"\x93NUMPY\x01\x00", "x": b"no array"})
+    refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
+    assert sorted(tmp_path.iterdir()) == [path]
+    assert not (tmp_path.parent / "escaped.npy").exists()
+
+
+@pytest.mark.parametrize("name", ["theirs.npz", "theirs.safetensors", "theirs.bin"])
+def test_a_pickle_is_no_import(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps({"embedding.weight": Bomb(tmp_path / "executed")}))
+    refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
+    np.save(tmp_path / "array.npy", np.array([Bomb(tmp_path / "executed")], dtype=object), allow_pickle=True)
+    (tmp_path / "array.npy").rename(path)
+    refused(load_author_weights, path, SHAPE, TOKENIZER, names=path)
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,49 @@
+"""Parameters by name: taken apart and put together they are the same; a name that there is not is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from model.nautile import initialise
+from rl.parameter_subset import Trainable
+from tests.rl.conftest import tiny_model
+
+MODEL = tiny_model().model_copy(update={"blocks": 3})
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialise(MODEL, 0)
+
+
+def size(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(), ("embedding",), ("blocks",), ("blocks.2",), ("blocks.0", "blocks.2"), ("blocks.0", "blocks.1", "blocks.2"),
+     ("blocks.1.attention", "blocks.attention.q_proj"), ("blocks.sca_0", "blocks.1", "embedding")],
+)  # fmt: skip
+def test_taken_apart_and_put_together_it_is_the_same(params, names):
+    trainable = Trainable(MODEL, names)
+    trained, frozen = trainable.part(params)
+    assert size(trained) + size(frozen) == size(params)
+    assert size(trained) > 0
+    joined = trainable.join(trained, frozen)
+    assert jax.tree.structure(joined) == jax.tree.structure(params)
+    for one, other in zip(jax.tree.leaves(joined), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_one_block_is_a_third_of_the_blocks(params):
+    trained, _ = Trainable(MODEL, ("blocks.1",)).part(params)
+    assert 3 * size(trained) == size(params["blocks"])
+    assert list(trained) == ["blocks"]
+
+
+@pytest.mark.parametrize("name", ["blocks.3", "block.1", "attention", "blocks.0.mlp", "embed", ""])
+def test_a_name_that_there_is_not_is_refused(name):
+    with pytest.raises(ConfigError, match=r"policy\.train: no parameter .*blocks\.attention.*blocks\.2"):
+        Trainable(MODEL, ("embedding", name))

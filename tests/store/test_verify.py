@@ -1,0 +1,84 @@
+import os
+
+import pytest
+
+from common import files as durable
+from common.errors import ConfigError
+from store import verify as verification
+from store.artifacts import Store
+from tests.support.stage_store import flip_byte, published
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The names of the files that were read to be digested."""
+    names = []
+
+    def counting(path, **options):
+        names.append(path.name)
+        return durable.sha256_of(path, **options)
+
+    monkeypatch.setattr(verification, "sha256_of", counting)
+    return names
+
+
+def forget():
+    """What another process would know: nothing."""
+    verification._seen.clear()
+
+
+def test_a_process_reads_each_file_once(tmp_path, hashed):
+    store = Store(tmp_path)
+    artifact = published(store, "tokens", "one")
+    store.check(artifact)
+    assert hashed == []  # this process wrote the digests itself
+    forget()
+    store.check(artifact)
+    store.check(artifact)
+    assert sorted(hashed) == ["a.txt", "b.txt"]
+
+
+def test_a_write_that_sets_the_time_back_is_still_seen(tmp_path):
+    store = Store(tmp_path)
+    artifact = published(store, "tokens", "one")
+    path = artifact.path / "a.txt"
+    before = path.stat()
+    flip_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ConfigError, match=r"a.txt"):
+        store.check(artifact)
+
+
+def test_large_files_are_remembered_for_other_processes_until_they_change(tmp_path, hashed, monkeypatch):
+    monkeypatch.setattr(verification, "LARGE", 3)
+    store = Store(tmp_path)
+    artifact = published(store, "tokens", "one")
+    forget()
+    store.check(artifact)
+    assert hashed == ["b.txt"]  # a.txt has three bytes, b.txt one
+    forget()
+    flip_byte(artifact.path / "a.txt")
+    with pytest.raises(ConfigError, match=r"a.txt"):
+        store.check(artifact)
+
+
+def test_verify_trusts_nothing(tmp_path, hashed, monkeypatch):
+    monkeypatch.setattr(verification, "LARGE", 1)
+    store = Store(tmp_path)
+    artifact = published(store, "tokens", "one")
+    assert store.verify(artifact) == []
+    assert sorted(hashed) == ["a.txt", "b.txt"]
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    artifact = published(store, "tokens", "one")
+
+    def broken(path, **_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(verification, "sha256_of", broken)
+    assert store.verify(artifact) == [
+        "a.txt (cannot be read: Input/output error)",
+        "deep/b.txt (cannot be read: Input/output error)",
+    ]

@@ -1,0 +1,92 @@
+"""What is told of a failure and of a stage that ended well: the wording, and that text from outside stays text."""
+
+import base64
+import re
+
+import pytest
+
+from common.errors import ConfigError, Retryable
+from store.artifacts import Store
+from store.events import EventWriter
+from tasks.engine.errors import StageCrash
+from tasks.engine.failure import WAY_ON, Failure, advice, reason, slug
+from tasks.engine.prefect_page import summary
+from tasks.engine.progress import StageUpdate
+from tests.support.stage_store import published
+from tests.support.toy_stages import HOSTILE
+
+
+def failure(error, tail="", **fields):
+    given = {"label": "evaluate:align", "attempt": 2, "run": "r1", "key": "k" * 64, "execution": "e" * 32, "host": "h"}
+    return Failure(**given | {"error": error, "log": "/x/log.txt", "tail": tail, "resume": "nautile run a"} | fields)
+
+
+def test_a_failure_says_what_why_what_to_do_and_the_command():
+    crash = StageCrash("stage evaluate:align: its process ended with exit code 1. The log is /x; its last lines:\nx")
+    told = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
+    text = told.markdown()
+    assert text.startswith("## evaluate:align failed (attempt 2)\n\n```\nits process ended with exit code 1\n```\n")
+    assert f"**{WAY_ON}**\n\n```\nnautile run a\n```" in text
+    assert "```\nKeyError: 1\n```" in text
+    assert "(http://127.0.0.1:8501/?run=r1)" in text
+    assert told.file == "evaluate-align-eeeeeeeeeeee-2.md"
+
+
+def test_nothing_that_a_log_says_is_markup():
+    text = failure(ConfigError(HOSTILE), tail="````\n# heading\n" + HOSTILE).markdown()
+    assert "\x1b" not in text
+    outside = re.sub(r"^(`{3,})\n.*?^\1\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert "script" not in outside
+    assert "# heading" not in outside
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (ConfigError("x"), "Mend"),
+        (Retryable("x"), "tried again"),
+        (StageCrash("was ended by signal 9 (SIGKILL: out of memory?)"), "memory"),
+        (StageCrash("ended with exit code 1"), "log"),
+        (None, "log"),
+    ],
+)
+def test_advice_goes_by_the_kind_of_error(error, word):
+    assert word in advice(error)
+
+
+def test_a_reason_is_without_the_stage_and_the_log():
+    assert reason("stage a: by zero. The log is /x; its last lines:\ny", "a") == "by zero"
+    assert slug("evaluate:Align b") == "evaluate-align-b"
+
+
+def test_a_stage_that_ended_well_has_its_curve_facts_and_links(tmp_path, monkeypatch):
+    monkeypatch.setenv("NAUTILE_DASHBOARD_URL", "http://127.0.0.1:8501/")
+    store = Store(tmp_path / "store")
+    facts = {"steps": 20, "source": HOSTILE, "deep": {"kept": 7}, "list": [1]}
+    made = published(store, "checkpoint", "a", execution="e1", facts=facts)
+    emit = EventWriter(store.root / "events" / "a.jsonl", "e1", stage="pretrain")
+    for step in range(2000):
+        emit("metric", name="loss", step=step, value=5.0 - step / 1000 if step != 3 else float("nan"))
+    emit("metric", name="validation_loss", step=2000, value=3.0)
+    emit.close()
+    from store.catalog import Catalog
+
+    Catalog(store).ingest()
+    update = StageUpdate("pretrain", "pretrain", "done", run_id="r 1", metrics={"loss": 3.0})
+    text = summary(store, update, {"checkpoint": made.id})
+    assert f"| [{made.id}](http://127.0.0.1:8501/lineage?run=r+1&artifact=checkpoint%2F{made.id[-12:]}) | 2 |" in text
+    assert "| `checkpoint.steps` | `20` |" in text
+    assert "| `checkpoint.deep.kept` | `7` |" in text
+    assert "[this stage in the dashboard](http://127.0.0.1:8501/training?run=r+1)" in text
+    assert not re.search(r"(?m)^(?!.*`[^`]*<script>).*<script>", text)
+    (picture,) = re.findall(r"!\[loss by step\]\(data:image/svg\+xml;base64,([^)]+)\)", text)
+    svg = base64.b64decode(picture).decode()
+    assert svg.startswith("<svg")
+    assert "xmlns=" in svg
+    assert "validation_loss" in svg
+    assert len(text) < 60_000
+
+    reused = summary(store, StageUpdate("pretrain", "pretrain", "reused", run_id="r2"), {"checkpoint": made.id})
+    assert "data:image" not in reused
+    monkeypatch.delenv("NAUTILE_DASHBOARD_URL")
+    assert "](" not in summary(store, StageUpdate("pretrain", "x", "reused"), {"checkpoint": made.id})

@@ -1,0 +1,122 @@
+"""Units as task runs of Prefect: named, tried again each by itself, set aside by name, ended with the flow."""
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.sorting import TaskRunSort
+
+from common.errors import ConfigError, Retryable
+from configs.operation import LaunchConfig
+from store.artifacts import Store
+from tasks.engine import child_process as child
+from tasks.engine import fanout_item as units
+from tasks.engine import prefect_executor as prefect_units
+from tasks.engine import prefect_task
+from tasks.engine.child_process import cancelling
+from tasks.engine.errors import StageCrash
+from tasks.engine.stage import RunContext
+from tests.support.stage_parent import is_alive, wait_for
+from tests.support.stage_pieces import pieces, runs, section, whole
+from tests.tasks.engine.test_stage_prefect import artifacts
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """No retries of the whole stage, no waiting between those of a unit, and progress shown from the first moment."""
+    monkeypatch.setattr(pieces.task(), "retries", 0)
+    monkeypatch.setattr(units, "RETRY_AFTER_S", (0.01,))
+    monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
+    monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
+    yield
+    child._cancelled.clear()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def through_a_flow(store, asked, workers=2):
+    @flow(name="one-stage")
+    def one_stage():
+        launch = LaunchConfig(workers=workers)
+        with cancelling():
+            return pieces(asked, {}, RunContext("r1", str(store.root), label="pieces:a", launch=launch))
+
+    return one_stage(return_state=True)
+
+
+def states(state, count):
+    """Task run name -> the name of its state, once the server has heard the end of `count` (it does so by events)."""
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+    with get_client(sync_client=True) as client:
+
+        def ended():
+            found = client.read_task_runs(flow_run_filter=wanted, limit=50, sort=TaskRunSort.END_TIME_DESC)
+            final = {run.name: run.state.name for run in found if run.state and run.state.is_final()}
+            return final if len(final) >= count else None
+
+        return wait_for(ended)
+
+
+def text(store, made):
+    return (store.get(made["numbers"]).path / "all.txt").read_text()
+
+
+def test_each_unit_is_a_task_run_that_is_tried_again_or_set_aside_by_itself(store):
+    faults = {"piece-0": {"bad": 9}, "piece-1": {"retry": 2}, "piece-2": {"killed": 1}}
+    state = through_a_flow(store, section(4, faults=faults, tolerated=0.25))
+    made = state.result()
+    assert text(store, made) == whole(4, without=(0,))
+    told = store.get(made["numbers"]).manifest["facts"]
+    assert told["set_aside"] == {"piece-0": "piece-0: not a text"}
+    assert {unit: told["runs"][unit] for unit in ("list", "piece-0", "piece-1", "piece-2", "piece-3")} == {
+        "list": 1,
+        "piece-0": 1,
+        "piece-1": 3,
+        "piece-2": 2,
+        "piece-3": 1,
+    }
+    done = {"pieces:a", *(f"cut piece-{n}" for n in range(1, 4)), *(f"double piece-{n}" for n in range(1, 4))}
+    assert states(state, 8) == {**dict.fromkeys(done, "Completed"), "cut piece-0": "SetAside"}
+    (progress,) = artifacts(state, "progress-pieces-a")
+    assert progress.data == 100.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "tries"),
+    [
+        ("bad", ConfigError, 1),
+        ("crash", StageCrash, 1 + prefect_units.CRASHES),
+        ("retry", Retryable, 1 + prefect_units.OUTAGES),
+    ],
+)
+def test_the_tries_of_a_unit_are_bounded(store, fault, error, tries):
+    state = through_a_flow(store, section(1, faults={"piece-0": {fault: 99}}))
+    assert state.is_failed()
+    with pytest.raises(error, match="piece-0"):
+        state.result()
+    assert len(runs(store.root)["piece-0"]) == tries
+
+
+def test_ctrl_c_ends_the_units_and_starts_no_others(store, tmp_path, monkeypatch):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    both = [gate / "piece-0", gate / "piece-1"]
+    stopped = []
+
+    def interrupt(update):
+        if all(path.exists() for path in both) and not stopped:
+            stopped.append(update)
+            raise KeyboardInterrupt
+
+    # As the main thread would be interrupted: in the middle of showing progress.
+    monkeypatch.setattr("tasks.engine.attempt.notify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        through_a_flow(store, section(6, gate=str(gate), gated=["piece-0", "piece-1"]))
+    assert stopped
+    assert not any(is_alive(int(path.read_text().split()[0])) for path in both)
+    assert set(runs(store.root)) == {"list", "piece-0", "piece-1"}

@@ -1,0 +1,127 @@
+"""Units on a real Ray cluster of several worker processes, through Prefect; one of them is killed while it works."""
+
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import flow
+
+from common.errors import ConfigError
+from configs.operation import LaunchConfig
+from store.artifacts import Store
+from store.catalog import Catalog
+from tasks.engine import child_process as child
+from tasks.engine.child_process import cancelling
+from tasks.engine.stage import RunContext
+from tests.support.ray_cluster import cluster, surroundings
+from tests.support.stage_parent import is_alive, wait_for
+from tests.support.stage_pieces import pieces, runs, section, whole
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(prefect_server):
+    """One cluster for all tests here. Ray's sockets want a short path."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in surroundings(Path(folder)).items():
+            patch.setenv(name, value)
+        with cluster(3, Path(folder)) as found:
+            yield found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(pieces.task(), "retries", 0)
+    yield
+    child._cancelled.clear()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    return gate
+
+
+def through_a_flow(store, asked, address, **launch):
+    @flow(name="one-stage")
+    def one_stage():
+        where = LaunchConfig(engine="ray", ray_address=address, **launch)
+        with cancelling():
+            return pieces(asked, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
+
+    return one_stage(return_state=True)
+
+
+def test_a_worker_killed_mid_way_loses_and_doubles_nothing(store, gate, address):
+    asked = section(8, gate=str(gate), gated=["piece-2"])
+    found = {}
+
+    def kill_one():
+        wait_for((gate / "piece-2").exists)
+        child, worker = map(int, (gate / "piece-2").read_text().split())
+        # The others go on meanwhile: all the rest of the round is done when the worker dies.
+        wait_for(lambda: len(runs(store.root)) == 9)
+        found.update(child=child, worker=worker, cmdline=psutil.Process(worker).cmdline())
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: not is_alive(child))
+        (gate / "open").touch()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    state = through_a_flow(store, asked, address)
+    killer.join()
+    made = state.result()
+    assert "ray::" in found["cmdline"][0]
+    assert (store.get(made["numbers"]).path / "all.txt").read_text() == whole(8)
+    told = store.get(made["numbers"]).manifest["facts"]
+    assert told["set_aside"] == {}
+    again = {unit: count for unit, count in told["runs"].items() if count > 1}
+    assert again == {"piece-2": 2}
+    Catalog(store).ingest()
+    (rows,) = Catalog(store).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
+    assert rows == {"n": 8, "rows": 40.0}
+
+
+def test_a_bad_unit_is_set_aside_and_one_that_crashed_is_tried_again(store, address):
+    asked = section(3, faults={"piece-0": {"bad": 9}, "piece-1": {"crash": 1}}, tolerated=0.4)
+    made = store.get(through_a_flow(store, asked, address, workers=2).result()["numbers"])
+    assert (made.path / "all.txt").read_text() == whole(3, without=(0,))
+    assert made.manifest["facts"]["set_aside"] == {"piece-0": "piece-0: not a text"}
+    assert {name: made.manifest["facts"]["runs"][f"piece-{name}"] for name in (0, 1, 2)} == {0: 1, 1: 2, 2: 1}
+
+
+def test_an_interrupted_run_leaves_nobody_on_the_cluster(store, gate, address, monkeypatch):
+    stopped = []
+
+    def interrupt(update):
+        if (gate / "piece-1").exists() and not stopped:
+            stopped.append(update)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.engine.attempt.notify", interrupt)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)
+    assert stopped
+    at_work = map(int, (gate / "piece-1").read_text().split())
+    wait_for(lambda: not any(map(is_alive, at_work)), 10)
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_cluster_that_is_not_there_is_one_message(store, address):
+    with pytest.raises(ConfigError, match=r"no cluster answers at 127.0.0.1:9 \(Connection refused\): start one"):
+        through_a_flow(store, section(1), "127.0.0.1:9").result()

@@ -1,0 +1,65 @@
+import pytest
+
+from common.errors import ConfigError
+from common.events import silent
+from common.files import read_json
+from configs.operation import ReportConfig
+from configs.training import JudgeConfig
+from tasks.engine.child_main import load_stage
+from tasks.engine.job import Job
+from tasks.engine.progress import StageUpdate, notify, subscribe
+
+
+@pytest.fixture
+def job(tmp_path):
+    section = {"seed": 3, "report": {"title": "T", "samples": 2}, "judge": {"endpoint": "j", "answer_weight": 1.5}}
+    return Job("report", "0" * 64, "e1", section, {}, tmp_path / "staging", silent)
+
+
+def test_a_part_of_the_section_comes_validated(job):
+    assert job.part("report", ReportConfig) == ReportConfig(title="T", samples=2)
+    with pytest.raises(ConfigError, match=r"stage report: `judge\.answer_weight`: .*less than or equal to 1"):
+        job.part("judge", JudgeConfig)
+    with pytest.raises(ConfigError, match=r"its section has no `model`; there are \['judge', 'report', 'seed'\]"):
+        job.part("model", ReportConfig)
+
+
+def test_scratch_and_outputs_are_folders_that_stay(job):
+    (job.scratch / "a").write_text("kept")
+    (job.output("report") / "report.html").write_text("page")
+    assert (job.scratch / "a").read_text() == "kept"
+    assert job.output("report") == job.staging / "output/report"
+    for name in ("../report", "Report", ""):
+        with pytest.raises(ValueError, match="not the name of an output"):
+            job.output(name)
+
+
+def test_facts_add_up(job):
+    job.describe("report", rows=3, stand_ins=["a"])
+    job.describe("report", rows=4)
+    assert read_json(job.staging / "facts/report.json") == {"rows": 4, "stand_ins": ["a"]}
+
+
+def test_a_seed_is_the_section_s_or_zero(job):
+    assert job.seed == 3
+    assert Job("x", "", "", {}, {}, job.staging, silent).seed == 0
+
+
+def test_only_a_stage_can_be_loaded():
+    assert load_stage("tests.support.stage_sums", "sums").name == "sums"
+    with pytest.raises(ConfigError, match=r"tests\.support\.stage_sums\.section is not a stage"):
+        load_stage("tests.support.stage_sums", "section")
+
+
+def test_listeners_hear_until_they_unsubscribe():
+    heard = []
+    unsubscribe = subscribe(heard.append)
+    first = StageUpdate("s", "s:1", "running", done=5, total=20)
+    notify(first)
+    unsubscribe()
+    unsubscribe()
+    notify(StageUpdate("s", "s:1", "done"))
+    assert heard == [first]
+    assert first.share == 0.25
+    assert StageUpdate("s", "s", "running", done=5).share is None
+    assert StageUpdate("s", "s", "running", done=30, total=20).share == 1.0

@@ -1,0 +1,167 @@
+"""Several processes do one stage: here, or each by a command that reaches its host; one that dies or hangs ends all."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.errors import ConfigError, Retryable
+from configs.operation import LaunchConfig
+from flows.operate.prefect_server import free_port
+from store.artifacts import Store
+from tasks.engine.errors import StageCrash
+from tasks.engine.multihost import check_commit, command_for
+from tasks.engine.stage import RunContext
+from tests.support.stage_parent import wait_for
+from tests.support.stage_psum import psum
+from tests.support.stage_sums import section, sums
+
+REPOSITORY = Path(__file__).parents[3]
+TEMPLATE = (
+    "gcloud compute tpus tpu-vm ssh nautile --zone=us-central2-b --worker={host} "
+    f"'--command=cd {REPOSITORY} && exec env {{member}}'"
+)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture(params=["here", "hosts"])
+def launch(request, tmp_path, monkeypatch):
+    """Three processes started here, or each through the stand-in for gcloud."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    if request.param == "here":
+        return LaunchConfig(processes=3, stages=("psum",), silent_s=8)
+    monkeypatch.setenv("GCLOUD_LOG", str(tmp_path / "gcloud.log"))
+    monkeypatch.setenv("PATH", f"{REPOSITORY / 'tests' / 'support' / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return LaunchConfig(
+        processes=3, stages=("psum",), silent_s=8, command=TEMPLATE, coordinator=f"127.0.0.1:{free_port()}"
+    )
+
+
+def do(store, launch, fault="", host=1):
+    context = RunContext("r1", str(store.root), label="psum", launch=launch)
+    return store.get(psum.run({"fault": fault, "host": host}, {}, context)["numbers"])
+
+
+def members():
+    """The processes that do the stage, ours alone."""
+    mine = psutil.Process().children(recursive=True)
+    return [process for process in mine if "tasks.engine.child_main" in " ".join(_line(process))]
+
+
+def _line(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_they_do_it_together(store, launch, tmp_path):
+    made = do(store, launch)
+    assert (made.path / "sum.txt").read_text() == "6.0"
+    assert made.manifest["facts"]["processes"] == 3
+    assert [path.name for path in made.path.iterdir() if path.name != "manifest.json"] == ["sum.txt"]
+    [log] = (store.root / "logs").glob("psum-*.txt")
+    for host in range(3):
+        assert f"[host {host}] process {host} of 3" in log.read_text()
+    assert "beat" not in log.read_text()
+    if launch.command:
+        asked = (tmp_path / "gcloud.log").read_text().splitlines()
+        assert sorted(line.partition("--worker=")[2][0] for line in asked) == ["0", "1", "2"]
+        assert all("--zone=us-central2-b" in line and "NAUTILE_PROCESSES=3" in line for line in asked)
+
+
+@pytest.mark.parametrize(("fault", "said"), [("dies", "host 1 of 3 ended"), ("hangs", "host 1 of 3 said nothing")])
+def test_one_that_dies_or_hangs_ends_the_others_and_the_stage_may_be_tried_again(store, launch, fault, said):
+    with pytest.raises(Retryable, match=said):
+        do(store, launch, fault)
+    wait_for(lambda: not members())
+    assert (do(store, launch, fault).path / "sum.txt").read_text() == "6.0"
+
+
+def test_a_fault_of_the_work_is_told_as_one_process_would(store, launch):
+    with pytest.raises(StageCrash, match="it went wrong here"):
+        do(store, launch, "crashes")
+    with pytest.raises(ConfigError, match="bad input there"):
+        do(store, launch, "refuses", host=2)
+    wait_for(lambda: not members())
+
+
+def test_nobody_stays_when_the_leader_is_killed(store, launch):
+    failed = []
+
+    def run():
+        try:
+            do(store, launch, "waits")
+        except StageCrash as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))
+    [leader] = [p for p in psutil.Process().children(recursive=True) if "tasks.engine.multihost" in " ".join(_line(p))]
+    left = members()
+    assert len(left) >= 3
+    leader.send_signal(signal.SIGKILL)
+    thread.join()
+    assert "was ended by signal 9" in failed[0]
+    gone, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive, gone
+
+
+def test_the_template_is_filled_in_word_by_word():
+    launch = LaunchConfig(processes=2, command="ssh host-{host} 'cd nautile && git checkout {commit} && {member}'")
+    request = {"launch": launch.model_dump(mode="json"), "commit": "a" * 40}
+    check_commit(request)
+    words = command_for(request, Path("/shared/a b/request.json"), 1)
+    assert words[:2] == ["ssh", "host-1"]
+    assert words[2].endswith(
+        "NAUTILE_PROCESSES=2 NAUTILE_PROCESS=1 .venv/bin/python -P -m tasks.engine.child_main "
+        "'/shared/a b/request.json'"
+    )
+    assert f"git checkout {'a' * 40} &&" in words[2]
+
+
+@pytest.mark.parametrize("commit", [None, "a" * 40 + "-dirty", "abc; rm -rf /"])
+def test_hosts_take_only_what_is_committed(commit):
+    launch = LaunchConfig(processes=2, command="ssh host-{host} 'git checkout {commit} && {member}'")
+    with pytest.raises(ConfigError, match=r"commit \(and push\) what is changed"):
+        check_commit({"launch": launch.model_dump(mode="json"), "commit": commit})
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("ssh {machine} {member}", "launch.command: {host}"), ("ssh {host} run", "must hold {member}")],
+)
+def test_a_template_that_cannot_work_is_refused(command, said):
+    with pytest.raises(ValueError, match=said):
+        LaunchConfig(processes=2, command=command)
+
+
+def test_a_stage_that_only_one_process_can_do_is_refused(store):
+    context = RunContext("r1", str(store.root), label="sums", launch=LaunchConfig(processes=2, stages=("sums",)))
+    with pytest.raises(ConfigError, match=r"launch\.stages names 'sums', which only one process can do"):
+        sums.run(section(1), {}, context)
+
+
+def test_a_member_without_its_leader_ends():
+    """Its standard input ends, and so does it, whatever it is doing."""
+    program = "from tasks.engine.child_main import follow; import time; follow(0.1); time.sleep(60)"
+    member = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert member.stdout.readline() == b"\x1ebeat\n"
+    began = time.monotonic()
+    member.stdin.close()
+    assert member.wait(timeout=30) == -signal.SIGKILL
+    assert time.monotonic() - began < 30

@@ -1,0 +1,57 @@
+"""A key that a server repeats in its replies, its errors and its batch results is in nothing that is written."""
+
+import logging
+
+import pytest
+
+from configs.endpoint import BatchConfig, EndpointConfig
+from data.endpoints import circuit_breaker as retry
+from data.endpoints.batch import requests as batches
+from data.endpoints.chat_types import ChatRequest
+from data.endpoints.pool import EndpointPool
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from tests.support.fake_openai import FakeOpenAI
+
+KEY = "sk-planted-3141592653589793"
+
+
+@pytest.mark.parametrize("mode", ["live", "batch"])
+@pytest.mark.parametrize("kind", ["openai", "mistral"])
+def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, caplog, kind, mode):
+    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(batches, "LINGER_S", 0.02)
+    monkeypatch.setenv("PLANTED_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    store = Store(tmp_path / "store")
+    writer = EventWriter(store.root / "events" / "one.jsonl", "e1", stage="distill", live=tmp_path / "live.json")
+    faults = {0: "500", 2: "400", 3: "cut"}
+    with FakeOpenAI(key=KEY, reply=lambda body: f"you said {KEY}", faults=faults.get, said=f"no, {KEY}") as server:
+        server.batches.row_fault = lambda text, times: {"0": "500", "2": "400"}.get(text) if times == 1 else None
+        batch = BatchConfig(poll_s=0.02)
+        fields = {"url": server.url, "key_variable": "PLANTED_KEY", "mode": mode, "batch": batch, "timeout_s": 5.0}
+        config = EndpointConfig(kind=kind, model="fake", **fields)
+        requests = [ChatRequest("t", ({"role": "user", "content": str(i)},), 20) for i in range(6)]
+        with EndpointPool({"t": config}, tmp_path / "replies.jsonl", writer) as pool:
+            pool.check()
+            outcomes = pool.ask(requests)
+        monkeypatch.setenv("PLANTED_KEY", f"{KEY}-of-another")
+        with EndpointPool({"t": config}, tmp_path / "refused.jsonl", writer) as pool:
+            outcomes += pool.ask(requests[:2])
+    writer.close()
+    catalog = Catalog(store)
+    catalog.ingest()
+    rows = catalog.query("SELECT * FROM calls")
+    assert {row["status"] for row in rows} >= {"ok", "400", "500"}
+    assert any("[key]" in (row["error"] or "") for row in rows), "the server did repeat it"
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(path.name.startswith("catalog") for path in written)
+    assert any(b"you said [key]" in content for content in written.values())
+    assert not [path for path, content in written.items() if KEY.encode() in content]
+    assert KEY not in repr(rows) + repr(outcomes)
+    # What the SDK's own HTTP client says at DEBUG is not ours; our loggers and every warning must not show it.
+    ours = [
+        r.getMessage() for r in caplog.records if r.name.startswith(("data.", "store.")) or r.levelno > logging.INFO
+    ]
+    assert KEY not in "\n".join(ours)

@@ -1,0 +1,156 @@
+"""A stage as a Prefect task, against a real Prefect server: states, names, retries by condition, artifacts."""
+
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
+from prefect.exceptions import PrefectException
+
+from common.errors import ConfigError, Retryable
+from store.artifacts import Store
+from tasks.engine import prefect_task
+from tasks.engine.errors import StageCrash
+from tasks.engine.progress import subscribe
+from tasks.engine.stage import RunContext
+from tests.support.stage_parent import wait_for
+from tests.support.stage_sums import section, sums
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Retries without the waiting, and progress shown from the first moment."""
+    monkeypatch.setattr(sums.task(), "retry_delay_seconds", [0.01])
+    monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
+    monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def through_a_flow(store, asked):
+    """The final state of a flow of one stage, and the states that the stage told of on the way."""
+
+    @flow(name="one-stage")
+    def one_stage():
+        context = RunContext("r1", str(store.root), label="sums:A b", resume="nautile run toy --from sums")
+        return sums(asked, {}, context)
+
+    heard = []
+    unsubscribe = subscribe(heard.append)
+    try:
+        state = one_stage(return_state=True)
+    finally:
+        unsubscribe()
+    assert {update.label for update in heard} == {"sums:A b"}
+    return state, [update.state for update in heard if update.state != "running"]
+
+
+def task_runs(state):
+    """(name, state) of the flow run's task runs, once the server has heard the end of them (it does so by events)."""
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+    with get_client(sync_client=True) as client:
+
+        def ended():
+            runs = client.read_task_runs(flow_run_filter=wanted, limit=10, sort=TaskRunSort.END_TIME_DESC)
+            return [(run.name, run.state_type) for run in runs if run.state and run.state.is_final()]
+
+        return wait_for(ended)
+
+
+def artifacts(state, key):
+    """The Prefect artifacts of the flow run. Every argument is given, for the server refuses the client's defaults."""
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])),
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id])),
+            task_run_filter=TaskRunFilter(),
+            sort=ArtifactSort.CREATED_DESC,
+            limit=10,
+            offset=0,
+        )
+
+
+def test_a_stage_is_a_task_run_named_by_its_label_with_artifacts(store):
+    state, heard = through_a_flow(store, section(4))
+    made = state.result()
+    assert store.get(made["numbers"])
+    assert heard == ["publishing", "done"]
+    assert task_runs(state) == [("sums:A b", StateType.COMPLETED)]
+    (page,) = artifacts(state, "stage-sums-a-b")
+    assert page.type == "markdown"
+    assert made["numbers"] in page.data
+    assert "| `value` | 3 |" in page.data
+    (progress,) = artifacts(state, "progress-sums-a-b")
+    assert progress.data == 100.0
+    again, heard = through_a_flow(store, section(4))
+    assert again.result() == made
+    assert heard == ["reused"]
+
+
+def test_what_is_worth_a_retry_is_tried_again(store):
+    state, heard = through_a_flow(store, section(faults={"retry": 2, "crash": 1}))
+    assert store.get(state.result()["numbers"])
+    assert heard == ["failed", "retrying"] * 3 + ["publishing", "done"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "retries"),
+    [
+        ("config", ConfigError, 0),
+        ("crash", StageCrash, prefect_task.CRASHES),
+        ("retry", Retryable, prefect_task.OUTAGES),
+    ],
+)
+def test_retries_are_bounded_and_a_bad_configuration_has_none(store, fault, error, retries):
+    state, heard = through_a_flow(store, section(faults={fault: 99}))
+    assert state.is_failed()
+    assert task_runs(state) == [("sums:A b", StateType.FAILED)]
+    with pytest.raises(error):
+        state.result()
+    assert heard == ["failed", "retrying"] * retries + ["failed"]
+    accounts = artifacts(state, "failure-sums-a-b")
+    assert len(accounts) == retries + 1
+    assert "nautile run toy --from sums" in accounts[0].data
+    assert {path.read_text() for path in (store.root / "logs" / "failures").iterdir()} == {a.data for a in accounts}
+
+
+def test_a_server_that_takes_no_artifact_fails_no_stage(store, monkeypatch, caplog):
+    def refuses(*_, **__):
+        raise PrefectException("busy")
+
+    for name in ("create_progress_artifact", "create_markdown_artifact"):
+        monkeypatch.setattr(prefect_task, name, refuses)
+    state, _ = through_a_flow(store, section(5))
+    assert store.get(state.result()["numbers"])
+    assert "Prefect did not take an artifact of sums:A b: busy" in caplog.text
+
+
+def test_an_attempt_that_got_on_starts_the_count_anew(monkeypatch):
+    moment = [0.0]
+    monkeypatch.setattr(prefect_task.time, "monotonic", lambda: moment[0])
+    run = SimpleNamespace(id=uuid4(), name="x", run_count=1)
+
+    def again(error, after):
+        moment[0] += after
+        return prefect_task.worth_a_retry(sums.task(), run, SimpleNamespace(data=error))
+
+    assert all(again(StageCrash("x"), 1.0) for _ in range(prefect_task.CRASHES))
+    assert again(StageCrash("x"), prefect_task.GOT_ON_S + 1)
+    assert again(StageCrash("x"), 1.0)
+    assert not again(StageCrash("x"), 1.0)
+    assert not again(ValueError("x"), 1.0)

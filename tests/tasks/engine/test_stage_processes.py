@@ -1,0 +1,193 @@
+"""Real processes, really killed: the child, its parent, or by Ctrl-C; nothing stays behind and the next run goes on."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from store.artifacts import Store
+from store.catalog import Catalog
+from tasks.engine import child_process as child
+from tasks.engine.errors import StageCancelled, StageCrash
+from tasks.engine.stage import RunContext
+from tests.support.stage_parent import is_alive, reached, start, start_chain, wait_for
+from tests.support.stage_store import damage
+from tests.support.stage_sums import section, sums
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    return gate
+
+
+@pytest.fixture
+def asked(gate):
+    """Six numbers; the work waits before the fourth. It has started a process of its own."""
+    return section(6, gate=str(gate), gate_at=3, faults={"grandchild": 1})
+
+
+def grandchild(store):
+    (path,) = (store.root / "staging").glob("*/scratch/grandchild")
+    return int(path.read_text())
+
+
+def finish(store, gate, asked, states):
+    """Let the work go on in a new run, and look at what came of it."""
+    (gate / "reached").unlink(missing_ok=True)
+    (gate / "open").touch()
+    made = store.get(sums.run(asked, {}, RunContext("r2", str(store.root), label="sums"))["numbers"])
+    assert made.manifest["facts"]["made"] == 3  # the other three are of the attempt before
+    assert [(made.path / f"{n}.txt").read_text() for n in range(6)] == [str(n) for n in range(6)]
+    catalog = Catalog(store)
+    catalog.ingest()
+    runs = catalog.query("SELECT state, attempt, execution FROM runs ORDER BY started")
+    assert [(run["state"], run["attempt"]) for run in runs] == states
+    assert {run["execution"] for run in runs} == {made.execution}
+    rows = catalog.query("SELECT count(*) AS n, count(DISTINCT step) AS steps FROM metrics")
+    assert rows == [{"n": 6, "steps": 6}]
+    return runs
+
+
+def test_a_killed_child_is_a_crash_and_the_next_attempt_goes_on(store, gate, asked):
+    failed = []
+
+    def run():
+        try:
+            sums.run(asked, {}, RunContext("r1", str(store.root), label="sums"))
+        except StageCrash as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    os.kill(reached(gate), signal.SIGKILL)
+    thread.join()
+    assert "was ended by signal 9" in failed[0]
+    wait_for(lambda: not is_alive(grandchild(store)))
+    finish(store, gate, asked, [("failed", 1), ("done", 2)])
+
+
+def test_a_killed_parent_takes_its_child_along(store, gate, asked):
+    parent = start(store.root, asked)
+    worker = reached(gate)
+    assert is_alive(worker)
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: not is_alive(worker))
+    os.kill(grandchild(store), signal.SIGKILL)  # a server that the work starts has to see to this itself
+    finish(store, gate, asked, [("interrupted", 1), ("done", 2)])
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_ends_the_child_and_all_it_started(store, gate, asked, deaf):
+    if deaf:
+        asked["sums"]["faults"]["deaf"] = 1
+    parent = start(store.root, asked)
+    worker = reached(gate)
+    pids = [worker, grandchild(store)]
+    assert all(map(is_alive, pids))
+    parent.send_signal(signal.SIGINT)
+    told, _ = parent.communicate()
+    assert told.startswith("KeyboardInterrupt")
+    assert not is_alive(worker)
+    wait_for(lambda: not any(map(is_alive, pids)))
+    finish(store, gate, asked, [("cancelled", 1), ("done", 2)])
+
+
+def test_a_second_process_waits_for_the_first_and_reuses(store, gate, asked):
+    first = start(store.root, asked, "r1")
+    worker = reached(gate)
+    second = start(store.root, asked, "r2")
+    lock = store.lock(next((store.root / "staging").glob("*/request.json")).parent.name)
+    assert lock.held_elsewhere()
+    (gate / "open").touch()
+    told = [process.communicate()[0] for process in (first, second)]
+    assert told[0] == told[1]
+    assert told[0].startswith("made ")
+    assert not is_alive(worker)
+    Catalog(store).ingest()
+    runs = Catalog(store).query("SELECT run, state FROM runs ORDER BY run")
+    assert [(run["run"], run["state"]) for run in runs] == [("r1", "done"), ("r2", "reused")]
+
+
+def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, asked):
+    first = start(store.root, asked, "r1")
+    reached(gate)
+    (gate / "reached").unlink()
+    second = start(store.root, asked, "r2")
+    first.kill()
+    first.communicate()
+    reached(gate)
+    (gate / "open").touch()
+    told, _ = second.communicate()
+    assert told.startswith("made ")
+    finish(store, gate, asked, [("interrupted", 1), ("done", 2), ("reused", 1)])
+
+
+def test_cancelling_reaches_stages_in_other_threads(store, gate, asked):
+    ended, workers = [], []
+
+    def run():
+        try:
+            sums.run(asked, {}, RunContext("r1", str(store.root), label="sums"))
+        except StageCancelled as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+
+    def interrupted_flow():
+        with child.cancelling():
+            thread.start()
+            workers.append(reached(gate))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_flow()
+    thread.join(30)
+    assert len(ended) == 1
+    assert not is_alive(workers[0])
+    with child.cancelling():
+        finish(store, gate, asked, [("cancelled", 1), ("done", 2)])
+
+
+def test_a_process_that_has_finished_and_hangs_is_ended(store, monkeypatch):
+    monkeypatch.setattr(child, "LINGER_S", 0.5)
+    monkeypatch.setattr(child, "TERMINATE_GRACE_S", 0.5)
+    made = sums.run(section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
+    assert store.verify(store.get(made["numbers"])) == []
+
+
+@pytest.mark.slow
+def test_a_chain_killed_at_random_moments_ends_as_one_that_was_not(store, tmp_path):
+    chain = [section(count, pause_s=0.02, totals=True) for count in (5, 8, 6)]
+    told, _ = start_chain(tmp_path / "calm", chain).communicate()
+    rng = random.Random(11)
+    for _ in range(8):
+        parent = start_chain(store.root, chain)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            parent.wait(rng.uniform(0.4, 2.5))
+        parent.kill()
+        parent.communicate()
+    again, _ = start_chain(store.root, chain).communicate()
+    assert again == told
+    assert all(not damaged for damaged in damage(store).values())
+    calm = Store(tmp_path / "calm")
+    assert {a.id: a.manifest["digest"] for a in store.list(superseded=True)} == {
+        a.id: a.manifest["digest"] for a in calm.list()
+    }
+    assert list((store.root / "staging").iterdir()) == []
+    catalog = Catalog(store)
+    catalog.ingest()
+    rows = catalog.query("SELECT count(*) AS n, count(DISTINCT (execution, step)) AS steps FROM metrics")
+    assert rows == [{"n": 19, "steps": 19}]
+    assert catalog.query("SELECT count(*) AS n FROM runs WHERE state = 'running'") == [{"n": 0}]

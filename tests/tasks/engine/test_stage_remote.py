@@ -1,0 +1,99 @@
+"""Stages on two machines with one remote: made on the first, reused on the second, its inputs fetched when read."""
+
+import pytest
+import s3fs
+
+from common.errors import ConfigError, Retryable
+from flows.cli import inspect as inspection
+from store import remote as remotes
+from store.catalog import Catalog
+from store.manifest import MIRRORED
+from tasks.engine.progress import subscribe
+from tasks.engine.stage import RunContext
+from tests.support.stage_sums import section, sums
+
+
+def context(store, run="r1", **more):
+    return RunContext(run, str(store.root), label="sums:a", **more)
+
+
+def states(store):
+    return [row["state"] for row in Catalog(store).query("SELECT state FROM runs ORDER BY started, time")]
+
+
+def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
+    a, b = machine("a"), machine("b")
+    base = sums.run(section(2), {}, context(a))
+    heard = []
+    unsubscribe = subscribe(heard.append)
+    try:
+        assert sums.run(section(2), {}, context(b)) == base
+        assert not (b.get(base["numbers"]).folder / "0.txt").exists()
+        made = sums.run(section(3), {"x": base["numbers"]}, context(b))
+    finally:
+        unsubscribe()
+    assert [update.state for update in heard if update.state != "running"] == [
+        "reused",
+        "waiting",
+        "publishing",
+        "done",
+    ]
+    assert f"is fetched from {b.url}" in next(update.note for update in heard if update.state == "waiting")
+    assert (b.get(base["numbers"]).folder / "0.txt").read_text() == "0"
+
+    assert {row["id"]: row["at"] for row in inspection.artifacts(a, None, False)} == {
+        base["numbers"]: "both",
+        made["numbers"]: "remote",
+    }
+    assert inspection.show(a, made["numbers"])["damaged"] == []
+    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
+    assert {row["id"] for row in inspection.lineage(a, made["numbers"])} == {base["numbers"], made["numbers"]}
+    rows = inspection.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
+    assert rows == [("done", 2), ("reused", 1)]
+    filesystem = s3fs.S3FileSystem()
+    artifact = a.get(made["numbers"])
+    prefix = f"{a.url.removeprefix('s3://')}/payload/numbers/{artifact.key}/{artifact.execution}"
+    filesystem.pipe_file(f"{prefix}/0.txt", b"7")
+    damage = {made["numbers"]: ["0.txt (its digest differs) at the remote"]}
+    remedies = {made["numbers"]: "make it anew: `nautile run CONFIG --only sums:a --force`"}
+    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
+    with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
+        sums.run(section(1), {"x": made["numbers"]}, context(a))
+    inspection.push(b, made["numbers"])
+    assert inspection.fetch(a, made["numbers"])["at"] == "both"
+    assert inspection.verify(a, None)["damaged"] == {}
+
+
+def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):
+    a = machine("a")
+    monkeypatch.setattr(remotes, "TRIES", 1)
+    real = remotes.Remote.put
+
+    def cut(self, source, name):
+        raise Retryable(f"the store {self.url} cannot be reached")
+
+    monkeypatch.setattr(remotes.Remote, "put", cut)
+    with pytest.raises(Retryable, match="the store s3://"):
+        sums.run(section(2), {}, context(a))
+    monkeypatch.setattr(remotes.Remote, "put", real)
+    (artifact,) = a.list("numbers")
+    assert not (artifact.folder / MIRRORED).exists()
+    assert sums.run(section(2), {}, context(a)) == {"numbers": artifact.id}
+    assert (a.get(artifact.id).folder / MIRRORED).exists()
+    assert a.get(artifact.id).execution == artifact.execution
+    other = machine("b")
+    other.refresh(events=True)
+    Catalog(other).ingest()
+    assert "reused" in states(other)
+    assert other.list()[0].execution == artifact.execution
+
+
+def test_without_the_remote_nothing_is_begun(machine, monkeypatch):
+    a = machine("a")
+    a.refresh()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(remotes, "TRIES", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(Retryable, match=rf"the store {a.url} cannot be reached"):
+        sums.run(section(2), {}, context(a))
+    assert list((a.root / "staging").iterdir()) == []

@@ -1,0 +1,146 @@
+"""Metrics sent on: what a collector and TensorBoard get, and that neither can fail a run. By default nothing goes."""
+
+import struct
+import sys
+import threading
+
+import pytest
+from pydantic import ValidationError
+from tensorboardX.proto.event_pb2 import Event
+
+from common.errors import ConfigError
+from configs.load import load
+from configs.operation import TelemetryConfig
+from flows.dag import plan
+from flows.operate.prefect_server import free_port
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from tasks.engine import telemetry
+from tasks.engine.stage import RunContext
+from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder
+from tests.support.otlp_collector import collecting
+from tests.support.stage_sums import section, sums
+from tests.support.toy_stages import TOY, toy_stage
+
+POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000_000, "synth")]
+
+
+def scalars(folder):
+    """(tag, step, value, wall time) of every scalar in the event files of a folder, by their format: length, check,
+    content, check."""
+    found = []
+    for path in sorted(folder.glob("events*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            found += [(value.tag, event.step, value.simple_value, event.wall_time) for value in event.summary.value]
+    return found
+
+
+def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=from-the-environment")
+    with collecting() as collected:
+        wanted = TelemetryConfig(tensorboard=str(tmp_path / "boards"), otlp=collected.url)
+        sums.run(section(4), {}, RunContext("r1", str(store.root), label="sums:A", telemetry=wanted))
+    assert set(collected.paths) == {"/v1/metrics"}
+    assert {headers.get("api-key") for headers in collected.headers} == {"from-the-environment"}
+    about = {"service.name": "nautile", "nautile.run": "r1", "nautile.stage": "sums", "nautile.label": "sums:A"}
+    assert collected.about() == about
+    rows = Catalog(store).query("SELECT value, epoch_us(time) AS time FROM metrics ORDER BY step")
+    values = [(value, time // 1000) for name, _, value, time in collected.points() if name == "nautile.value"]
+    assert values == [(row["value"], row["time"]) for row in rows]  # and no row about anything undelivered
+    assert [value for value, _ in values] == [0.0, 1.0, 2.0, 3.0]
+    steps = [(marks, value) for name, marks, value, _ in collected.points() if name == "nautile.step"]
+    assert steps == [({"metric": "value"}, step) for step in range(4)]
+    boards = scalars(tmp_path / "boards" / "r1" / "sums-a")
+    assert [(tag, step, value) for tag, step, value, _ in boards] == [("value", step, step) for step in range(4)]
+
+
+@pytest.mark.parametrize("status", [None, 503, 404])
+def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tmp_path, caplog, status):
+    store = Store(tmp_path / "store")
+    with collecting() as collected:
+        collected.status = status
+        if status is None:
+            collected.url = f"http://127.0.0.1:{free_port()}"
+        wanted = TelemetryConfig(otlp=collected.url, timeout_s=0.2)
+        made = sums.run(section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
+    assert store.get(made["numbers"])
+    told = [record.message for record in caplog.records if "does not take metrics" in record.message]
+    assert told == [f"telemetry: {collected.url} does not take metrics; the run goes on without it"]
+    rows = Catalog(store).query("SELECT step, value FROM metrics WHERE name = 'telemetry_undelivered'")
+    assert rows == [{"step": 1, "value": 3.0}]
+
+
+def test_a_slow_collector_makes_nobody_wait(monkeypatch):
+    monkeypatch.setattr(telemetry, "LINGER_S", 0.05)
+    monkeypatch.setattr(telemetry, "QUEUE", 2)
+    sink = Collector("http://127.0.0.1:9", 60.0, {})
+    free = threading.Event()
+    monkeypatch.setattr(sink._exporter, "export", lambda *_: free.wait(30))
+    for _ in range(10):
+        sink.take(POINTS)
+    assert sink.close() == 20
+    free.set()
+
+
+def test_event_files_hold_what_was_measured_and_two_attempts_have_one_each(tmp_path):
+    for _ in range(2):
+        sink = EventFile(tmp_path / "run" / "pretrain")
+        sink.take(POINTS)
+        assert sink.close() == 0
+    assert len(list((tmp_path / "run" / "pretrain").iterdir())) == 2
+    first, second, *_ = scalars(tmp_path / "run" / "pretrain")
+    assert first == ("loss", 1, 2.5, 1.0)
+    assert second[:2] == ("loss/synth", 2)
+    assert second[2] != second[2]
+
+
+class Full:
+    """A sink whose disk is full."""
+
+    def take(self, points):
+        raise OSError(28, "No space left on device")
+
+    def close(self):
+        raise AssertionError("it was given up")
+
+
+def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, caplog):
+    emit = EventWriter(tmp_path / "sums-e1-1.jsonl", "e1")
+    board = EventFile(tmp_path / "board")
+    forward = Forwarder(tmp_path / "sums-e1-1", [Full(), board])
+    for step in range(3):
+        emit("metric", name="loss", step=step, value=1.0)
+        emit("sample", index=step)
+        forward.forward()
+    emit.close()
+    assert forward.close() == 3
+    assert len(scalars(tmp_path / "board")) == 3
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_nothing_is_wanted_unless_asked_and_no_key_depends_on_it(tmp_path):
+    config = load(TOY)
+    assert not config.telemetry.wanted
+    assert Forwarder(tmp_path / "x", []).close() == 0
+    other = config.model_copy(update={"telemetry": TelemetryConfig(otlp="http://127.0.0.1:4318")})
+    assert [e.key for e in plan(config, toy_stage)] == [e.key for e in plan(other, toy_stage)]
+
+
+@pytest.mark.parametrize("address", ["localhost:4318", "ftp://x", "http://", "http://me:secret@x", "http://x/?key=s"])
+def test_an_address_that_is_none_or_holds_a_key_is_refused(address):
+    with pytest.raises(ValidationError, match=r"telemetry\.otlp"):
+        TelemetryConfig(otlp=address)
+
+
+def test_an_extra_that_is_missing_and_a_folder_that_cannot_be_are_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"telemetry\.tensorboard: .*file"):
+        forwarder(TelemetryConfig(tensorboard=str(tmp_path / "file")), tmp_path / "x", "r1", "sums", "sums")
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    with pytest.raises(ConfigError, match=r"nautile\[tensorboard\]"):
+        forwarder(TelemetryConfig(tensorboard=str(tmp_path)), tmp_path / "x", "r1", "sums", "sums")
