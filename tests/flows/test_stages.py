@@ -16,7 +16,7 @@ from tests.support.toy_stages import TOY
 PROGRAM = """
 import json, sys
 from configs.load import load
-from flows import plan
+from flows import dag
 from tests.support.toy_stages import toy_stage
 plan.stage_named = toy_stage
 from flows.stages import flow_of

@@ -23,8 +23,8 @@ CHILD = """
 import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
-from configs.schema import SourceConfig
-from data.sources import list_files, read_file
+from configs.ingest import SourceConfig
+from data.sources.corpus_source import list_files, read_file
 waited, sleep = [], time.sleep
 time.sleep = lambda seconds: (waited.append(seconds), sleep(min(seconds, 0.01)))
 folder = Path(sys.argv[1])
