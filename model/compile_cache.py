@@ -11,7 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 WORTH_KEEPING_S = 0.2
 
 
-def keep_compiled(folder: Path) -> None:
+def enable_compile_cache(folder: Path) -> None:
     """Keep what this process compiles from now on in `folder`, in a part of it for this kind of machine.
 
     An operator's own `JAX_COMPILATION_CACHE_DIR` wins. A file cut short by a kill is noticed and compiled again.

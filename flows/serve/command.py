@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from data.tokenizer import tokenizer_for
 from flows.cli.inspect import checkpoint_folder
 from flows.serve.http import Served, application
-from model.compile_cache import keep_compiled
+from model.compile_cache import enable_compile_cache
 from model.decoding.engine import Engine
 from model.weights.files import load_weights
 from store.artifacts import Store
@@ -49,7 +49,7 @@ def serve(checkpoint: str | None, serving: Serving, tell: Callable[[str], None])
     folder = checkpoint_folder(checkpoint)
     store = Store()
     if store.root.exists():
-        keep_compiled(store.root / "compiled")
+        enable_compile_cache(store.root / "compiled")
     params, model, tokenizer_config = load_weights(folder)
     tokenizer = tokenizer_for(tokenizer_config)
     if tokenizer.vocabulary > model.vocabulary:

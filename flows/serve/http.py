@@ -22,7 +22,7 @@ from flows.serve.protocol import ApiError, ChatRequest, CompletionRequest, Detok
 from flows.serve.responses import ChatReply, CompletionReply, Reply
 from flows.serve.token_stream import bytes_of
 from model.decoding.engine import Engine
-from model.decoding.requests import Busy, Event, Failed, Order, Stopped, Ticket
+from model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull, RequestFailed
 
 LARGEST_BODY = 4 * 2**20
 CLIENT_GONE = 499  # nobody reads it
@@ -42,9 +42,9 @@ class Served:
 class Inbox:
     """What the engine tells of one request's orders, until it is closed."""
 
-    def __init__(self, desk: "Desk", tickets: list[Ticket]) -> None:
+    def __init__(self, desk: "Desk", tickets: list[Handle]) -> None:
         self._desk, self._tickets = desk, tickets
-        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
 
     def close(self) -> None:
         """Nothing more is wanted; samples under way are dropped."""
@@ -60,14 +60,14 @@ class Desk:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inboxes: dict[Ticket, tuple[Inbox, int]] = {}
+        self._inboxes: dict[Handle, tuple[Inbox, int]] = {}
 
     def open(self) -> None:
         """Start the engine, telling this loop."""
         loop = asyncio.get_running_loop()
         self._engine.start(lambda events: loop.call_soon_threadsafe(self._hand_out, events))
 
-    def order(self, orders: list[Order]) -> Inbox:
+    def order(self, orders: list[DecodeRequest]) -> Inbox:
         """Queue all of them. Raises `ApiError` 429 when there is no room, 503 when the engine takes none, or 400."""
         if len(orders) > self._engine.queue:
             raise ApiError(
@@ -75,10 +75,10 @@ class Desk:
             )
         try:
             tickets = self._engine.submit(orders)
-        except Busy as error:
+        except QueueFull as error:
             later = {"Retry-After": str(error.retry_after)}
             raise ApiError(429, str(error), code="queue_full", headers=later) from None
-        except Stopped as error:
+        except EngineStopped as error:
             raise ApiError(503, str(error), code="unavailable") from None
         except ConfigError as error:
             raise ApiError(400, str(error)) from None
@@ -86,12 +86,12 @@ class Desk:
         self._inboxes |= {ticket: (inbox, index) for index, ticket in enumerate(tickets)}
         return inbox
 
-    def forget(self, tickets: list[Ticket]) -> None:
+    def forget(self, tickets: list[Handle]) -> None:
         known = [ticket for ticket in tickets if self._inboxes.pop(ticket, None)]
         if known:
             self._engine.cancel(known)
 
-    def _hand_out(self, events: list[tuple[Ticket, Event]]) -> None:
+    def _hand_out(self, events: list[tuple[Handle, EngineEvent]]) -> None:
         for ticket, event in events:
             if ticket in self._inboxes:
                 inbox, index = self._inboxes[ticket]
@@ -211,7 +211,7 @@ async def _answer(request: Request, reply: Reply, desk: Desk, stream: bool, usag
 async def _collect(reply: Reply, inbox: Inbox) -> None:
     while not reply.finished:
         index, event = await inbox.events.get()
-        if isinstance(event, Failed):
+        if isinstance(event, RequestFailed):
             raise ApiError(503, event.message, code="unavailable")
         _take(reply, inbox, index, event)
 
@@ -221,7 +221,7 @@ async def _chunks(reply: Reply, inbox: Inbox, usage: bool) -> AsyncIterator[byte
         yield _event(chunk)
     while not reply.finished:
         index, event = await inbox.events.get()
-        if isinstance(event, Failed):
+        if isinstance(event, RequestFailed):
             yield _event(ApiError(503, event.message, code="unavailable").body())
             return
         first = len(reply.choices[index].ids)

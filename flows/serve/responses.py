@@ -15,7 +15,7 @@ from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer
 from flows.serve.protocol import ApiError, ChatRequest, CompletionRequest
 from flows.serve.token_stream import Part, Writer, Written, bytes_of
-from model.decoding.requests import Order, Piece, Scored
+from model.decoding.requests import Chunk, DecodeRequest, PromptScores
 
 Top = tuple[int, float]
 
@@ -24,10 +24,10 @@ Top = tuple[int, float]
 class Choice:
     """One of the answers to a request: what was ordered, and what came of it so far."""
 
-    order: Order
+    order: DecodeRequest
     writer: Writer
     prompt_text: str = ""
-    scored: Scored | None = None
+    scored: PromptScores | None = None
     thinking: str = ""
     answer: str = ""
     ids: list[int] = field(default_factory=list)
@@ -35,16 +35,16 @@ class Choice:
     tops: list[list[Top]] = field(default_factory=list)
     finish: str | None = None
 
-    def take(self, event: Piece | Scored) -> Written:
+    def take(self, event: Chunk | PromptScores) -> Written:
         """What an event adds. `finish` is set by the last one, or by a stop string."""
-        if isinstance(event, Scored):
+        if isinstance(event, PromptScores):
             self.scored = event
             self.finish = None if self.order.max_tokens else "length"
             return Written()
         told = self.writer.write(event.ids)
         self.ids += event.ids[: told.taken]
         self.logprobs += event.logprobs[: told.taken]
-        self.tops += event.tops[: told.taken]
+        self.tops += event.alternatives[: told.taken]
         if self.writer.stopped:
             self.finish = "stop"
         elif event.finish:
@@ -69,7 +69,7 @@ class Reply(ABC):
         self.choices: list[Choice] = []
 
     @property
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[DecodeRequest]:
         return [choice.order for choice in self.choices]
 
     @property
@@ -91,14 +91,14 @@ class Reply(ABC):
         return []
 
     @abstractmethod
-    def chunk(self, index: int, event: Piece | Scored, told: Written, first: int) -> dict[str, Any] | None:
+    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
         """What `event` brought choice `index`, whose ids before `first` were told of; None: nothing to tell yet."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
 
-    def _orders(self, max_tokens: int | None, least: int, scored: bool, tops: int) -> list[Order]:
+    def _orders(self, max_tokens: int | None, least: int, scored: bool, tops: int) -> list[DecodeRequest]:
         """`n` orders a prompt: sample j has the seed (seed, j + 1), as the first question of `nautile chat` has."""
         asked = self._request
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
@@ -106,7 +106,7 @@ class Reply(ABC):
         for prompt in self._prompts:
             for sample in range(asked.n or 1):
                 orders.append(
-                    Order(
+                    DecodeRequest(
                         prompt=tuple(prompt),
                         max_tokens=least if max_tokens is None else max_tokens,
                         seed=(seed, sample + 1),
@@ -114,8 +114,8 @@ class Reply(ABC):
                         top_k=asked.top_k or 0,
                         top_p=1.0 if asked.top_p is None else asked.top_p,
                         thinking_budget=asked.thinking_budget,
-                        scored=scored,
-                        tops=tops,
+                        score_prompt=scored,
+                        alternatives=tops,
                     )
                 )
         return orders
@@ -175,7 +175,7 @@ class ChatReply(Reply):
     def opening(self) -> list[dict[str, Any]]:
         return [self._chunk(index, {"role": "assistant"}, None, None) for index in range(len(self.choices))]
 
-    def chunk(self, index: int, event: Piece | Scored, told: Written, first: int) -> dict[str, Any] | None:
+    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
         choice = self.choices[index]
         delta = {name: text for name, text in (("reasoning_content", told.thinking), ("content", told.answer)) if text}
         told_of = self._logprobs(choice, first)
@@ -247,11 +247,11 @@ class CompletionReply(Reply):
             return []
         return [self._chunk(i, one.prompt_text, None, None) for i, one in enumerate(self.choices)]
 
-    def chunk(self, index: int, event: Piece | Scored, told: Written, first: int) -> dict[str, Any] | None:
+    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
         choice, text, told_of = self.choices[index], told.answer, None
         if self._request.logprobs is not None:
             echoed = len(choice.order.prompt) if choice.scored else 0
-            if isinstance(event, Scored):
+            if isinstance(event, PromptScores):
                 text, echoed = choice.prompt_text + text, 0
             told_of = self._logprobs(choice, echoed + first)
         if not (text or choice.finish or (told_of and told_of["tokens"])):
@@ -293,7 +293,7 @@ class CompletionReply(Reply):
         """Id, log-probability and alternatives of every token there is."""
         rows: list[tuple[int, float | None, list[Top]]] = []
         if scored := choice.scored:
-            best = scored.tops or [[] for _ in scored.logprobs]
+            best = scored.alternatives or [[] for _ in scored.logprobs]
             rows = [
                 (choice.order.prompt[0], None, []),
                 *zip(choice.order.prompt[1:], scored.logprobs, best, strict=True),

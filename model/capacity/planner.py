@@ -30,7 +30,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledStep:
     """The step with `micro_rows` rows through the model at once (all chips together): bytes on one chip, by kind.
 
     A program that the compiler refused for want of memory has only its `peak`, if the compiler told it.
@@ -48,7 +48,7 @@ class Compiled:
         return not self.refused and (limit is None or (self.peak or 0) <= limit)
 
 
-def plan(
+def plan_training(
     config: PretrainConfig, model: ModelConfig, length: int, wanted: Topology, mfu: float, largest: bool, tell: Tell
 ) -> dict[str, Any]:
     """What `nautile plan` says of pretraining, as data. Raises ConfigError for a mesh or batch that does not divide."""
@@ -59,7 +59,7 @@ def plan(
     tokens = sum(phase.tokens for phase in config.phases)
     steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
 
-    def attempt(rows: int) -> Compiled:
+    def attempt(rows: int) -> CompiledStep:
         tell(f"compiling for {wanted.name}, {rows // mesh.size} rows a chip at once")
         sizes = {"micro_rows": rows, "batch_rows": max(rows, config.batch_rows)}
         return compiled(config.model_copy(update=sizes), model, mesh, steps, length)
@@ -101,7 +101,7 @@ def check_rows(batch_rows: int, micro: int, chips: int) -> None:
         raise ConfigError(f"pretrain.batch_rows {batch_rows} is not a multiple of pretrain.micro_rows {micro}")
 
 
-def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> Compiled:
+def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> CompiledStep:
     """The step of this config, compiled for the devices of `mesh`; nothing is run."""
     sources = len({name for phase in config.phases for name in phase.mixture})
     program = Program(config, model, mesh, steps, sources, length, seed=0)
@@ -114,12 +114,12 @@ def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int,
             raise
         used = _OVER.search(str(error))
         peak = int(float(used[1]) * _UNITS[used[2]]) if used else None
-        return Compiled(rows, peak, refused=True, seconds=time.perf_counter() - began)
+        return CompiledStep(rows, peak, refused=True, seconds=time.perf_counter() - began)
     memory = done.memory_analysis()
     # The state is donated: what comes out lies where it went in.
     extra = memory.output_size_in_bytes - memory.alias_size_in_bytes
     peak = memory.argument_size_in_bytes + extra + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    return Compiled(
+    return CompiledStep(
         rows,
         peak,
         memory.argument_size_in_bytes,
@@ -129,7 +129,9 @@ def compiled(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int,
     )
 
 
-def _largest(chips: int, asked: Compiled, attempt: Callable[[int], Compiled], limit: int) -> Compiled | None:
+def _largest(
+    chips: int, asked: CompiledStep, attempt: Callable[[int], CompiledStep], limit: int
+) -> CompiledStep | None:
     """The most rows at once that fit, among those asked times or over powers of two; None if one row a chip does not.
 
     Memory grows in a straight line with the rows: two programs tell where it ends, and a third one that it is so.
@@ -155,7 +157,7 @@ def _largest(chips: int, asked: Compiled, attempt: Callable[[int], Compiled], li
     return best
 
 
-def _said(found: Compiled, chips: int, limit: int | None) -> dict[str, Any]:
+def _said(found: CompiledStep, chips: int, limit: int | None) -> dict[str, Any]:
     return {
         "micro_rows": found.micro_rows,
         "rows_per_chip": found.micro_rows // chips,
@@ -168,7 +170,7 @@ def _said(found: Compiled, chips: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _advice(asked: Compiled, most: Compiled | None, mesh: Mesh, limit: int | None) -> str:
+def _advice(asked: CompiledStep, most: CompiledStep | None, mesh: Mesh, limit: int | None) -> str:
     """One sentence: what to change, or that nothing needs to."""
     if asked.fits(limit):
         return "it fits"

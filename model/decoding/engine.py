@@ -18,9 +18,28 @@ import numpy as np
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.decoding.cache import decode_weights
-from model.decoding.requests import Busy, Event, Failed, Finish, Order, Piece, Scored, Stopped, Ticket
+from model.decoding.requests import (
+    Chunk,
+    DecodeRequest,
+    EngineEvent,
+    EngineStopped,
+    FinishReason,
+    Handle,
+    PromptScores,
+    QueueFull,
+    RequestFailed,
+)
 from model.decoding.sampling import sample_keys
-from model.decoding.slots import Prompted, Scores, Wishes, Written, advance, empty_slots, place, read_prompts
+from model.decoding.slots import (
+    PrefilledPrompts,
+    PrefillScores,
+    SlotOutput,
+    SlotSettings,
+    advance,
+    empty_slots,
+    place,
+    read_prompts,
+)
 from model.layers.common import Params
 
 logger = logging.getLogger(__name__)
@@ -30,7 +49,7 @@ ROWS = 4  # prompts that are read, and slots that are filled, by one program
 SMALLEST_BUCKET = 64
 
 
-Listener = Callable[[list[tuple[Ticket, Event]]], None]
+Listener = Callable[[list[tuple[Handle, EngineEvent]]], None]
 
 
 class Engine:
@@ -43,8 +62,8 @@ class Engine:
             raise ConfigError(f"--slots {slots} and --queue {queue} must be 1 or more")
         self.config, self.capacity, self.queue = config, slots, queue
         self._params, self._stops, self._think_end = params, stops, think_end
-        self._seats: list[Ticket | None] = [None] * slots
-        self._waiting: deque[Ticket] = deque()
+        self._seats: list[Handle | None] = [None] * slots
+        self._waiting: deque[Handle] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._seconds = 1.0  # a sample's time from its order to its end, the later ones weighing more
@@ -66,22 +85,22 @@ class Engine:
             self._changed.notify()
         self._thread.join()
 
-    def submit(self, orders: Sequence[Order]) -> list[Ticket]:
-        """Queue all of them or none. Raises `Busy`, `Stopped`, or ConfigError for one that does not fit the model."""
+    def submit(self, orders: Sequence[DecodeRequest]) -> list[Handle]:
+        """Queue all of them or none. Raises `QueueFull`, `EngineStopped`, or `ConfigError` where one does not fit."""
         for order in orders:
             self._check(order)
-        tickets = [Ticket(order) for order in orders]
+        tickets = [Handle(order) for order in orders]
         with self._changed:
             if self._stopping or self.failure:
-                raise Stopped(self.failure or "the server is stopping")
+                raise EngineStopped(self.failure or "the server is stopping")
             waiting = sum(not ticket.cancelled for ticket in self._waiting)
             if waiting + len(tickets) > self.queue:
-                raise Busy(waiting, self._until_room(waiting))
+                raise QueueFull(waiting, self._until_room(waiting))
             self._waiting.extend(tickets)
             self._changed.notify()
         return tickets
 
-    def cancel(self, tickets: Sequence[Ticket]) -> None:
+    def cancel(self, tickets: Sequence[Handle]) -> None:
         """Nothing more is wanted of these: their slots are free at the next turn."""
         with self._changed:
             for ticket in tickets:
@@ -94,7 +113,7 @@ class Engine:
             seated = sum(ticket is not None and not ticket.cancelled for ticket in self._seats)
             return seated, sum(not ticket.cancelled for ticket in self._waiting)
 
-    def _check(self, order: Order) -> None:
+    def _check(self, order: DecodeRequest) -> None:
         length, context = len(order.prompt), self.config.context
         if not 1 <= length <= context - order.max_tokens:
             raise ConfigError(
@@ -142,7 +161,7 @@ class Engine:
             return not self._stopping
 
     def _turn(self) -> None:
-        events: list[tuple[Ticket, Event]] = []
+        events: list[tuple[Handle, EngineEvent]] = []
         with self._changed:
             self._seats = [None if ticket and ticket.cancelled else ticket for ticket in self._seats]
             groups = self._called()
@@ -152,21 +171,21 @@ class Engine:
             events += self._step()
         self._listener(events)
 
-    def _called(self) -> list[list[Ticket]]:
+    def _called(self) -> list[list[Handle]]:
         """Who is next, first come first served, in groups whose prompts are read together."""
         free, groups = self._seats.count(None), []
         most = max(1, self.capacity // ROWS)
         while self._waiting and len(groups) < most:
-            group: list[Ticket] = []
+            group: list[Handle] = []
             while self._waiting:
                 ticket = self._waiting[0]
                 if ticket.cancelled:
                     self._waiting.popleft()
                     continue
-                distinct = {one.order.prompt for one in [*group, ticket]}
-                if len(distinct) > ROWS or (group and ticket.order.scored != group[0].order.scored):
+                distinct = {one.request.prompt for one in [*group, ticket]}
+                if len(distinct) > ROWS or (group and ticket.request.score_prompt != group[0].request.score_prompt):
                     break
-                if ticket.order.max_tokens:
+                if ticket.request.max_tokens:
                     if not free:
                         break
                     free -= 1
@@ -176,19 +195,21 @@ class Engine:
             groups.append(group)
         return groups
 
-    def _begin(self, group: list[Ticket]) -> list[tuple[Ticket, Event]]:
+    def _begin(self, group: list[Handle]) -> list[tuple[Handle, EngineEvent]]:
         """Read the prompts of a group, each once, and seat those who want more than scores."""
-        prompts = {prompt: row for row, prompt in enumerate(dict.fromkeys(one.order.prompt for one in group))}
+        prompts = {prompt: row for row, prompt in enumerate(dict.fromkeys(one.request.prompt for one in group))}
         longest = max(map(len, prompts))
         length = next(size for size in buckets(self.config.context) if size >= longest)
-        prompted, scores = self._read(prompts, length, group[0].order.scored)
-        self._seat(prompted, [ticket for ticket in group if ticket.order.max_tokens], prompts)
+        prompted, scores = self._read(prompts, length, group[0].request.score_prompt)
+        self._seat(prompted, [ticket for ticket in group if ticket.request.max_tokens], prompts)
         if scores is None:
             return []
-        arrays = Scores(*map(np.asarray, scores))
-        return [(ticket, _scored(ticket.order, arrays, prompts[ticket.order.prompt])) for ticket in group]
+        arrays = PrefillScores(*map(np.asarray, scores))
+        return [(ticket, _scored(ticket.request, arrays, prompts[ticket.request.prompt])) for ticket in group]
 
-    def _read(self, prompts: dict[tuple[int, ...], int], length: int, scored: bool) -> tuple[Prompted, Scores | None]:
+    def _read(
+        self, prompts: dict[tuple[int, ...], int], length: int, scored: bool
+    ) -> tuple[PrefilledPrompts, PrefillScores | None]:
         rows = 1 if len(prompts) == 1 else ROWS
         tokens_BP, lengths_B = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
         for prompt, row in prompts.items():
@@ -196,45 +217,44 @@ class Engine:
             lengths_B[row] = len(prompt)
         return read_prompts(self._params, tokens_BP, lengths_B, self.config, scored)
 
-    def _seat(self, prompted: Prompted, tickets: list[Ticket], rows: dict[tuple[int, ...], int]) -> None:
+    def _seat(self, prompted: PrefilledPrompts, tickets: list[Handle], rows: dict[tuple[int, ...], int]) -> None:
         free = [slot for slot, ticket in enumerate(self._seats) if ticket is None]
         for first in range(0, len(tickets), ROWS):
             some, into = tickets[first : first + ROWS], free[first : first + ROWS][: len(tickets) - first]
-            self._put(prompted, [ticket.order for ticket in some], [rows[one.order.prompt] for one in some], into)
+            self._put(prompted, [ticket.request for ticket in some], [rows[one.request.prompt] for one in some], into)
             for slot, ticket in zip(into, some, strict=True):
                 self._seats[slot] = ticket
 
-    def _put(self, prompted: Prompted, orders: list[Order], source: list[int], into: list[int]) -> None:
+    def _put(self, prompted: PrefilledPrompts, orders: list[DecodeRequest], source: list[int], into: list[int]) -> None:
         """Some slots begin their completions; the rows that are left over go nowhere."""
         idle = ROWS - len(orders)
         source_R = np.array(source + [0] * idle, np.int32)
         into_R = np.array(into + [self.capacity] * idle, np.int32)
         self._slots = place(self._slots, prompted, source_R, into_R, _wishes(orders, idle))
 
-    def _step(self) -> list[tuple[Ticket, Event]]:
+    def _step(self) -> list[tuple[Handle, EngineEvent]]:
         """Write some tokens; those who are done leave."""
         written = self._write(np.array([ticket is not None for ticket in self._seats]))
         counts, active, ids_TB, logprobs_TB = map(np.asarray, written[:4])
-        tops = any(ticket and ticket.order.tops for ticket in self._seats)
+        tops = any(ticket and ticket.request.alternatives for ticket in self._seats)
         alternatives = tuple(map(np.asarray, written[4:])) if tops else ()
-        events: list[tuple[Ticket, Event]] = []
+        events: list[tuple[Handle, EngineEvent]] = []
         for slot, ticket in enumerate(self._seats):
             if ticket is None:
                 continue
             ids = ids_TB[: counts[slot], slot].tolist()
-            finish: Finish | None = None
+            finish: FinishReason | None = None
             if not active[slot]:
                 finish = "stop" if ids[-1] in self._stops else "length"
                 self._seats[slot] = None
-                self._seconds += 0.1 * (time.monotonic() - ticket.asked - self._seconds)
-            ticket.written += len(ids)
+                self._seconds += 0.1 * (time.monotonic() - ticket.submitted_at - self._seconds)
             self.tokens += len(ids)
-            wanted = ticket.order.tops
+            wanted = ticket.request.alternatives
             best = _tops(*(part[: counts[slot], slot, :wanted] for part in alternatives)) if wanted else []
-            events.append((ticket, Piece(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
+            events.append((ticket, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
         return events
 
-    def _write(self, kept_B: np.ndarray) -> Written:
+    def _write(self, kept_B: np.ndarray) -> SlotOutput:
         self._slots, written = advance(
             self._weights, self._slots, kept_B, self.config, self._stops, self._think_end, STRIDE
         )
@@ -247,7 +267,7 @@ class Engine:
             left = [ticket for ticket in [*self._seats, *self._waiting] if ticket and not ticket.cancelled]
             self._waiting.clear()
             self._seats = [None] * self.capacity
-        self._listener([(ticket, Failed(why)) for ticket in left])
+        self._listener([(ticket, RequestFailed(why)) for ticket in left])
 
 
 def buckets(context: int) -> list[int]:
@@ -260,26 +280,28 @@ def buckets(context: int) -> list[int]:
     return [*lengths, context]
 
 
-def _wishes(orders: list[Order], idle: int) -> Wishes:
+def _wishes(orders: list[DecodeRequest], idle: int) -> SlotSettings:
     """Those of the orders, then of so many rows that nobody sits in."""
-    rows = [*orders, *[Order((0,), 1)] * idle]
+    rows = [*orders, *[DecodeRequest((0,), 1)] * idle]
     budgets = [-1 if order.thinking_budget is None else order.thinking_budget for order in rows]
-    return Wishes(
+    return SlotSettings(
         sample_keys([order.seed for order in rows]),
         np.array([order.temperature for order in rows], np.float32),
         np.array([order.top_k for order in rows], np.int32),
         np.array([order.top_p for order in rows], np.float32),
         np.array([order.max_tokens for order in rows], np.int32),
         np.array(budgets, np.int32),
-        np.array([order.tops > 0 for order in rows]),
+        np.array([order.alternatives > 0 for order in rows]),
     )
 
 
-def _scored(order: Order, scores: Scores, row: int) -> Scored:
+def _scored(order: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:
     count = len(order.prompt) - 1
     first = scores.logprobs.shape[1] - count
-    tops = _tops(scores.top_ids[row, first:, : order.tops], scores.top_logprobs[row, first:, : order.tops])
-    return Scored(scores.logprobs[row, first:].tolist(), tops if order.tops else [])
+    tops = _tops(
+        scores.top_ids[row, first:, : order.alternatives], scores.top_logprobs[row, first:, : order.alternatives]
+    )
+    return PromptScores(scores.logprobs[row, first:].tolist(), tops if order.alternatives else [])
 
 
 def _tops(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:

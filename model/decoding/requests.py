@@ -1,31 +1,31 @@
-"""What the batching engine is asked for, and what it tells: orders, their tickets, events, and why it takes no more."""
+"""Types of the batching engine: requests, their handles, the events it emits, and its errors when full or stopped."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-Finish = Literal["stop", "length"]
+FinishReason = Literal["stop", "length"]
 
 
-class Busy(RuntimeError):
-    """The queue is full; `retry_after` seconds from now there should be room."""
+class QueueFull(RuntimeError):
+    """The queue is full; there should be room `retry_after` seconds from now."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests are waiting, and the queue holds no more; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
-class Stopped(RuntimeError):
-    """The engine takes no more orders: it is being stopped, or it has failed."""
+class EngineStopped(RuntimeError):
+    """The engine accepts no more requests: it is shutting down, or it has failed."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """One sample to be made, or with `max_tokens` 0 a prompt to be scored alone.
+class DecodeRequest:
+    """One sample to decode, or with `max_tokens` 0 a prompt that is only scored.
 
-    `seed` identifies the sample as for `model.decoding.generate`; `scored`: the prompt's log-probabilities are
-    wanted; `tops`:
-    how many alternatives to each token are.
+    seed: identifies the sample, as in `model.decoding.generate`.
+    score_prompt: also return the log-probabilities of the prompt's tokens.
+    alternatives: how many of the likeliest tokens to return at each position.
     """
 
     prompt: tuple[int, ...]
@@ -35,43 +35,42 @@ class Order:
     top_k: int = 0
     top_p: float = 1.0
     thinking_budget: int | None = None
-    scored: bool = False
-    tops: int = 0
+    score_prompt: bool = False
+    alternatives: int = 0
 
 
 @dataclass(frozen=True)
-class Scored:
-    """log p of each prompt token after those before it (the first has none), and the likeliest (id, log p) there."""
+class PromptScores:
+    """log p of each prompt token after the first, given those before it, and the likeliest (id, log p) there."""
 
     logprobs: list[float]
-    tops: list[list[tuple[int, float]]]
+    alternatives: list[list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Tokens just written, a stop id the last if there is one; `finish` once there is no more to come."""
+class Chunk:
+    """The next tokens of a sample, ending with the stop id if there is one; `finish` is set on the last chunk."""
 
     ids: list[int]
     logprobs: list[float]
-    tops: list[list[tuple[int, float]]]
-    finish: Finish | None
+    alternatives: list[list[tuple[int, float]]]
+    finish: FinishReason | None
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The engine broke down before the sample was done."""
+class RequestFailed:
+    """The engine failed or was stopped before the sample was complete."""
 
     message: str
 
 
-Event = Scored | Piece | Failed
+EngineEvent = PromptScores | Chunk | RequestFailed
 
 
 @dataclass(eq=False)
-class Ticket:
-    """An order in the queue or in a slot."""
+class Handle:
+    """A request in the queue or in a slot."""
 
-    order: Order
+    request: DecodeRequest
     cancelled: bool = False
-    written: int = 0
-    asked: float = field(default_factory=time.monotonic)
+    submitted_at: float = field(default_factory=time.monotonic)

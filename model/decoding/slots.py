@@ -27,7 +27,7 @@ SCORED_TOPS = 5  # and beside one of a prompt
 SCORE_CHUNK = 64  # columns whose logits are held at once while a prompt is scored
 
 
-class Wishes(NamedTuple):
+class SlotSettings(NamedTuple):
     """What each sample asked for; a leading axis of rows or slots. `thinking_budget` below 0: none."""
 
     keys_B2: Array
@@ -49,10 +49,10 @@ class Slots(NamedTuple):
     active_B: Array
     thinking_B: Array
     uniforms_BS: Array
-    wishes: Wishes
+    wishes: SlotSettings
 
 
-class Written(NamedTuple):
+class SlotOutput(NamedTuple):
     """What one call of `advance` wrote, T tokens at most: a token counts where `count_B` goes beyond its place."""
 
     count_B: Array
@@ -63,7 +63,7 @@ class Written(NamedTuple):
     top_logprobs_TBN: Array
 
 
-class Prompted(NamedTuple):
+class PrefilledPrompts(NamedTuple):
     """Prompts read: their last hidden state and caches of a whole context, from column 0 on."""
 
     blocks: tuple[BlockCache, ...]
@@ -71,7 +71,7 @@ class Prompted(NamedTuple):
     lengths_B: Array
 
 
-class Scores(NamedTuple):
+class PrefillScores(NamedTuple):
     """log p of each prompt token but the first, right-aligned [B, P-1], and the likeliest in its place [B, P-1, N]."""
 
     logprobs: Array
@@ -90,7 +90,7 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
     )
     kept = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
     whole, real = jnp.zeros(count, jnp.int32), jnp.zeros(count, jnp.float32)
-    wishes = Wishes(jnp.zeros((count, 2), jnp.uint32), real, whole, real + 1, whole, whole - 1, whole > 0)
+    wishes = SlotSettings(jnp.zeros((count, 2), jnp.uint32), real, whole, real + 1, whole, whole - 1, whole > 0)
     return Slots(
         tuple(BlockCache(states, kept, kept) for _ in range(config.blocks)),
         jnp.zeros((count, config.width), dtype),
@@ -106,7 +106,7 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
 @partial(jax.jit, static_argnames=("config", "scored"))
 def read_prompts(
     params: Params, tokens_BP: Array, lengths_B: Array, config: ModelConfig, scored: bool
-) -> tuple[Prompted, Scores | None]:
+) -> tuple[PrefilledPrompts, PrefillScores | None]:
     """Prefill right-aligned prompts (`lengths_B` from 1); `scored`: with the log-probabilities of their tokens."""
     x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
 
@@ -119,12 +119,12 @@ def read_prompts(
         held._replace(keys_BGSH=to_the_left(held.keys_BGSH), values_BGSH=to_the_left(held.values_BGSH))
         for held in cache.blocks
     )
-    prompted = Prompted(blocks, x_BPD[:, -1], lengths_B)
+    prompted = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)
     return prompted, _scores(params, config, x_BPD, tokens_BP) if scored else None
 
 
 @partial(jax.jit, donate_argnames="slots")
-def place(slots: Slots, prompted: Prompted, source_R: Array, into_R: Array, wishes: Wishes) -> Slots:
+def place(slots: Slots, prompted: PrefilledPrompts, source_R: Array, into_R: Array, wishes: SlotSettings) -> Slots:
     """Slot into_R[r] begins a completion of prompt source_R[r] as wishes[r] says; rows of a slot beyond the last go."""
 
     def put(held: Array, new: Array) -> Array:
@@ -155,11 +155,11 @@ def advance(
     stops: tuple[int, ...],
     think_end: int,
     stride: int,
-) -> tuple[Slots, Written]:
+) -> tuple[Slots, SlotOutput]:
     """Up to `stride` tokens in every slot that is active and kept; a stop id is the last that a slot writes."""
     count, alternatives = slots.positions_B.shape[0], min(MOST_TOPS, config.vocabulary)
     slots = slots._replace(active_B=slots.active_B & kept_B)
-    written = Written(
+    written = SlotOutput(
         jnp.zeros(count, jnp.int32),
         slots.active_B,
         jnp.zeros((stride, count), jnp.int32),
@@ -168,7 +168,7 @@ def advance(
         jnp.zeros((stride, count, alternatives)),
     )
 
-    def body(carry: tuple[Array, Slots, Written]) -> tuple[Array, Slots, Written]:
+    def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
         step, slots, written = carry
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
         ids_B, thinking_B = _drawn(slots, logits_BV, think_end)
@@ -190,7 +190,7 @@ def advance(
             active_B=slots.active_B & ~ended_B,
             thinking_B=thinking_B,
         )
-        told = Written(
+        told = SlotOutput(
             written.count_B + moved_B,
             after.active_B,
             written.ids_TB.at[step].set(ids_B),
@@ -200,7 +200,7 @@ def advance(
         )
         return step + 1, after, told
 
-    def unfinished(carry: tuple[Array, Slots, Written]) -> Array:
+    def unfinished(carry: tuple[Array, Slots, SlotOutput]) -> Array:
         return (carry[0] < stride) & jnp.any(carry[1].active_B)
 
     _, slots, written = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), slots, written))
@@ -217,20 +217,20 @@ def _drawn(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Array
     return ids_B, slots.thinking_B & (ids_B != think_end)
 
 
-def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array) -> Scores:
+def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array) -> PrefillScores:
     """Each token's log-probability after those before it; columns before a prompt's second token mean nothing."""
     before, length = x_BPD.shape[0], x_BPD.shape[1] - 1
     missing = -length % SCORE_CHUNK
     hidden = jnp.pad(x_BPD[:, :-1], ((0, 0), (0, missing), (0, 0)))
     targets = jnp.pad(tokens_BP[:, 1:], ((0, 0), (0, missing)))
 
-    def chunk(part: tuple[Array, Array]) -> Scores:
+    def chunk(part: tuple[Array, Array]) -> PrefillScores:
         hidden_BCD, targets_BC = part
         logits_BCV = masked_logits(hidden_BCD, params["embedding"], config.vocabulary)
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
         values_BCN, ids_BCN = likeliest(logits_BCV, min(SCORED_TOPS, config.vocabulary))
-        return Scores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
+        return PrefillScores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
 
     def chunks(array: Array) -> Array:
         return jnp.swapaxes(array.reshape(before, -1, SCORE_CHUNK, *array.shape[2:]), 0, 1)

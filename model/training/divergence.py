@@ -19,7 +19,7 @@ NORMAL = 1.4826  # the median deviation of a normal distribution, times this, is
 LEAST = 0.02  # of the median: a loss that hardly varies must not make a spike of every ripple
 
 
-class GoBack(Exception):
+class Rollback(Exception):
     """The run has left the road at step `last`: to be resumed from a checkpoint, past that step."""
 
     def __init__(self, last: int, why: str) -> None:
@@ -28,8 +28,8 @@ class GoBack(Exception):
 
 
 @dataclass
-class Vitals:
-    """What `Health` remembers, as JSON data: recent losses, and the times that the run went back."""
+class DivergenceState:
+    """What `DivergenceMonitor` remembers, as JSON data: recent losses, and the times that the run went back."""
 
     losses: list[float] = field(default_factory=list)
     bad: list[int] = field(default_factory=list)  # steps in a row, up to now, that were not finite
@@ -37,13 +37,13 @@ class Vitals:
     went_back: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Health:
+class DivergenceMonitor:
     """Follows the steps in order. `skip_limit` and `spike_steps` in a row are borne; `rollbacks` times it goes back."""
 
     def __init__(self, skip_limit: int, spike_factor: float, spike_steps: int, rollbacks: int) -> None:
         self._skip_limit, self._factor = skip_limit, spike_factor
         self._spike_steps, self._rollbacks = spike_steps, rollbacks
-        self.vitals = Vitals()
+        self.vitals = DivergenceState()
 
     def new_phase(self) -> None:
         """Other data, other losses: nothing to compare with."""
@@ -70,12 +70,12 @@ class Health:
         return False
 
     def decide(self, step: int) -> None:
-        """Raises `GoBack` where more has gone wrong in a row than is to be borne."""
+        """Raises `Rollback` where more has gone wrong in a row than is to be borne."""
         bad, high = self.vitals.bad, self.vitals.high
         if len(bad) > self._skip_limit:
-            raise GoBack(step, f"the loss or its gradient was not finite in {_run(bad)}")
+            raise Rollback(step, f"the loss or its gradient was not finite in {_run(bad)}")
         if len(high) > self._spike_steps:
-            raise GoBack(step, f"the loss was above {self.threshold():.3f} in {_run(high)}")
+            raise Rollback(step, f"the loss was above {self.threshold():.3f} in {_run(high)}")
 
     def threshold(self) -> float | None:
         """Above this a loss is a spike; None while too few are known, or if spikes are not looked for."""
@@ -86,7 +86,7 @@ class Health:
         spread = NORMAL * statistics.median(abs(loss - middle) for loss in losses)
         return middle + self._factor * max(spread, LEAST * abs(middle))
 
-    def turned(self, trouble: GoBack, checkpoint: int) -> None:
+    def turned(self, trouble: Rollback, checkpoint: int) -> None:
         """The run stands at `checkpoint` again and goes on after the step of the trouble.
 
         Raises `ConfigError`, with the evidence, when that has come to pass too often.

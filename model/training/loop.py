@@ -28,8 +28,8 @@ from model.capacity.flops import peak_of, training_flops
 from model.nautile import parameter_counts
 from model.sharding import gathered, make_mesh, put_rows
 from model.training.checkpoint import TrainCheckpoints
-from model.training.divergence import GoBack, Health, Vitals
-from model.training.metrics import Meter
+from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
+from model.training.metrics import TrainMetrics
 from model.training.midtrain_eval import Sampler, validate
 from model.training.preemption import Asked, termination
 from model.training.step import BATCH, Program, StepMetrics, TrainState
@@ -101,8 +101,8 @@ class _Run:
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, self.loader.row_length)
         peak_tokens = peak * self.mesh.size / self.flops if peak else None
-        self.meter = Meter(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
-        self.health = Health(config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks)
+        self.meter = TrainMetrics(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
+        self.health = DivergenceMonitor(config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks)
         self.sampler = Sampler(model, tokenizer, self.loader, emit)
         self.compile_seconds: float | None = None
 
@@ -139,11 +139,11 @@ class _Run:
         last = self.checkpoints.latest()
         if last is None:
             self.meter.resume({})
-            self.health.vitals = Vitals()
+            self.health.vitals = DivergenceState()
             return self.program.fresh(), 0
         state, saved = self.checkpoints.restore(last, self.program.state_shapes())
         self.meter.resume(saved["account"])
-        self.health.vitals = Vitals(**saved["vitals"])
+        self.health.vitals = DivergenceState(**saved["vitals"])
         logger.info("resumed from the checkpoint of step %d of %d", last, self.steps)
         return state, last
 
@@ -155,12 +155,12 @@ class _Run:
             while True:
                 try:
                     return self._steps(step_program, state, first, asked)
-                except GoBack as trouble:
+                except Rollback as trouble:
                     del state
-                    ended = GoBack(trouble.last, trouble.why)  # without its frames, which hold the state in memory
+                    ended = Rollback(trouble.last, trouble.why)  # without its frames, which hold the state in memory
                 state, first = self._go_back(ended)
 
-    def _go_back(self, trouble: GoBack) -> tuple[TrainState, int]:
+    def _go_back(self, trouble: Rollback) -> tuple[TrainState, int]:
         """The last checkpoint's state, to go on from after the step of the trouble: its batches are passed over.
 
         A run killed before its next checkpoint meets the same trouble and does the same again, so nothing is saved.
@@ -173,7 +173,7 @@ class _Run:
         return state._replace(step=step), trouble.last + 1
 
     def _steps(self, step_program: Any, state: TrainState, first: int, asked: Asked) -> TrainState:
-        """The steps from `first` on. Raises `GoBack`, and `Retryable` when it was asked to stop."""
+        """The steps from `first` on. Raises `Rollback`, and `Retryable` when it was asked to stop."""
         waiting: tuple[int, StepMetrics, Batch] | None = None
         batch = self.loader.batch(first) if first < self.steps else None
         self.meter.start_clock()

@@ -19,7 +19,7 @@ from model.training.step import StepMetrics
 
 
 @dataclass
-class Account:
+class MetricTotals:
     """Sums over steps. `window` and `latest`: source -> [nats, targets, bytes], since the last log and before it."""
 
     seconds: float = 0.0
@@ -30,7 +30,7 @@ class Account:
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class Meter:
+class TrainMetrics:
     """Reads the metrics of one step after another and reports them every `log_every` steps."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Meter:
         """`peak_tokens`: tokens/s at which the devices would be fully used by the model's own operations, if known."""
         self._emit, self._names, self._tokens, self._steps, self._log_every = emit, names, tokens, steps, log_every
         self._peak_tokens = peak_tokens
-        self.account = Account()
+        self.account = MetricTotals()
         self.durations: list[float] = []
         self._window_from = 0
         self._last = self._window_began = time.perf_counter()
@@ -94,7 +94,7 @@ class Meter:
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Go on from what `saved` gave."""
-        self.account = Account(**saved)
+        self.account = MetricTotals(**saved)
 
     def _report(self, done: int, metrics: StepMetrics, finite: bool) -> None:
         """Emit the window's means and the last step's norms; `done` is the number of steps taken."""

@@ -137,9 +137,9 @@ def _work(request: dict[str, Any], staging: Path, process: int | None, part: lis
     if process is not None:
         _join(process)
     if stage.accelerator:
-        from model.compile_cache import keep_compiled  # imports JAX, which the other stages have no use for
+        from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages have no use for
 
-        keep_compiled(Path(request["store"]) / "compiled")
+        enable_compile_cache(Path(request["store"]) / "compiled")
     if process:
         stage.work(_job(request, staging, stage, silent, process))
         return

@@ -18,7 +18,7 @@ def planning(job: Job) -> None:
     from model.capacity import topology
 
     topology.compilers()  # before JAX is used
-    from model.capacity.planner import plan
+    from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import plan as plan_reinforcement
 
@@ -30,7 +30,7 @@ def planning(job: Job) -> None:
     config, model = job.part("plan", PlanConfig), job.part("model", ModelConfig)
     wanted = topology.topology(config.topology)
     pretrain = job.part("pretrain", PretrainConfig)
-    found = plan(pretrain, model, config.row_length, wanted, config.mfu, config.largest, tell)
+    found = plan_training(pretrain, model, config.row_length, wanted, config.mfu, config.largest, tell)
     found["reinforcement"] = {}
     align, reason = job.part("align", AlignConfig), job.part("reason", ReasonConfig)
     traces = job.part("self_distill", SelfDistillConfig)
@@ -58,7 +58,7 @@ _HEAD = ["| reinforcement | completions at once | stays | rollout | update | fit
 
 
 def markdown(plan: dict[str, Any]) -> str:
-    """What `model.capacity.planner.plan` found, for people."""
+    """What `model.capacity.planner.plan_training` found, for people."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     limit = plan["memory_limit"]
     has = f" {limit / GIB:.2f} GiB each" if limit else ""

@@ -27,7 +27,7 @@ def test_programs_are_kept_even_after_others_were_compiled(tmp_path, monkeypatch
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setattr(compiling, "WORTH_KEEPING_S", 0.0)
     jax.jit(lambda x: x + 1)(np.float32(1))
-    compiling.keep_compiled(tmp_path)
+    compiling.enable_compile_cache(tmp_path)
     assert jax.jit(lambda x: x * 3 - 5)(np.float32(2)) == 1
     [machine] = tmp_path.iterdir()
     assert any(path.name.startswith("jit_") for path in machine.iterdir())
@@ -36,5 +36,5 @@ def test_programs_are_kept_even_after_others_were_compiled(tmp_path, monkeypatch
 def test_an_operators_cache_wins(tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
-    compiling.keep_compiled(tmp_path / "ours")
+    compiling.enable_compile_cache(tmp_path / "ours")
     assert jax.config.jax_compilation_cache_dir == before

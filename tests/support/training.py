@@ -19,7 +19,7 @@ from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import SplitPacker
 from data.tokens.shards import Index, write_index, write_shard
-from model.compile_cache import keep_compiled
+from model.compile_cache import enable_compile_cache
 from model.training.loop import train
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -78,7 +78,7 @@ def run(
 
 def compile_once(folder: Path) -> None:
     """Share compiled programs between tests and with child processes."""
-    keep_compiled(folder)
+    enable_compile_cache(folder)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flows.cli import main as cli
-from model.capacity.planner import Compiled, _largest
+from model.capacity.planner import CompiledStep, _largest
 from model.capacity.topology import AHEAD
 from store.artifacts import Store
 
@@ -101,7 +101,7 @@ def test_the_largest_is_found_with_few_programs(asked, room, found, programs):
 
     def attempt(rows):
         tried.append(rows)
-        return Compiled(rows, 100 + rows)
+        return CompiledStep(rows, 100 + rows)
 
     most = _largest(8, attempt(asked), attempt, room)
     assert (most and most.micro_rows) == found

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from model.decoding import engine as engine_module
 from model.decoding.engine import Engine, buckets
 from model.decoding.generate import Generator
-from model.decoding.requests import Busy, Failed, Order, Scored, Stopped
+from model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
 from model.decoding.sampling import Sampling
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
@@ -22,14 +22,14 @@ from model.nautile import forward
 STOPS, THINK_END = (3, 4), 9
 SLOTS, QUEUE = 4, 24
 ORDERS = [
-    Order((5, 6, 7), 12, (1,), temperature=0.0),
-    Order((9,), 20, (2,)),
-    Order((11, 12, 13, 14, 15, 16), 7, (3,), temperature=0.7, top_k=5),
-    Order((8, 3), 30, (4,), temperature=1.3, top_p=0.8),
-    Order(tuple(range(10, 49)), 14, (5,), top_k=20, top_p=0.9),
-    Order((8, 3), 25, (6,), thinking_budget=5),
-    Order((5, 6, 7), 12, (7,), thinking_budget=0),
-    Order((70, 71), 62, (8,), temperature=2.0),
+    DecodeRequest((5, 6, 7), 12, (1,), temperature=0.0),
+    DecodeRequest((9,), 20, (2,)),
+    DecodeRequest((11, 12, 13, 14, 15, 16), 7, (3,), temperature=0.7, top_k=5),
+    DecodeRequest((8, 3), 30, (4,), temperature=1.3, top_p=0.8),
+    DecodeRequest(tuple(range(10, 49)), 14, (5,), top_k=20, top_p=0.9),
+    DecodeRequest((8, 3), 25, (6,), thinking_budget=5),
+    DecodeRequest((5, 6, 7), 12, (7,), thinking_budget=0),
+    DecodeRequest((70, 71), 62, (8,), temperature=2.0),
 ]
 
 
@@ -60,14 +60,14 @@ class Desk:
         ids, logprobs, tops, scored = [], [], [], None
         while True:
             event = self.boxes[ticket].get(timeout=60)
-            if isinstance(event, Failed):
+            if isinstance(event, RequestFailed):
                 return event
-            if isinstance(event, Scored):
+            if isinstance(event, PromptScores):
                 scored = event
-                if not ticket.order.max_tokens:
+                if not ticket.request.max_tokens:
                     return ids, logprobs, tops, scored, None
                 continue
-            ids, logprobs, tops = ids + event.ids, logprobs + event.logprobs, tops + event.tops
+            ids, logprobs, tops = ids + event.ids, logprobs + event.logprobs, tops + event.alternatives
             if event.finish:
                 return ids, logprobs, tops, scored, event.finish
 
@@ -121,7 +121,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(desk, alone):
 
 def test_samples_of_one_prompt_differ_by_their_seeds_alone(desk):
     """More of them than are read or placed at once."""
-    orders = [Order((5, 6, 7), 10, (seed,)) for seed in (1, 2, 3, 4, 5, 6, 1)]
+    orders = [DecodeRequest((5, 6, 7), 10, (seed,)) for seed in (1, 2, 3, 4, 5, 6, 1)]
     found = [outcome[0] for outcome in desk.fill(orders)]
     assert found[0] == found[6]
     assert len({tuple(ids) for ids in found}) == 6
@@ -129,7 +129,7 @@ def test_samples_of_one_prompt_differ_by_their_seeds_alone(desk):
 
 def test_logprobs_are_those_of_the_trainer(config, params, desk):
     """Of a prompt and of what follows it, and the alternatives to each."""
-    order = Order((5, 6, 7, 20, 21), 9, (1,), scored=True, tops=5)
+    order = DecodeRequest((5, 6, 7, 20, 21), 9, (1,), score_prompt=True, alternatives=5)
     ids, logprobs, tops, scored, _ = desk.fill([order])[0]
     row = jnp.asarray([[*order.prompt, *ids]])
     positions = jnp.arange(row.shape[1])[None]
@@ -137,7 +137,7 @@ def test_logprobs_are_those_of_the_trainer(config, params, desk):
     expected, _ = token_logprobs(params, config, hidden_BLD[:, :-1], row[:, 1:])
     np.testing.assert_allclose([*scored.logprobs, *logprobs], expected[0], atol=1e-4)
     every_LV = jax.nn.log_softmax(masked_logits(hidden_BLD[0, :-1], params["embedding"], config.vocabulary))
-    for place, best in enumerate([*scored.tops, *tops]):
+    for place, best in enumerate([*scored.alternatives, *tops]):
         np.testing.assert_array_equal([one for one, _ in best], np.argsort(-every_LV[place])[:5])
         np.testing.assert_allclose([value for _, value in best], np.sort(every_LV[place])[::-1][:5], atol=1e-4)
 
@@ -145,10 +145,10 @@ def test_logprobs_are_those_of_the_trainer(config, params, desk):
 def test_scores_alone_need_no_slot(desk):
     """Equal prompts, long and short ones; the scores are the same as when tokens follow."""
     prompts = [(5, 6, 7), tuple(range(10, 74)), (9,), (5, 6, 7), (8, 3), (1, 2)]
-    found = desk.fill([Order(prompt, 0, scored=True) for prompt in prompts])
+    found = desk.fill([DecodeRequest(prompt, 0, score_prompt=True) for prompt in prompts])
     assert [len(outcome[3].logprobs) for outcome in found] == [2, 63, 0, 2, 1, 1]
     assert found[0][3] == found[3][3]
-    [again] = desk.fill([Order((5, 6, 7), 3, scored=True, temperature=0.0)])
+    [again] = desk.fill([DecodeRequest((5, 6, 7), 3, score_prompt=True, temperature=0.0)])
     np.testing.assert_allclose(again[3].logprobs, found[0][3].logprobs, atol=1e-5)
     assert len(again[0]) <= 3
 
@@ -156,11 +156,11 @@ def test_scores_alone_need_no_slot(desk):
 def test_a_full_queue_says_when_to_come_again(desk):
     desk.open.clear()
     try:
-        first = desk.engine.submit([Order((5,), 40, temperature=0.0)] * QUEUE)
+        first = desk.engine.submit([DecodeRequest((5,), 40, temperature=0.0)] * QUEUE)
         desk.boxes |= {ticket: SimpleQueue() for ticket in first}
         # At most one turn is under way, which has taken no more than there are slots.
-        with pytest.raises(Busy) as full:
-            desk.engine.submit([Order((5,), 40)] * (SLOTS + 1))
+        with pytest.raises(QueueFull) as full:
+            desk.engine.submit([DecodeRequest((5,), 40)] * (SLOTS + 1))
         assert 1 <= full.value.retry_after <= 60
     finally:
         desk.open.set()
@@ -168,7 +168,7 @@ def test_a_full_queue_says_when_to_come_again(desk):
 
 
 def test_who_is_cancelled_leaves_its_slot_and_the_queue(desk):
-    tickets = desk.submit([Order((5, 6), 60, temperature=0.0)] * (SLOTS + 3))
+    tickets = desk.submit([DecodeRequest((5, 6), 60, temperature=0.0)] * (SLOTS + 3))
     before = desk.engine.tokens
     desk.engine.cancel(tickets)
     assert len(desk.fill([ORDERS[1]])[0][0]) > 0
@@ -179,11 +179,11 @@ def test_who_is_cancelled_leaves_its_slot_and_the_queue(desk):
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        (Order((), 5), "the prompt has 0 tokens"),
-        (Order((1,) * 60, 5), "60 tokens and 5 more are asked for; together they must be at most 64"),
-        (Order((150,), 5), "outside the vocabulary of 150"),
-        (Order((1,), 0), "max_tokens must be 1 or more"),
-        (Order((1,), -1, scored=True), "max_tokens must be 1 or more"),
+        (DecodeRequest((), 5), "the prompt has 0 tokens"),
+        (DecodeRequest((1,) * 60, 5), "60 tokens and 5 more are asked for; together they must be at most 64"),
+        (DecodeRequest((150,), 5), "outside the vocabulary of 150"),
+        (DecodeRequest((1,), 0), "max_tokens must be 1 or more"),
+        (DecodeRequest((1,), -1, score_prompt=True), "max_tokens must be 1 or more"),
     ],
 )
 def test_orders_that_do_not_fit_are_refused(desk, order, message):
@@ -193,7 +193,7 @@ def test_orders_that_do_not_fit_are_refused(desk, order, message):
 
 
 def test_the_whole_context_may_be_used(config, desk):
-    [(ids, *_, finish)] = desk.fill([Order((5, 6), config.context - 2, temperature=0.0)])
+    [(ids, *_, finish)] = desk.fill([DecodeRequest((5, 6), config.context - 2, temperature=0.0)])
     assert len(ids) == config.context - 2 or finish == "stop"
     assert buckets(64) == [64]
     assert buckets(1000) == [64, 128, 256, 512, 1000]
@@ -208,26 +208,28 @@ def test_when_the_model_fails_all_who_wait_hear_of_it(config, params, monkeypatc
         raise RuntimeError("out of memory\nand more")
 
     monkeypatch.setattr(engine_module, "advance", broken)
-    outcomes = desk.fill([Order((5,), 5)] * 6)
-    assert all(isinstance(outcome, Failed) and "RuntimeError: out of memory" in outcome.message for outcome in outcomes)
-    with pytest.raises(Stopped, match="start the server again"):
-        desk.engine.submit([Order((5,), 5)])
+    outcomes = desk.fill([DecodeRequest((5,), 5)] * 6)
+    assert all(
+        isinstance(outcome, RequestFailed) and "RuntimeError: out of memory" in outcome.message for outcome in outcomes
+    )
+    with pytest.raises(EngineStopped, match="start the server again"):
+        desk.engine.submit([DecodeRequest((5,), 5)])
     desk.engine.close()
 
 
 def test_closing_tells_those_who_wait(config, params):
     desk = started(params, config)
     desk.open.clear()
-    tickets = desk.engine.submit([Order((5,), 60, temperature=0.0)] * QUEUE)
+    tickets = desk.engine.submit([DecodeRequest((5,), 60, temperature=0.0)] * QUEUE)
     desk.boxes |= {ticket: SimpleQueue() for ticket in tickets}
     closing = threading.Thread(target=desk.engine.close)
     closing.start()
     desk.open.set()
     closing.join(60)
     assert not closing.is_alive()
-    assert desk.outcome(tickets[-1]) == Failed("the server is stopping")
-    with pytest.raises(Stopped, match="stopping"):
-        desk.engine.submit([Order((5,), 5)])
+    assert desk.outcome(tickets[-1]) == RequestFailed("the server is stopping")
+    with pytest.raises(EngineStopped, match="stopping"):
+        desk.engine.submit([DecodeRequest((5,), 5)])
 
 
 @pytest.mark.parametrize(("slots", "queue"), [(0, 5), (5, 0)])
