@@ -23,7 +23,7 @@ import numpy as np
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from configs.training import PolicyConfig
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from model.nautile import initialise, parameter_counts
 from model.sharding import make_mesh
@@ -45,7 +45,9 @@ def groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> list[Group
             ids = rng.integers(0, VOCABULARY, int(rng.integers(COMPLETION // 4, COMPLETION))).astype(np.int32)
             prompt = rng.integers(0, VOCABULARY, PROMPT).tolist()
             logprobs = -rng.random(len(ids)).astype(np.float32)
-            rollouts.append(Rollout(prompt, ids, logprobs, False, Reply("", "", True, True), "", reward, {}, advantage))
+            rollouts.append(
+                Rollout(prompt, ids, logprobs, False, ParsedReply("", "", True, True), "", reward, {}, advantage)
+            )
         made.append(Group(number, Problem("random", number, "", "", ""), rollouts))
     return made
 

@@ -6,8 +6,8 @@ Text: Wikipedia summaries, six to a document. Questions: sentences of other summ
 some behind a common opening. Each round times every form once, so that all meet the same machine; the medians of nine
 rounds are told. `datasketch` and the Aho-Corasick automata are timed on a part of the text, for they are slow.
 Wants `datasketch`, `ahocorasick-rs` and `pyahocorasick`, which nothing else here does.
-`settle`: random hashes, every tenth document a copy, in units of 100,000; time, and the largest memory of a process of
-its own. The automaton finds anchors of six words, one in eight, in text without anything but letters and digits.
+`find_copies`: random hashes, every tenth document a copy, in units of 100,000; time, and the peak memory of a process
+of its own. The automaton finds anchors of six words, one in eight, in text without anything but letters and digits.
 """
 
 import argparse
@@ -28,12 +28,12 @@ import numpy as np
 
 from common.events import silent
 from configs.model import TokenizerConfig
-from data.screening.contamination import Contamination, HeldOut
-from data.screening.corpus_copies import BANDS, HASHES, settle
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from data.screening.corpus_copies import BANDS, HASHES, find_copies
 from data.screening.minhash import BANDS as BANDS_OF_MINHASH
-from data.screening.minhash import ROWS, SEED, WORDS, bands
+from data.screening.minhash import ROWS, SEED, WORDS, minhash_bands
 from data.screening.text_hash import text_hash
-from data.screening.words import WORD, grams, words_of
+from data.screening.words import grams, words_of
 from data.sources.wikipedia import articles
 from data.tokenizer import tokenizer_for
 
@@ -42,7 +42,7 @@ OPENINGS = ("Which of the following best describes ", "According to the passage,
 SETTLE = "--settle-one"
 
 
-def made_questions(count: int) -> list[HeldOut]:
+def made_questions(count: int) -> list[HeldOutQuestion]:
     draw = random.Random(0)
     sentences = [s for a in articles(1)[3000:] for s in re.split(r"(?<=[.!?])\s+", a.extract) if len(s) > 40]
     found = []
@@ -57,7 +57,9 @@ def made_questions(count: int) -> list[HeldOut]:
             else words + draw.choice(sentences).split()
         )
         words = [word if draw.random() > 1 / 12 else draw.choice(words) for word in words]
-        found.append(HeldOut(f"benchmark {number % 11}", str(number), draw.choice(OPENINGS) + " ".join(words) + "?"))
+        found.append(
+            HeldOutQuestion(f"benchmark {number % 11}", str(number), draw.choice(OPENINGS) + " ".join(words) + "?")
+        )
     return found
 
 
@@ -72,10 +74,10 @@ def documents(megabytes: float) -> list[str]:
     return found
 
 
-def anchors(questions: list[HeldOut]) -> list[str]:
+def anchors(questions: list[HeldOutQuestion]) -> list[str]:
     found = set()
     for question in questions:
-        words = WORD.findall(question.text.casefold())
+        words = re.findall(r"\w+", question.text.casefold())
         found |= {"".join(words[n : n + 6]) for n in range(0, max(1, len(words) - 5), 8)}
     return sorted(found - {""})
 
@@ -87,10 +89,10 @@ def with_datasketch(texts: list[str]) -> None:
             signature.update_batch(grams(block.values[begin:end], WORDS).tolist())
 
 
-def costs(questions: list[HeldOut], texts: list[str]) -> None:
+def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     bare_tiktoken = tokenizer_for(TokenizerConfig()).encode  # `encode_ordinary` and nothing else
     begun = time.process_time()
-    held = Contamination(questions)
+    held = ContaminationIndex(questions)
     print(f"{len(questions):,} questions indexed in {time.process_time() - begun:.1f} s of one core")
     found = held.screen(texts)
     print(f"{sum(map(bool, found))} of {len(texts)} documents overlap a question; those are left out of what follows")
@@ -102,14 +104,14 @@ def costs(questions: list[HeldOut], texts: list[str]) -> None:
         automaton.add_word(pattern, number)
     automaton.make_automaton()
     few = texts[: max(1, len(texts) // 20)]
-    packed = ["".join(WORD.findall(text.casefold())) for text in few]
+    packed = ["".join(re.findall(r"\w+", text.casefold())) for text in few]
     raw = [text.encode() for text in packed]
     forms = {
         "tiktoken": (texts, lambda: [bare_tiktoken(text) for text in texts]),
         "content hash": (texts, lambda: [text_hash(text) for text in texts]),
         "words as arrays": (texts, lambda: list(words_of(texts))),
         "screen": (texts, lambda: held.screen(texts)),
-        "MinHash, rensa": (texts, lambda: bands(texts)),
+        "MinHash, rensa": (texts, lambda: minhash_bands(texts)),
         "MinHash, datasketch": (few, lambda: with_datasketch(few)),
         "Aho-Corasick, ahocorasick-rs": (few, lambda: [rust.find_matches_as_indexes(r, overlapping=True) for r in raw]),
         "Aho-Corasick, pyahocorasick": (few, lambda: [list(automaton.iter(text)) for text in packed]),
@@ -144,7 +146,7 @@ def settle_one(count: int, width: int) -> None:
             units.append(unit)
             earlier = hashes
         begun = time.perf_counter()
-        settled = settle(units, [], Path(folder) / "work", silent)
+        settled = find_copies(units, [], Path(folder) / "work", silent)
         seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"settle {count:,}, {width} bands: {seconds:.1f} s, {peak:.0f} MiB at most, {settled.dropped}")

@@ -22,7 +22,7 @@ from configs.base import TaskConfig
 from configs.endpoint import EndpointConfig
 from configs.evaluation import BenchmarkChoice, EvaluateConfig
 from configs.training import ProblemsConfig
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from data.endpoints.pool import EndpointPool
 from evals.benchmarks.loading import items_for
 from evals.benchmarks.stand_ins import held_out, wiki_choice
@@ -86,7 +86,8 @@ ANSWERS = ["The answer is 12.", "12 or 13", "\\boxed{\\frac{1}{2}}", "C", "Paris
 def graders(options: argparse.Namespace) -> None:
     """Answers graded a second, by kind of answer; medians of three."""
     replies = [
-        Reply("", f"{ANSWERS[n % len(ANSWERS)]}{'' if n % 3 else f' {n}'}", True, True) for n in range(options.answers)
+        ParsedReply("", f"{ANSWERS[n % len(ANSWERS)]}{'' if n % 3 else f' {n}'}", True, True)
+        for n in range(options.answers)
     ]
     equivalence = Equivalence()
     equivalence.equal("1/2", "\\frac{2}{4}")  # its process starts

@@ -30,14 +30,14 @@ import tiktoken
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.records import Form
-from data.screening.contamination import Contamination, HeldOut
-from data.screening.corpus_copies import settle
-from data.screening.minhash import bands
-from data.sources.local_files import parquet_batches
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from data.screening.corpus_copies import find_copies
+from data.screening.minhash import minhash_bands
+from data.sources.local_files import read_parquet_batches
 from data.sources.wikipedia import articles, web_record
 from data.tokenizer import PATTERN, tokenizer_for
-from data.tokens.build import pack_unit, publish
-from data.tokens.tokenise_file import CorpusPlan, Screens, write_unit
+from data.tokens.build import pack_file, publish_tokens
+from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, tokenise_file
 
 ROW_LENGTH = 1024
 
@@ -48,7 +48,7 @@ def documents(count: int, join: int) -> list[str]:
     return ["\n\n".join(texts[first : first + join]) for first in range(0, len(texts), join)]
 
 
-def questions(count: int, after: int) -> list[HeldOut]:
+def questions(count: int, after: int) -> list[HeldOutQuestion]:
     """Sentences of the articles from the `after`-th on; of all of them, if those are too few."""
     sentences = [
         sentence
@@ -56,7 +56,7 @@ def questions(count: int, after: int) -> list[HeldOut]:
         for sentence in re.split(r"(?<=[.!?])\s+", article.extract)
         if len(sentence.split()) >= 13
     ]
-    return [HeldOut("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
+    return [HeldOutQuestion("sentences", str(number), text) for number, text in enumerate(sentences[:count])]
 
 
 def exercises(texts: list[str]) -> list[tuple[str, str, str]]:
@@ -86,13 +86,13 @@ def write_web(path: Path, texts: list[str]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
 
 
-def ingest(file: Path, plan: CorpusPlan, screens: Screens, folder: Path) -> tuple[int, float]:
+def ingest(file: Path, plan: CorpusPlan, screens: DocumentChecks, folder: Path) -> tuple[int, float]:
     """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
     unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
-    write_unit(parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, screens, unit)
-    settle([unit], (), folder / "settling", silent)
-    pack_unit(unit, 0, plan, mark, out)
-    corpus = publish([unit], [mark], plan, out)
+    tokenise_file(read_parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, screens, unit)
+    find_copies([unit], (), folder / "settling", silent)
+    pack_file(unit, 0, plan, mark, out)
+    corpus = publish_tokens([unit], [mark], plan, out)
     tokens = corpus.index.total("tokens")
     return tokens, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / tokens
 
@@ -104,7 +104,9 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(ranks: int, form: Form, texts: list[str], held_out: list[HeldOut], repeats: int, folder: Path) -> dict:
+def measure(
+    ranks: int, form: Form, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
+) -> dict:
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)
     ours = tokenizer_for(config)
@@ -115,10 +117,10 @@ def measure(ranks: int, form: Form, texts: list[str], held_out: list[HeldOut], r
     if form == "synth":
         texts = [text for one in exercises(texts) for text in one]
     plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
-    contamination = Contamination(held_out)
+    contamination = ContaminationIndex(held_out)
     found: dict[str, tuple[int, float]] = {}
 
-    def end_to_end(name: str, screens: Screens) -> Callable[[], None]:
+    def end_to_end(name: str, screens: DocumentChecks) -> Callable[[], None]:
         def work() -> None:
             found[name] = ingest(file, plan, screens, folder / "ingest")
 
@@ -126,9 +128,9 @@ def measure(ranks: int, form: Form, texts: list[str], held_out: list[HeldOut], r
 
     kinds: dict[str, Callable[[], object]] = {
         "bare": lambda: bare.encode_ordinary_batch(texts, num_threads=1),
-        "ours": end_to_end("ours", Screens()),
-        "decontaminated": end_to_end("decontaminated", Screens(contamination)),
-        "decontaminated, MinHash": end_to_end("decontaminated, MinHash", Screens(contamination, bands)),
+        "ours": end_to_end("ours", DocumentChecks()),
+        "decontaminated": end_to_end("decontaminated", DocumentChecks(contamination)),
+        "decontaminated, MinHash": end_to_end("decontaminated, MinHash", DocumentChecks(contamination, minhash_bands)),
     }
     for work in kinds.values():
         shutil.rmtree(folder / "ingest", ignore_errors=True)

@@ -28,8 +28,8 @@ from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PhaseConfig, PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
-from data.tokens.packing import SplitPacker
-from data.tokens.shards import Index, write_index, write_shard
+from data.tokens.packing import ConcatPacker
+from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows
 from model.training.checkpoint import TrainCheckpoints
@@ -54,12 +54,12 @@ def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> 
     """A tokens artifact of random documents, half a row long on average."""
     chosen, rng, entries = tokenizer_for(tokenizer), np.random.default_rng(0), []
     for split, count in (("train", rows), ("validation", 8)):
-        packer = SplitPacker(length)
+        packer = ConcatPacker(length)
         for _ in range(2 * count):
             ids = rng.integers(0, chosen.end_of_text, rng.integers(8, length), dtype=np.uint32)
             packer.add(np.append(ids, np.uint32(chosen.end_of_text)))
         entries.append(write_shard(folder, 0, split, packer.finish(), chosen.vocabulary))
-    write_index(folder, Index(tokenizer, chosen.fingerprint, length, "web", tuple(entries)))
+    write_index(folder, ShardIndex(tokenizer, chosen.fingerprint, length, "web", tuple(entries)))
     return folder
 
 

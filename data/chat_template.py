@@ -21,7 +21,7 @@ END = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
 
 
 @dataclass(frozen=True)
-class Turn:
+class ChatTurn:
     """One exchange: what is asked, what is thought, what is answered."""
 
     query: str
@@ -30,7 +30,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ParsedReply:
     """A completion taken apart. `answer` is None when the reasoning never ended; `finished`: the turn was closed."""
 
     reasoning: str
@@ -39,13 +39,13 @@ class Reply:
     finished: bool
 
 
-def turn_of(record: SynthRecord) -> Turn:
+def turn_of(record: SynthRecord) -> ChatTurn:
     """The turn of a SYNTH record; in the exercise "rag" the constraints (the passages) follow the query."""
-    query = asked(record.query, record.exercise, record.constraints)
-    return Turn(query=query, reasoning=record.synthetic_reasoning, answer=record.synthetic_answer)
+    query = user_message(record.query, record.exercise, record.constraints)
+    return ChatTurn(query=query, reasoning=record.synthetic_reasoning, answer=record.synthetic_answer)
 
 
-def asked(query: str, exercise: str | None, constraints: str | None) -> str:
+def user_message(query: str, exercise: str | None, constraints: str | None) -> str:
     """What the user of a SYNTH record says."""
     return f"{query}\n\n{constraints}" if exercise == "rag" and constraints else query
 
@@ -62,7 +62,7 @@ def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
     ]
 
 
-def encode_turn(tokenizer: Tokenizer, turn: Turn) -> tuple[list[int], int]:
+def encode_turn(tokenizer: Tokenizer, turn: ChatTurn) -> tuple[list[int], int]:
     """Ids of the whole turn, and the index of the first id after the prompt: what the model itself has to write."""
     prompt = encode_prompt(tokenizer, turn.query)
     reply = [
@@ -98,7 +98,7 @@ def encode_turns(
     return pieces, lengths, prompts
 
 
-def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> Reply:
+def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
     """Take apart ids sampled after a prompt. Only real marker ids count; text that looks like one stays text."""
     ids = [int(one) for one in ids]
     ends = [i for i, one in enumerate(ids) if one in (tokenizer.im_end, tokenizer.end_of_text)]
@@ -106,13 +106,13 @@ def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> Reply:
     if finished:
         ids = ids[: ends[0]]
     if tokenizer.think_end not in ids:
-        return Reply(tokenizer.decode(ids).strip(), None, finished_thinking=False, finished=finished)
+        return ParsedReply(tokenizer.decode(ids).strip(), None, finished_thinking=False, finished=finished)
     cut = ids.index(tokenizer.think_end)
     reasoning, answer = tokenizer.decode(ids[:cut]), tokenizer.decode(ids[cut + 1 :])
-    return Reply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=finished)
+    return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=finished)
 
 
-def parse_text(text: str) -> Reply:
+def parse_text(text: str) -> ParsedReply:
     """Take apart a reply had as text, from this model or from one that writes `<think>…</think>`.
 
     Text without any marker of thought is all answer. `finished` is taken as given unless thought was left open, for
@@ -124,7 +124,7 @@ def parse_text(text: str) -> Reply:
     closed = THINK_END.search(body)
     if closed:
         reasoning, answer = body[: closed.start()], body[closed.end() :]
-        return Reply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
+        return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
     if opened:
-        return Reply(body.strip(), None, finished_thinking=False, finished=False)
-    return Reply("", body.strip(), finished_thinking=True, finished=True)
+        return ParsedReply(body.strip(), None, finished_thinking=False, finished=False)
+    return ParsedReply("", body.strip(), finished_thinking=True, finished=True)

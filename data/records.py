@@ -1,7 +1,7 @@
 """The two record forms, in the schemas of the Hub: FineWeb-Edu's web document and SYNTH's exercise.
 
 A field that a stand-in cannot fill honestly is None, never an invented value. Rows travel in batches of columns, for at
-corpus scale an object a row costs more than its content; `Batch.record` makes the few that are wanted whole.
+corpus scale an object a row costs more than its content; `RecordBatch.record` makes the few that are wanted whole.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any, Literal
 Form = Literal["web", "synth"]
 RejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
 MAX_CHARACTERS = 4_000_000  # a record beyond this is no document; tiktoken would also hold it whole several times
-BATCH = 512  # rows worked at once
+BATCH_ROWS = 512  # rows worked at once
 BATCH_CHARACTERS = 8_000_000  # or fewer, when they are long: bounds memory
 
 
@@ -60,7 +60,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RecordBatch:
     """Some rows of a source, in order. `columns` and `record` are of the usable ones; `rejected` counts the others.
 
     columns: web has `text`; synth `query`, `synthetic_reasoning`, `synthetic_answer`, `exercise`, `constraints`; and
@@ -76,53 +76,53 @@ class Batch:
     total: int | None = None
 
     def __len__(self) -> int:
-        return len(self.columns[NEEDED[self.form][0]])
+        return len(self.columns[REQUIRED_COLUMNS[self.form][0]])
 
     def texts(self) -> list[str]:
         """All of each usable row that is text to learn from, as one string; the parts of an exercise joined by NUL."""
         columns = self.columns
         if self.form == "web":
             return columns["text"]
-        return list(map("\x00".join, zip(*(columns[name] for name in EXERCISE), strict=True)))
+        return list(map("\x00".join, zip(*(columns[name] for name in EXERCISE_COLUMNS), strict=True)))
 
-    def kept(self, places: list[int], because: str) -> "Batch":
-        """Only the usable rows at `places`; the others count as rejected for the reason `because`."""
-        columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
-        rejected = self.rejected + Counter({because: len(self) - len(places)})
-        return Batch(self.form, self.rows, columns, rejected, lambda i: self.record(places[i]), self.total)
-
-
-NEEDED: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
-EXERCISE = ("query", "synthetic_reasoning", "synthetic_answer")
-WORKED: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": (*EXERCISE, "exercise", "constraints")}
+    def select(self, rows: list[int], reason: str) -> "RecordBatch":
+        """Keep only the usable rows numbered `rows`; count the others as rejected for `reason`."""
+        columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
+        rejected = self.rejected + Counter({reason: len(self) - len(rows)})
+        return RecordBatch(self.form, self.rows, columns, rejected, lambda i: self.record(rows[i]), self.total)
 
 
-def columns_of(form: Form) -> list[str]:
+REQUIRED_COLUMNS: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
+EXERCISE_COLUMNS = ("query", "synthetic_reasoning", "synthetic_answer")
+TEXT_COLUMNS: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": (*EXERCISE_COLUMNS, "exercise", "constraints")}
+
+
+def schema_columns(form: Form) -> list[str]:
     """The columns of the form's schema."""
     return [f.name for f in fields(WebRecord if form == "web" else SynthRecord)]
 
 
-def batch_of(rows: list[Record | Rejected], form: Form) -> Batch:
+def to_batch(rows: list[Record | Rejected], form: Form) -> RecordBatch:
     """Rows that were read one by one, as a batch."""
     usable = [row for row in rows if not isinstance(row, Rejected)]
-    columns = {name: [getattr(row, name) for row in usable] for name in columns_of(form)}
+    columns = {name: [getattr(row, name) for row in usable] for name in schema_columns(form)}
     rejected = Counter(row.reason for row in rows if isinstance(row, Rejected))
-    return Batch(form, len(rows), columns, rejected, lambda i: usable[i])
+    return RecordBatch(form, len(rows), columns, rejected, lambda i: usable[i])
 
 
-def batched(rows: Iterable[Record | Rejected], form: Form) -> Iterator[Batch]:
-    """Rows in batches of at most `BATCH` rows, or fewer when they are long."""
+def batched(rows: Iterable[Record | Rejected], form: Form) -> Iterator[RecordBatch]:
+    """Rows in batches of at most `BATCH_ROWS` rows, or fewer when they are long."""
     held: list[Record | Rejected] = []
     characters = 0
     for row in rows:
         held.append(row)
         if not isinstance(row, Rejected):
-            characters += sum(len(getattr(row, name)) for name in NEEDED[form])
-        if len(held) == BATCH or characters > BATCH_CHARACTERS:
-            yield batch_of(held, form)
+            characters += sum(len(getattr(row, name)) for name in REQUIRED_COLUMNS[form])
+        if len(held) == BATCH_ROWS or characters > BATCH_CHARACTERS:
+            yield to_batch(held, form)
             held, characters = [], 0
     if held:
-        yield batch_of(held, form)
+        yield to_batch(held, form)
 
 
 def to_dict(record: Record) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def from_dict(row: object, form: Form) -> Record | Rejected:
             return Rejected("too_long")
         if not value.isascii() and not _encodable(value):
             return Rejected("invalid_utf8")
-    if any(is_blank(values.get(name)) for name in NEEDED[form]):
+    if any(is_blank(values.get(name)) for name in REQUIRED_COLUMNS[form]):
         return Rejected("no_text")
     return (WebRecord if form == "web" else SynthRecord)(**values)
 
@@ -155,7 +155,7 @@ def is_blank(text: str | None) -> bool:
     return not text or text.isspace()
 
 
-_COLUMNS: dict[Form, list[str]] = {"web": columns_of("web"), "synth": columns_of("synth")}
+_COLUMNS: dict[Form, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
 _TEXT: dict[str, set[str]] = {
     "web": {"text"},
     "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},

@@ -17,9 +17,9 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.training import PolicyConfig, ProblemsConfig
-from data.screening.contamination import Contamination
+from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym as reasoning
-from data.sources.reasoning_gym import Problem, Split, split_of
+from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import COMMIT, read_hub
 
@@ -31,7 +31,7 @@ FUTILE = 10  # times as many problems drawn as are wanted: the rest will overlap
 class Screen:
     """Leaves out problems that overlap a held-out question, and remembers which."""
 
-    def __init__(self, contamination: Contamination | None) -> None:
+    def __init__(self, contamination: ContaminationIndex | None) -> None:
         self._contamination = contamination
         self._hits: list[dict[str, Any]] = []
 
@@ -56,7 +56,9 @@ class Screen:
         return {"contaminated": by_benchmark, "hits": self._hits[:SHOWN]}
 
 
-def load(config: ProblemsConfig, seed: int, split: Split = "train", screen: Screen | None = None) -> list[Problem]:
+def load(
+    config: ProblemsConfig, seed: int, split: ProblemSplit = "train", screen: Screen | None = None
+) -> list[Problem]:
     """`config.count` problems of the split that `screen` leaves. `ConfigError` where there are fewer, or one has no
     answer to check.
     """
@@ -98,13 +100,13 @@ class Order:
         return self._permutation[offset]
 
 
-def _reasoning(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Problem]:
+def _reasoning(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
     if not config.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
     return reasoning.problems(config.tasks, seed, split)
 
 
-def _gsm8k(config: ProblemsConfig, seed: int, split: Split) -> "list[Problem]":
+def _gsm8k(config: ProblemsConfig, seed: int, split: ProblemSplit) -> "list[Problem]":
     """GSM8K's training split from the Hub (its test split is a benchmark); a hash sets the guard problems apart."""
     benchmark = replace(BENCHMARKS["gsm8k"], split="train")
     if config.revision and not COMMIT.fullmatch(config.revision):
@@ -116,7 +118,7 @@ def _gsm8k(config: ProblemsConfig, seed: int, split: Split) -> "list[Problem]":
     return [
         p
         for p in map(gsm8k_problem, range(len(rows)), rows)
-        if (reasoning.split_of(p.question) == "guard") == (split == "guard")
+        if (reasoning.problem_split(p.question) == "guard") == (split == "guard")
     ]
 
 
@@ -134,7 +136,7 @@ def gsm8k_file(path: Path) -> list[Problem]:
     return [gsm8k_problem(i, json.loads(line)) for i, line in enumerate(lines) if line.strip()]
 
 
-def from_file(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Problem]:
+def from_file(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
     """The distinct problems of one split, in the file's order. Raises `ConfigError` naming the line at fault."""
     if not config.path:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
@@ -147,7 +149,7 @@ def from_file(config: ProblemsConfig, seed: int, split: Split) -> Iterator[Probl
         if not line.strip():
             continue
         problem = _problem(path, number, line)
-        if problem.question not in seen and split_of(problem.question) == split:
+        if problem.question not in seen and problem_split(problem.question) == split:
             seen.add(problem.question)
             yield problem
 

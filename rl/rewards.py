@@ -6,7 +6,7 @@ A reward is a number or `None`; `None` means that it could not be had, and it is
 from typing import TYPE_CHECKING
 
 from configs.training import JudgeConfig
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from evals.benchmarks.items import grade
 from evals.benchmarks.stand_ins import problem_item
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # it brings the clients of the endpoints, which the stages wi
     from rl.judge import JudgeScore
 
 
-def verifiable(problem: Problem, reply: Reply) -> float:
+def verifiable(problem: Problem, reply: ParsedReply) -> float:
     """1.0 where the strict grader of the evaluation accepts the reply, else 0.0."""
     return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
 

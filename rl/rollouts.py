@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import RolloutConfig
-from data.chat_template import Reply, encode_prompt, parse_completion
+from data.chat_template import ParsedReply, encode_prompt, parse_completion
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import Tokenizer
 from model.decoding.generate import Generator
@@ -34,7 +34,7 @@ class Rollout:
     ids: np.ndarray
     logprobs: np.ndarray
     truncated: bool
-    reply: Reply
+    reply: ParsedReply
     text: str
     reward: float | None = None
     parts: dict[str, Any] = field(default_factory=dict)

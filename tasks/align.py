@@ -7,7 +7,7 @@ from common.files import write_json
 from configs.endpoint import EndpointConfig
 from configs.training import AlignConfig, JudgeConfig
 from data.endpoints.pool import EndpointPool
-from data.screening.contamination import contamination_of
+from data.screening.contamination import load_contamination_index
 from data.sources.reasoning_gym import Problem
 from rl.advantages import is_mastered
 from rl.judge import Judge, JudgeItem
@@ -59,7 +59,7 @@ def align(job: Job) -> None:
 
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
-    screen = Screen(contamination_of(job.inputs.get("questions")))
+    screen = Screen(load_contamination_index(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     guard = load_guard(config.problems, config.policy, job.seed, screen)
     asked = endpoints[config.judge.endpoint]

@@ -18,9 +18,9 @@ from data.distill.teacher_prompt import template_for
 from data.endpoints.pool import EndpointPool
 from data.retrieval.embedders import encoder_for
 from data.retrieval.exemplar_index import ExemplarIndex
-from data.screening.contamination import Contamination, HeldOut, read_questions
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion, read_questions
 from data.sources.local_files import read_jsonl
-from data.tokens.build import Corpus, write_tokens
+from data.tokens.build import PublishedTokens, write_tokens
 from data.tokens.tokenise_file import CorpusPlan
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -41,7 +41,7 @@ def distill(job: Job) -> None:
     encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
     index = _index(job, encoder, config.neighbours)
     questions = _held_out(job)
-    screen = None if questions is None else Contamination(questions).screen
+    screen = None if questions is None else ContaminationIndex(questions).screen
     with EndpointPool(
         endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars, config.budget_tokens
     ) as pool:
@@ -79,12 +79,12 @@ def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
     return index
 
 
-def _held_out(job: Job) -> list[HeldOut] | None:
+def _held_out(job: Job) -> list[HeldOutQuestion] | None:
     """The benchmarks' questions, which neither a prompt nor a document may overlap; None where the run has none."""
     return read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
 
 
-def _tokenise(job: Job) -> Corpus:
+def _tokenise(job: Job) -> PublishedTokens:
     paths = sorted(job.output("documents").glob(DOCUMENTS))
     plan = CorpusPlan(
         tokenizer=job.part("tokenizer", TokenizerConfig),
@@ -114,7 +114,7 @@ def _row_length(job: Job) -> int:
         raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
 
 
-def _measure(job: Job, tally: Tally, counts: dict[str, Any], corpus: Corpus) -> None:
+def _measure(job: Job, tally: Tally, counts: dict[str, Any], corpus: PublishedTokens) -> None:
     measured: dict[str, float | None] = {
         "prompts": tally.prompts,
         "documents": tally.accepted,

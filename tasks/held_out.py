@@ -7,7 +7,7 @@ from collections import Counter
 
 from configs.base import Section
 from configs.evaluation import BenchmarkChoice
-from data.screening.contamination import COMMON, NGRAM, SHORTEST, Contamination, write_questions
+from data.screening.contamination import COMMON, NGRAM, SHORTEST, ContaminationIndex, write_questions
 from evals.benchmarks.held_out import questions
 from evals.benchmarks.stand_ins import STAND_INS
 from tasks.engine.job import Job
@@ -26,7 +26,7 @@ def held_out(job: Job) -> None:
     part = job.part("held_out", HeldOutPart)
     found = list(questions(part.benchmarks, job.seed))
     write_questions(job.output("questions"), found)
-    screen = Contamination(found)
+    screen = ContaminationIndex(found)
     counts = dict(sorted(Counter(question.benchmark for question in found).items()))
     job.describe(
         "questions",

@@ -21,13 +21,13 @@ from configs.base import Section
 from configs.ingest import DeduplicateConfig, SourceConfig
 from configs.model import TokenizerConfig
 from data.screening import minhash
-from data.screening.contamination import contamination_of
-from data.screening.corpus_copies import publish_signatures, settle
+from data.screening.contamination import load_contamination_index
+from data.screening.corpus_copies import find_copies, publish_signatures
 from data.sources.corpus_source import STAND_INS, list_files, read_file
-from data.sources.file_list import SourceFile, read_manifest, write_manifest
-from data.tokens.build import Corpus, pack_unit, publish
-from data.tokens.exemplar_sample import share_of, write_exemplars
-from data.tokens.tokenise_file import CorpusPlan, Screens, read_counts, remove_partial, write_unit
+from data.sources.file_list import SourceFile, read_file_list, write_file_list
+from data.tokens.build import PublishedTokens, pack_file, publish_tokens
+from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
+from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
 from tasks.engine.fanout import Round, set_aside, units
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -52,36 +52,36 @@ def list_source(job: Job) -> list[str]:
     source = _source(job)
     path = _manifest(job)
     if not path.is_file():
-        write_manifest(path, list_files(source, job.seed, job.scratch / "listing"))
-    files = read_manifest(path)
+        write_file_list(path, list_files(source, job.seed, job.scratch / "listing"))
+    files = read_file_list(path)
     if not files:
         raise ConfigError(f"source {source.name!r}: {source.path or source.reader} has no files to read")
-    return [file.unit for file in files]
+    return [file.item for file in files]
 
 
 def tokenise(job: Job, unit: str) -> None:
     """One file of the source: read, screened, tokenised."""
-    files = read_manifest(_manifest(job))
+    files = read_file_list(_manifest(job))
     file, source = files[int(unit)], _source(job)
     plan, folder = _plan(job), _folder(job, unit)
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{unit}.{uuid.uuid4().hex[:12]}")
     told = _teller(job, file)
-    write_unit(rows, plan, _screens(job), folder, share_of(plan.exemplars, len(files)), told=told)
+    tokenise_file(rows, plan, _screens(job), folder, candidates_per_exercise(plan.exemplars, len(files)), told=told)
 
 
 def settle_copies(job: Job) -> list[str]:
     """Which documents of all files are copies; then every file's can be packed."""
     done = units(job, TOKENISE)
-    remove_partial(job.scratch / UNITS)
+    remove_partial_files(job.scratch / UNITS)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
     earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
-    settle([_folder(job, unit) for unit in done], earlier, job.scratch / "settling", job.emit)
+    find_copies([_folder(job, unit) for unit in done], earlier, job.scratch / "settling", job.emit)
     return done
 
 
 def pack(job: Job, unit: str) -> None:
     """One file's documents, without the copies, to shards."""
-    pack_unit(_folder(job, unit), int(unit), _plan(job), _mark(job, unit), _tokens(job))
+    pack_file(_folder(job, unit), int(unit), _plan(job), _mark(job, unit), _tokens(job))
 
 
 @stage(
@@ -98,8 +98,10 @@ def ingest(job: Job) -> None:
     """Index, count and describe what the rounds left."""
     plan, source = _plan(job), _source(job)
     done, aside = units(job, TOKENISE), set_aside(job, TOKENISE)
-    files = read_manifest(_manifest(job))
-    corpus = publish([_folder(job, unit) for unit in done], [_mark(job, unit) for unit in done], plan, _tokens(job))
+    files = read_file_list(_manifest(job))
+    corpus = publish_tokens(
+        [_folder(job, unit) for unit in done], [_mark(job, unit) for unit in done], plan, _tokens(job)
+    )
     _write_files(job, files, aside)
     _measure(job, corpus, len(aside))
     origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}
@@ -130,16 +132,16 @@ def _write_files(job: Job, files: Sequence[SourceFile], aside: dict[str, str]) -
     lines = []
     for file in files:
         row: dict[str, Any] = asdict(file)
-        if (why := aside.get(file.unit)) is not None:
+        if (why := aside.get(file.item)) is not None:
             row["set_aside"] = why
         else:
-            counts = read_counts(_folder(job, file.unit))
+            counts = read_counts(_folder(job, file.item))
             row |= {"rows_read": counts.rows, "documents": counts.documents, "tokens": counts.tokens}
         lines.append(json.dumps(row, sort_keys=True) + "\n")
     write_atomically(_tokens(job) / "files.jsonl", "".join(lines).encode())
 
 
-def _measure(job: Job, corpus: Corpus, set_aside: int) -> None:
+def _measure(job: Job, corpus: PublishedTokens, set_aside: int) -> None:
     facts = corpus.facts()
     counts = ("records", "documents", "tokens", "cropped", "padded", "bytes_per_token", "disk_bytes_per_token")
     measured = {name: facts[name] for name in counts}
@@ -184,9 +186,11 @@ def _plan(job: Job) -> CorpusPlan:
     )
 
 
-def _screens(job: Job) -> Screens:
+def _screens(job: Job) -> DocumentChecks:
     near = _part(job).deduplicate.near
-    return Screens(contamination_of(job.inputs.get("questions")), minhash.bands if near else None)
+    return DocumentChecks(
+        load_contamination_index(job.inputs.get("questions")), minhash.minhash_bands if near else None
+    )
 
 
 def _manifest(job: Job) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.training import ReasonConfig
-from data.screening.contamination import contamination_of
+from data.screening.contamination import load_contamination_index
 from rl.problems import Screen, load, load_guard
 from rl.rewards import verifiable
 from tasks.engine.job import Job
@@ -35,7 +35,7 @@ def reason(job: Job) -> None:
     from rl.reinforce import Plan, on_device, reinforce
 
     config = job.part("reason", ReasonConfig)
-    screen = Screen(contamination_of(job.inputs.get("questions")))
+    screen = Screen(load_contamination_index(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     guard = load_guard(config.problems, config.policy, job.seed, screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])

@@ -1,7 +1,7 @@
 """Self-distillation as a stage (paper §4.4): a `checkpoint` in, its best traces and a better `checkpoint` out."""
 
 from configs.training import SelfDistillConfig
-from data.screening.contamination import contamination_of
+from data.screening.contamination import load_contamination_index
 from rl.problems import Screen, load
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -16,7 +16,7 @@ def self_distill(job: Job) -> None:
     from rl.self_distillation import Student, self_distil
 
     config = job.part("self_distill", SelfDistillConfig)
-    screen = Screen(contamination_of(job.inputs.get("questions")))
+    screen = Screen(load_contamination_index(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     student = Student(

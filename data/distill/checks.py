@@ -17,7 +17,7 @@ from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import LONGEST_UNROLLED, Template
 from data.endpoints.chat_types import ChatRequest
 from data.retrieval.exemplar_index import Neighbour
-from data.screening.language import language
+from data.screening.language import detect_language
 
 RejectReason = Literal[
     "unparsable",
@@ -115,11 +115,11 @@ def too_long(draft: Draft, template: Template, most: int | None) -> bool:
 
 def in_another_language(draft: Draft, prompt: Prompt) -> bool:
     """Whether the reasoning, or the answer where none is asked for, is surely in another language than the query."""
-    asked = language(prompt.query) or language(prompt.passage or "")
+    asked = detect_language(prompt.query) or detect_language(prompt.passage or "")
     if asked is None:
         return False
     parts = [draft.reasoning] if _ASKS_FOR_ANOTHER.search(prompt.query) else [draft.reasoning, draft.answer]
-    return any((language(part) or asked) != asked for part in parts)
+    return any((detect_language(part) or asked) != asked for part in parts)
 
 
 def cut_short(text: str, bound: int) -> bool:

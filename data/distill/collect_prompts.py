@@ -20,7 +20,7 @@ from common.files import write_atomically
 from configs.distill import DistillConfig, PromptSetConfig
 from data.distill.prompts import Prompt, read
 from data.distill.seen import Novelty
-from data.screening.language import language
+from data.screening.language import detect_language
 
 BLOCK = 256  # rows of a set screened together
 
@@ -108,7 +108,7 @@ class _Source:
         for row in block:
             if isinstance(row, Prompt):
                 reason, mark = next(held)
-                if reason is None and wanted and (language(row.query) or wanted[0]) not in wanted:
+                if reason is None and wanted and (detect_language(row.query) or wanted[0]) not in wanted:
                     reason = "other_language"
                 self._waiting.append((row, mark) if reason is None else (reason, None))
             else:

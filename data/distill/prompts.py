@@ -15,7 +15,7 @@ from common.errors import ConfigError, Retryable
 from configs.distill import PromptSetConfig
 from data.records import Rejected
 from data.sources.hub import COMMIT
-from data.sources.local_files import json_rows, matching
+from data.sources.local_files import matching_files, read_json_values
 from data.sources.wikipedia import Article, articles, web_record
 
 LONGEST_QUERY = 20_000  # characters; a longer "prompt" is a file that went astray
@@ -80,7 +80,7 @@ def check(source: PromptSetConfig) -> None:
     if source.source == "jsonl":
         if not source.path:
             raise ConfigError(f"{what}: source 'jsonl' needs the `path` of a file, or a glob")
-        matching(source.path)
+        matching_files(source.path)
     if source.source == "hub":
         if not source.path:
             raise ConfigError(f"{what}: `path` is not set; name the dataset of the Hub to draw from, as owner/name")
@@ -154,8 +154,8 @@ def _wanted(source: PromptSetConfig) -> str:
 
 
 def _files(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
-    for path in matching(source.path):
-        for number, row in enumerate(json_rows(path)):
+    for path in matching_files(source.path):
+        for number, row in enumerate(read_json_values(path)):
             yield f"{path.name}/{number}", row
 
 

@@ -60,9 +60,9 @@ class Novelty:
         exact = [text_hash(text) for text in texts]
         if not self._near or not texts:
             return [(one, []) for one in exact]
-        from data.screening.minhash import bands
+        from data.screening.minhash import minhash_bands
 
-        return list(zip(exact, bands(texts).tolist(), strict=True))
+        return list(zip(exact, minhash_bands(texts).tolist(), strict=True))
 
     def copy(self, mark: tuple[int, list[int]]) -> Copy | None:
         """Whether a text of this mark was met before; nothing is remembered."""

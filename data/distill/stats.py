@@ -18,7 +18,7 @@ from data.distill.types import Outcome
 from data.endpoints.chat_types import ChatReply, dollars
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
-from data.screening.language import language
+from data.screening.language import detect_language
 
 SHOWN = 48  # documents, good and bad, that become sample rows
 MOST = 6  # kept in the tally of the documents and of each reason
@@ -79,7 +79,7 @@ class Tally:
             self.sets_kept[task.prompt.set] += 1
             self.reasoning_words[_power(outcome.draft.reasoning)] += 1
             self.answer_words[_power(outcome.draft.answer)] += 1
-            self.languages[language(f"{task.prompt.query}\n{outcome.draft.answer}") or "?"] += 1
+            self.languages[detect_language(f"{task.prompt.query}\n{outcome.draft.answer}") or "?"] += 1
         else:
             self.rejected[outcome.reason or "unparsable"] += 1
         if outcome.reason == "contaminated":

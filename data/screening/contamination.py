@@ -20,7 +20,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.files import write_atomically
-from data.screening.words import Words, grams_at, words_of
+from data.screening.words import WordArrays, grams_at, words_of
 
 NGRAM = 13  # as in GPT-3's and most later reports
 SHORTEST = 5
@@ -30,7 +30,7 @@ _STEPS = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutQuestion:
     """A question that must not be trained on: the benchmark it belongs to, its id there, its text.
 
     `whole`: only the whole of it is a hit. For problems of a generator, which differ in a few numbers each.
@@ -52,14 +52,14 @@ class Hit:
     words: str
 
 
-class Contamination:
+class ContaminationIndex:
     """An index over held-out questions that documents are checked against.
 
     `too_short` and `boilerplate` count the questions that cannot be found: those of fewer than five words, and those
     without an n-gram of their own.
     """
 
-    def __init__(self, questions: Iterable[HeldOut], ngram: int = NGRAM, common: int = COMMON) -> None:
+    def __init__(self, questions: Iterable[HeldOutQuestion], ngram: int = NGRAM, common: int = COMMON) -> None:
         self._questions = list(questions)
         self._blocks = list(words_of([question.text for question in self._questions]))
         self._before = np.cumsum([0, *(len(block.values) for block in self._blocks)])
@@ -84,7 +84,7 @@ class Contamination:
         """The hits of each text."""
         return list(chain.from_iterable(map(self._screen, words_of(texts))))
 
-    def _screen(self, block: Words) -> list[list[Hit]]:
+    def _screen(self, block: WordArrays) -> list[list[Hit]]:
         shared: dict[int, dict[int, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
         for table, starts, numbers in chain.from_iterable(sieve.candidates(block) for sieve in self._sieves):
             texts = np.searchsorted(block.first, starts, "right") - 1
@@ -151,7 +151,7 @@ class _Sieve:
         self._bits = np.zeros(1 << (61 - int(self._shift)), np.uint8)
         np.bitwise_or.at(self._bits, address >> 3, _bit(address))
 
-    def candidates(self, block: Words) -> Iterator[tuple[_Table, np.ndarray, np.ndarray]]:
+    def candidates(self, block: WordArrays) -> Iterator[tuple[_Table, np.ndarray, np.ndarray]]:
         """(table, starts, numbers): words of the block from which on n-grams of the table stand, by their values."""
         windows = _windows(block.values, self._width)
         address = _address(windows, self._shift)
@@ -169,7 +169,7 @@ class _Sieve:
 
 
 def _tables(
-    questions: Sequence[HeldOut], values: np.ndarray, lengths: np.ndarray, ngram: int, common: int
+    questions: Sequence[HeldOutQuestion], values: np.ndarray, lengths: np.ndarray, ngram: int, common: int
 ) -> list[_Table]:
     """A table for each length of n-gram: `ngram` from every word on, and the whole of the questions searched whole."""
     begins = np.cumsum(lengths) - lengths
@@ -247,13 +247,13 @@ def _bit(address: np.ndarray) -> np.ndarray:
 QUESTIONS = "questions.jsonl"
 
 
-def write_questions(folder: Path, questions: Iterable[HeldOut]) -> None:
+def write_questions(folder: Path, questions: Iterable[HeldOutQuestion]) -> None:
     """Write the artifact's file, a question a line, in the order given."""
     lines = [json.dumps(asdict(question), sort_keys=True, ensure_ascii=False) + "\n" for question in questions]
     write_atomically(folder / QUESTIONS, "".join(lines).encode("utf-8", "replace"))
 
 
-def read_questions(folder: Path) -> list[HeldOut]:
+def read_questions(folder: Path) -> list[HeldOutQuestion]:
     """The questions of an artifact. Raises `ConfigError` naming the line that is not one."""
     path = folder / QUESTIONS
     try:
@@ -264,15 +264,15 @@ def read_questions(folder: Path) -> list[HeldOut]:
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                questions.append(HeldOut(**json.loads(line)))
+                questions.append(HeldOutQuestion(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"questions artifact {path}: line {number} is no question ({error}); {_AGAIN}") from None
     return questions
 
 
-def contamination_of(folder: Path | None) -> Contamination | None:
+def load_contamination_index(folder: Path | None) -> ContaminationIndex | None:
     """What screens texts against the questions of an artifact; None where there is none."""
-    return None if folder is None else Contamination(read_questions(folder))
+    return None if folder is None else ContaminationIndex(read_questions(folder))
 
 
 _AGAIN = "`nautile run --force --only held_out`"

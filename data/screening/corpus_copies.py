@@ -51,8 +51,8 @@ _Pairs = Callable[[np.ndarray, np.ndarray], None]  # takes (before, later): numb
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What `settle` found: documents in all, and how many were dropped by reason (`REASONS`)."""
+class CopyReport:
+    """What `find_copies` found: documents in all, and how many were dropped by reason (`REASONS`)."""
 
     documents: int
     dropped: dict[str, int]
@@ -76,7 +76,7 @@ class _Unit:
         return np.array(rows[begin:end, band])
 
 
-def settle(folders: Sequence[Path], against: Sequence[Path], work: Path, emit: Emit) -> Settled:
+def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, emit: Emit) -> CopyReport:
     """Write `verdicts.u1` into each of `folders`. `work` is this call's own: it is taken up where a killed one stopped.
 
     The same signatures give the same verdicts. Raises `ConfigError` for signature files that do not fit together.
@@ -132,10 +132,10 @@ class _Settling:
     emit: Emit
     bands: int
 
-    def run(self) -> Settled:
+    def run(self) -> CopyReport:
         whole = all(file_size(unit.folder / VERDICTS) == unit.documents for unit in self.ours)
         if whole and (self.work / "settled.json").is_file():
-            return Settled(**json.loads((self.work / "settled.json").read_bytes()))
+            return CopyReport(**json.loads((self.work / "settled.json").read_bytes()))
         verdicts = self._mapped("verdicts", np.dtype(np.uint8), np.zeros)
         parents = self._mapped("parents", self._number, np.arange) if self.bands else None
         for done, band in enumerate([None, *range(self.bands)]):
@@ -151,7 +151,7 @@ class _Settling:
                 parents.flush()
             write_atomically(mark, b"")
         dropped = self._publish(verdicts, parents)
-        settled = Settled(sum(unit.documents for unit in self.ours), dropped)
+        settled = CopyReport(sum(unit.documents for unit in self.ours), dropped)
         write_atomically(self.work / "settled.json", json.dumps(asdict(settled)).encode())
         for leftover in (*self.work.glob("pass-*"), self.work / "verdicts", self.work / "parents"):
             leftover.unlink(missing_ok=True)

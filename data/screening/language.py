@@ -7,7 +7,7 @@ SURE = 0.9  # probability: of 2,000 article questions, all English, 1,902 are no
 SHORTEST = 12  # letters
 
 
-def language(text: str) -> str | None:
+def detect_language(text: str) -> str | None:
     """ISO 639-1 code; None where nothing can be said with confidence."""
     if sum(map(str.isalpha, text[:400])) < SHORTEST and text.isascii():
         return None

@@ -15,13 +15,13 @@ import numpy as np
 from rensa import RMinHash
 
 from data.screening.text_hash import text_hash
-from data.screening.words import Words, grams, mixed, words_of
+from data.screening.words import WordArrays, grams, mix_bits, words_of
 
 BANDS, ROWS, WORDS, SEED = 14, 8, 5, 1
 ALGORITHM = 2  # of R-MinHash: rensa raises it when its values change
 
 
-def bands(texts: Sequence[str]) -> np.ndarray:
+def minhash_bands(texts: Sequence[str]) -> np.ndarray:
     """[texts, BANDS] uint64: the value of each band of each text."""
     if RMinHash.ALGORITHM_VERSION != ALGORITHM:
         raise RuntimeError(f"rensa's R-MinHash is version {RMinHash.ALGORITHM_VERSION}, not {ALGORITHM}: pin rensa")
@@ -41,17 +41,17 @@ def facts() -> dict[str, object]:
     return {"bands": BANDS, "rows": ROWS, "words": WORDS, "seed": SEED, "minhash": f"rensa R-MinHash {ALGORITHM}"}
 
 
-def _bands(block: Words) -> np.ndarray:
+def _bands(block: WordArrays) -> np.ndarray:
     shingles, offsets = _shingles(block)
     values = RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, BANDS * ROWS, SEED).to_rows()
     rows = np.array(values, np.uint64).reshape(-1, BANDS, ROWS)
     found = np.zeros(rows.shape[:2], np.uint64)
     for place in range(ROWS):
-        found = mixed(found ^ rows[:, :, place])
+        found = mix_bits(found ^ rows[:, :, place])
     return found
 
 
-def _shingles(block: Words) -> tuple[np.ndarray, np.ndarray]:
+def _shingles(block: WordArrays) -> tuple[np.ndarray, np.ndarray]:
     """The hashes of the 5-grams of each text, one after the other, and where each text's begin.
 
     The last four of a text are shorter than five words, so that a short text has some too.

@@ -53,7 +53,6 @@ class Folding:
 
 
 BLOCK = 1 << 20  # bytes worked on at once: more would leave the cache
-WORD = re.compile(r"\w+")
 _OTHER = re.compile(r"\W")
 _FIRST, _LAST, _LENGTH = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 _MARGIN = b" " * 8  # so that eight bytes can be read at every place
@@ -63,7 +62,7 @@ spaced = Folding(lambda c: _OTHER.sub(" ", c.casefold()), lambda text: _OTHER.su
 
 
 @dataclass(frozen=True)
-class Words:
+class WordArrays:
     """The words of a block of texts, in order. `first`: the number of the first word of each text, [texts + 1]."""
 
     content: bytes
@@ -79,7 +78,7 @@ class Words:
         return self.content[self.starts[begin] : self.ends[end - 1]].decode().split()
 
 
-def words_of(texts: Sequence[str]) -> Iterator[Words]:
+def words_of(texts: Sequence[str]) -> Iterator[WordArrays]:
     """The words of `texts`, block by block."""
     block: list[bytes] = []
     size = 0
@@ -99,7 +98,7 @@ def grams(values: np.ndarray, length: int) -> np.ndarray:
     total = np.zeros(count, np.uint64)
     for place in range(length):
         total += values[place : place + count] * _odd(place)
-    return mixed(total)
+    return mix_bits(total)
 
 
 def grams_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
@@ -107,10 +106,10 @@ def grams_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
     total = np.zeros(len(starts), np.uint64)
     for place in range(length):
         total += values[starts + place] * _odd(place)
-    return mixed(total)
+    return mix_bits(total)
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def mix_bits(values: np.ndarray) -> np.ndarray:
     """Each value with its bits mixed (the finaliser of MurmurHash3)."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -121,7 +120,7 @@ def _odd(place: int) -> np.uint64:
     return np.uint64(pow(0x9E3779B97F4A7C15, place + 1, 1 << 64))
 
 
-def _words(block: list[bytes]) -> Words:
+def _words(block: list[bytes]) -> WordArrays:
     content = _MARGIN + b" ".join(block) + _MARGIN
     # A text ends before the space that follows it; the last one before the margin.
     text_ends = len(_MARGIN) + np.cumsum([len(text) + 1 for text in block])
@@ -138,4 +137,4 @@ def _words(block: list[bytes]) -> Words:
     for n in np.flatnonzero(lengths > 16).tolist():
         values[n] = xxhash.xxh3_64_intdigest(content[starts[n] : ends[n]])
     first = np.concatenate([[0], np.searchsorted(starts, text_ends)])
-    return Words(content, starts, ends, values, first)
+    return WordArrays(content, starts, ends, values, first)

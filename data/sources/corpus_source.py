@@ -10,10 +10,16 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from configs.ingest import SourceConfig
-from data.records import WORKED, Batch, SynthRecord, batched, columns_of
+from data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
 from data.sources.file_list import SourceFile
-from data.sources.hub import hub_fetch, hub_files, hub_rows
-from data.sources.local_files import jsonl_rows, matching, parquet_batches, parquet_rows, read_jsonl
+from data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files
+from data.sources.local_files import (
+    count_jsonl_rows,
+    count_parquet_rows,
+    matching_files,
+    read_jsonl,
+    read_parquet_batches,
+)
 from data.sources.reasoning_gym import Problem, problems
 from data.sources.wikipedia import STAND_IN as WIKIPEDIA_STAND_IN
 from data.sources.wikipedia import articles, web_record
@@ -47,16 +53,16 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
             raise ConfigError(f"source {source.name!r}: reader 'reasoning' makes problems without end; set `records`")
         return _stretches("reasoning", source.records, PROBLEMS_A_UNIT)
     if source.reader == "hub":
-        files = hub_files(source)
+        files = list_hub_files(source)
     else:
-        found = matching(source.path)
+        found = matching_files(source.path)
         files = [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(found)]
     if source.records is None:
         return files
     return _limited(files, source.records, lambda file: _rows(source, file, folder))
 
 
-def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[Batch]:
+def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """The rows of one file, with the filters of `source`. A file of the Hub is fetched into `folder`, then removed.
 
     Raises `ConfigError` for a file that cannot be read, `Retryable` for one that may be readable later.
@@ -78,7 +84,7 @@ def synth_record(problem: Problem, worked_share: float = 1.0) -> SynthRecord:
     )
 
 
-def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[Batch]:
+def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     end = None if file.rows is None else file.first + file.rows
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
@@ -87,7 +93,7 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
         yield from batched(itertools.islice(made, file.first, end), "synth")
     elif source.reader == "hub":
         try:
-            yield from _of_file(source, hub_fetch(source, file, folder), file.rows)
+            yield from _of_file(source, fetch_hub_file(source, file, folder), file.rows)
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(folder), source.path)) from None
         finally:
@@ -99,10 +105,10 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
         yield from _of_file(source, path, file.rows)
 
 
-def _of_file(source: SourceConfig, path: Path, rows: int | None) -> Iterator[Batch]:
+def _of_file(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
     if _is_parquet(path.name):
-        carried = columns_of(source.form) if source.exemplars else [*WORKED[source.form], *_SHOWN]
-        return parquet_batches(path, source.form, _filtering(source), carried, rows)
+        carried = schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SHOWN]
+        return read_parquet_batches(path, source.form, _filtering(source), carried, rows)
     return batched(itertools.islice(read_jsonl([path], source.form), rows), source.form)
 
 
@@ -115,14 +121,14 @@ def _filtering(source: SourceConfig) -> list[str]:
     return [*(["language"] if source.languages else []), *(["score"] if source.minimum_score is not None else [])]
 
 
-def _filtered(batch: Batch, source: SourceConfig) -> Batch:
+def _filtered(batch: RecordBatch, source: SourceConfig) -> RecordBatch:
     """Without the rows in other languages or of a lower score; those that say neither are dropped too, and counted."""
     if source.languages:
         languages = batch.columns["language"]
-        batch = batch.kept([i for i, one in enumerate(languages) if one in source.languages], "language")
+        batch = batch.select([i for i, one in enumerate(languages) if one in source.languages], "language")
     if (least := source.minimum_score) is not None:
         scores = batch.columns["score"]
-        batch = batch.kept([i for i, one in enumerate(scores) if one is not None and one >= least], "score")
+        batch = batch.select([i for i, one in enumerate(scores) if one is not None and one >= least], "score")
     return batch
 
 
@@ -153,10 +159,10 @@ def _limited(files: list[SourceFile], records: int, rows: Callable[[SourceFile],
 def _rows(source: SourceConfig, file: SourceFile, folder: Path) -> int:
     """How many rows a file has: by its footer, or for lines by reading it."""
     if source.reader == "hub" and _is_parquet(file.path):
-        return hub_rows(source, file)
+        return count_hub_rows(source, file)
     if source.reader == "hub":
         try:
-            return jsonl_rows(hub_fetch(source, file, folder))
+            return count_jsonl_rows(fetch_hub_file(source, file, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return parquet_rows(Path(file.path)) if _is_parquet(file.path) else jsonl_rows(Path(file.path))
+    return count_parquet_rows(Path(file.path)) if _is_parquet(file.path) else count_jsonl_rows(Path(file.path))

@@ -28,16 +28,16 @@ class SourceFile:
     rows: int | None = None
 
     @property
-    def unit(self) -> str:
-        """The name of its unit of work."""
+    def item(self) -> str:
+        """The name of its work item."""
         return f"{self.number:05d}"
 
 
-def write_manifest(path: Path, files: Sequence[SourceFile]) -> None:
+def write_file_list(path: Path, files: Sequence[SourceFile]) -> None:
     """Keep the list: one JSON object a line."""
     write_atomically(path, "".join(json.dumps(asdict(file), sort_keys=True) + "\n" for file in files).encode())
 
 
-def read_manifest(path: Path) -> list[SourceFile]:
-    """What `write_manifest` kept."""
+def read_file_list(path: Path) -> list[SourceFile]:
+    """What `write_file_list` kept."""
     return [SourceFile(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]

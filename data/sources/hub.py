@@ -37,7 +37,7 @@ class _Damaged(Exception):
     """A file came otherwise than the Hub lists it."""
 
 
-def hub_files(source: SourceConfig) -> list[SourceFile]:
+def list_hub_files(source: SourceConfig) -> list[SourceFile]:
     """The data files of the source's subset and split, in the Hub's order, with sizes and digests: few requests.
 
     Raises `ConfigError` for a dataset, subset, split or revision that does not exist, or one that is closed to this
@@ -52,8 +52,8 @@ def hub_files(source: SourceConfig) -> list[SourceFile]:
     return [SourceFile(i, name, known[name].size, _digest(known[name])) for i, name in enumerate(names)]
 
 
-def hub_rows(source: SourceConfig, file: SourceFile) -> int:
-    """Rows of one Parquet file of the Hub by its footer: two small requests. Errors as `hub_fetch`."""
+def count_hub_rows(source: SourceConfig, file: SourceFile) -> int:
+    """Rows of one Parquet file of the Hub by its footer: two small requests. Errors as `fetch_hub_file`."""
     import pyarrow
     from huggingface_hub import HfFileSystem
     from pyarrow.parquet import ParquetFile
@@ -69,7 +69,7 @@ def hub_rows(source: SourceConfig, file: SourceFile) -> int:
     return _patiently(source, read, file.path)
 
 
-def hub_fetch(source: SourceConfig, file: SourceFile, folder: Path) -> Path:
+def fetch_hub_file(source: SourceConfig, file: SourceFile, folder: Path) -> Path:
     """The file, whole and as listed, under `folder`; what an earlier process left there of it is gone on with.
 
     Raises `ConfigError` for a file that is gone or stays damaged, `Retryable` for an outage.

@@ -17,23 +17,23 @@ from typing import IO, Any
 
 from common.errors import ConfigError
 from data.records import (
-    BATCH,
+    BATCH_ROWS,
     MAX_CHARACTERS,
-    NEEDED,
-    WORKED,
-    Batch,
+    REQUIRED_COLUMNS,
+    TEXT_COLUMNS,
     Form,
     Record,
+    RecordBatch,
     Rejected,
     RejectReason,
-    batch_of,
     from_dict,
+    to_batch,
 )
 
 MAX_LINE = 32_000_000  # bytes; a longer line is passed over without being held
 
 
-def matching(pattern: str) -> list[Path]:
+def matching_files(pattern: str) -> list[Path]:
     """The files a glob names, sorted. Raises `ConfigError` if there are none."""
     paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
     if len(paths) == 1 and paths[0].is_dir():
@@ -58,7 +58,7 @@ def read_jsonl(paths: Sequence[Path], form: Form, skip: int = 0) -> Iterator[Rec
                 yield _from_line(line, form)
 
 
-def json_rows(path: Path) -> Iterator[Any]:
+def read_json_values(path: Path) -> Iterator[Any]:
     """What each line of a JSON-lines file (`.gz` too) holds, or a `Rejected` for one that is not JSON.
 
     Raises `ConfigError` as `read_jsonl` does.
@@ -67,7 +67,7 @@ def json_rows(path: Path) -> Iterator[Any]:
         yield from map(_parsed, lines)
 
 
-def jsonl_rows(path: Path) -> int:
+def count_jsonl_rows(path: Path) -> int:
     """Rows of a JSON-lines file, by reading it. Raises `ConfigError` as `read_jsonl` does."""
     with _text_lines(path) as lines:
         return sum(1 for _ in lines)
@@ -133,9 +133,9 @@ def _parsed(line: bytes | None) -> Any:
 STREAM = 1 << 20  # bytes of a column chunk held at a time
 
 
-def parquet_batches(
+def read_parquet_batches(
     path: Path, form: Form, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
-) -> Iterator[Batch]:
+) -> Iterator[RecordBatch]:
     """Batches of the file's first `rows` rows (None: all), with the columns to work on and those of `listed`.
 
     `carried`: further columns for the records that are made whole. A column that the file does not have is None.
@@ -144,10 +144,10 @@ def parquet_batches(
     """
     parquet = _opened(path)
     there = parquet.schema_arrow.names
-    for needed in NEEDED[form]:
+    for needed in REQUIRED_COLUMNS[form]:
         if needed not in there:
             raise ConfigError(f"{path}: no column {needed!r}; there are {', '.join(there)}")
-    columns = [*WORKED[form], *listed]
+    columns = [*TEXT_COLUMNS[form], *listed]
     wanted = [name for name in dict.fromkeys([*columns, *carried]) if name in there]
     left = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
     for group in range(parquet.num_row_groups):
@@ -161,8 +161,8 @@ def parquet_batches(
                 return
 
 
-def parquet_rows(path: Path) -> int:
-    """Rows of a Parquet file by its footer. Raises `ConfigError` as `parquet_batches` does."""
+def count_parquet_rows(path: Path) -> int:
+    """Rows of a Parquet file by its footer. Raises `ConfigError` as `read_parquet_batches` does."""
     return _opened(path).metadata.num_rows
 
 
@@ -183,20 +183,20 @@ def _tables(path: Path, parquet: Any, group: int, columns: list[str]) -> Iterato
     import pyarrow
 
     try:
-        yield from parquet.iter_batches(BATCH, row_groups=[group], columns=columns, use_threads=False)
+        yield from parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:  # a broken page header is an OSError
         raise ConfigError(f"{path}: row group {group} is damaged ({str(error).splitlines()[0]})") from None
 
 
-def _batch(table: Any, form: Form, columns: Sequence[str]) -> Batch:
+def _batch(table: Any, form: Form, columns: Sequence[str]) -> RecordBatch:
     rows = table.num_rows
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
     except UnicodeDecodeError:
-        return batch_of([_row(table, i, form) for i in range(rows)], form)
+        return to_batch([_row(table, i, form) for i in range(rows)], form)
     faults: dict[int, RejectReason] = {}
-    for name in (name for name in WORKED[form] if name in values):
-        required = name in NEEDED[form]
+    for name in (name for name in TEXT_COLUMNS[form] if name in values):
+        required = name in REQUIRED_COLUMNS[form]
         for i, value in enumerate(values[name]):
             if (fault := _fault(value, required)) is not None:
                 faults.setdefault(i, fault)
@@ -207,7 +207,7 @@ def _batch(table: Any, form: Form, columns: Sequence[str]) -> Batch:
     chosen = {name: values.get(name, empty) for name in columns}
     if faults:
         chosen = {name: [column[i] for i in places] for name, column in chosen.items()}
-    return Batch(form, rows, chosen, Counter(faults.values()), lambda i: _record(table, places[i], form))
+    return RecordBatch(form, rows, chosen, Counter(faults.values()), lambda i: _record(table, places[i], form))
 
 
 def _fault(value: object, required: bool) -> RejectReason | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from common.errors import ConfigError
 from configs.base import TaskConfig
 
-Split = Literal["train", "guard", "held_out"]
+ProblemSplit = Literal["train", "guard", "held_out"]
 _POSITIONS = 1 << 20  # per task and seed; most generators are lazy, but gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000
 
@@ -32,7 +32,7 @@ class Problem:
     rationale: str
 
 
-def problems(tasks: Sequence[TaskConfig], seed: int, split: Split) -> Iterator[Problem]:
+def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:
     """Distinct problems of one split, in an order that depends on the arguments alone; ends when every task repeats.
 
     Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
@@ -48,7 +48,7 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: Split) -> Iterator[P
             positions[place] = index + 1
             problem = _problem(tasks[place].name, index, generators[place][index])
             digest = hashlib.sha256(problem.question.encode()).digest()
-            if split_of(problem.question) == split and digest not in seen:
+            if problem_split(problem.question) == split and digest not in seen:
                 seen.add(digest)
                 yield problem
                 break
@@ -56,7 +56,7 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: Split) -> Iterator[P
             del weights[place]
 
 
-def split_of(question: str) -> Split:
+def problem_split(question: str) -> ProblemSplit:
     """The split a question belongs to: one in twenty is held out, one in twenty guards training, the rest train."""
     bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
     return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"

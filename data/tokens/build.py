@@ -3,8 +3,8 @@
 Three steps, for units that are worked on anywhere and in any order (`tasks.ingest`); `write_tokens` does all three
 here, for documents that one process has:
 
-    data.tokens.tokenise_file.write_unit     a file of the source -> a unit of ids and hashes
-    data.screening.corpus_copies.settle         the hashes of all units -> which documents are copies: needs every unit
+    data.tokens.tokenise_file.tokenise_file     a file of the source -> a unit of ids and hashes
+    data.screening.corpus_copies.find_copies    the hashes of all units -> which documents are copies: needs every unit
     pack_unit                      a unit -> its shards, after which its ids are removed
     publish                        the index over all shards, the counts, the exemplars
 
@@ -29,21 +29,21 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
 from data.records import Record, Rejected, SynthRecord, batched
-from data.screening.corpus_copies import KEPT, REASONS, settle, verdicts
+from data.screening.corpus_copies import KEPT, REASONS, find_copies, verdicts
 from data.screening.text_hash import SPAN
 from data.tokenizer import tokenizer_for
-from data.tokens.exemplar_sample import choose
-from data.tokens.packing import FitPacker, SplitPacker
-from data.tokens.shards import Index, ShardEntry, Split, write_index, write_shard
+from data.tokens.exemplar_sample import choose_exemplars
+from data.tokens.packing import ConcatPacker, FirstFitPacker
+from data.tokens.shards import ShardEntry, ShardIndex, Split, write_index, write_shard
 from data.tokens.tokenise_file import (
     CANDIDATES,
     HITS,
     CorpusPlan,
-    Screens,
-    UnitCounts,
-    Unpacked,
+    DocumentChecks,
+    FileCounts,
+    TokenisedFile,
     read_counts,
-    write_unit,
+    tokenise_file,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from the
 
 
 @dataclass(frozen=True)
-class PackedUnit:
+class PackedFile:
     """What is remembered of a packed unit; its JSON is the mark that its shards are in place."""
 
     text_bytes: int  # UTF-8 bytes of the kept tokens
@@ -65,13 +65,13 @@ class PackedUnit:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """What `publish` made: counts for the manifest, and the sample for retrieval."""
+class PublishedTokens:
+    """What `publish_tokens` made: counts for the manifest, and the sample for retrieval."""
 
     rows_read: int
     documents: int
     rejected: dict[str, int]
-    index: Index
+    index: ShardIndex
     bytes_per_token: float
     exemplars: list[SynthRecord]
     samples: list[dict[str, Any]]
@@ -107,9 +107,9 @@ def write_tokens(
     out: Path,
     emit: Emit,
     threads: int = 2,
-    screens: Screens | None = None,
+    screens: DocumentChecks | None = None,
     against: Sequence[Path] = (),
-) -> Corpus:
+) -> PublishedTokens:
     """Tokenise and pack the rows of `scan(0)` into `out`, in this process; each of the three steps is done once.
 
     Raises `ConfigError` if not one record is usable.
@@ -129,23 +129,23 @@ def write_tokens(
                 return
             yield row
 
-    write_unit(batched(rows(), plan.form), plan, screens or Screens(), unit, plan.exemplars, threads, told)
-    settle([unit], against, work / "settling", emit)
-    pack_unit(unit, 0, plan, mark, out)
-    return publish([unit], [mark], plan, out)
+    tokenise_file(batched(rows(), plan.form), plan, screens or DocumentChecks(), unit, plan.exemplars, threads, told)
+    find_copies([unit], against, work / "settling", emit)
+    pack_file(unit, 0, plan, mark, out)
+    return publish_tokens([unit], [mark], plan, out)
 
 
-def pack_unit(folder: Path, number: int, plan: CorpusPlan, mark: Path, out: Path) -> PackedUnit:
+def pack_file(folder: Path, number: int, plan: CorpusPlan, mark: Path, out: Path) -> PackedFile:
     """Pack the documents of a settled unit that were kept, write its shards under `out`, and give its ids' disk back.
 
     `mark` is written when the shards are in place; a unit with a mark is not done again. Memory: one shard.
     """
     if mark.is_file():
-        packed = read_packed(mark)
+        packed = read_packed_file(mark)
     else:
         private = mark.with_name(f"{mark.stem}.{uuid.uuid4().hex[:12]}")  # two processes may do the same unit
         try:
-            packed = _packed(Unpacked(folder, plan.tokenizer.vocabulary), number, plan, private)
+            packed = _packed(TokenisedFile(folder, plan.tokenizer.vocabulary), number, plan, private)
             for entry in packed.shards:
                 target = out / entry.file
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -153,17 +153,17 @@ def pack_unit(folder: Path, number: int, plan: CorpusPlan, mark: Path, out: Path
         finally:
             shutil.rmtree(private, ignore_errors=True)
         write_atomically(mark, json.dumps(asdict(packed)).encode())
-    Unpacked(folder, plan.tokenizer.vocabulary).release()
+    TokenisedFile(folder, plan.tokenizer.vocabulary).release()
     return packed
 
 
-def read_packed(mark: Path) -> PackedUnit:
+def read_packed_file(mark: Path) -> PackedFile:
     """What is remembered of a packed unit."""
     plain = json.loads(mark.read_bytes())
-    return PackedUnit(**{**plain, "shards": [ShardEntry(**entry) for entry in plain["shards"]]})
+    return PackedFile(**{**plain, "shards": [ShardEntry(**entry) for entry in plain["shards"]]})
 
 
-def _packed(unit: Unpacked, number: int, plan: CorpusPlan, private: Path) -> PackedUnit:
+def _packed(unit: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
     verdict = verdicts(unit.folder)
     dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdict == code).sum())}
     limit = plan.validation_share * SPAN  # as `in_validation` has it, without a detour over floats
@@ -171,13 +171,13 @@ def _packed(unit: Unpacked, number: int, plan: CorpusPlan, private: Path) -> Pac
     packing = _Packing(unit, number, plan, private)
     for split, chosen in (("train", ~held_out), ("validation", held_out)):
         packing.run(split, np.flatnonzero((verdict == KEPT) & chosen))
-    return PackedUnit(packing.text_bytes, dropped, packing.shards)
+    return PackedFile(packing.text_bytes, dropped, packing.shards)
 
 
 class _Packing:
     """The kept documents of a unit into shards, one split after the other."""
 
-    def __init__(self, unit: Unpacked, number: int, plan: CorpusPlan, folder: Path) -> None:
+    def __init__(self, unit: TokenisedFile, number: int, plan: CorpusPlan, folder: Path) -> None:
         self._unit, self._number, self._plan, self._folder = unit, number, plan, folder
         self._tokens = np.asarray(unit.tokens)  # a plain view: slicing a memmap costs ten times as much
         self._starts = np.concatenate([[0], np.cumsum(unit.lengths)])
@@ -189,9 +189,9 @@ class _Packing:
         """`documents`: their places in the unit, ascending. A shard ends with the document that fills it."""
         chat = self._plan.form == "synth"
         made, tokens = 0, self._tokens
-        packer: FitPacker | SplitPacker = (FitPacker if chat else SplitPacker)(self._plan.row_length)
+        packer: FirstFitPacker | ConcatPacker = (FirstFitPacker if chat else ConcatPacker)(self._plan.row_length)
         for start, end, prompt in self._places(documents):
-            if isinstance(packer, FitPacker):
+            if isinstance(packer, FirstFitPacker):
                 packer.add(tokens[start:end], prompt)
             else:
                 packer.add(tokens[start:end])
@@ -209,17 +209,17 @@ class _Packing:
             before = np.zeros(len(some), np.int64) if prompts is None else prompts[some]
             yield from zip(self._starts[some].tolist(), self._starts[some + 1].tolist(), before.tolist(), strict=True)
 
-    def _close(self, split: Split, number: int, packer: "FitPacker | SplitPacker") -> None:
+    def _close(self, split: Split, number: int, packer: FirstFitPacker | ConcatPacker) -> None:
         packed = packer.finish()
         self.text_bytes += int(self._byte_lengths[packed.tokens].sum(dtype=np.int64))
         vocabulary = self._plan.tokenizer.vocabulary
         self.shards.append(write_shard(self._folder, number, split, packed, vocabulary, self._number))
 
 
-def publish(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out: Path) -> Corpus:
+def publish_tokens(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out: Path) -> PublishedTokens:
     """The index over the shards of all units, and the counts. Raises `ConfigError` if nothing is there to train on."""
     counts = [read_counts(unit) for unit in units]
-    packed = [read_packed(mark) for mark in marks]
+    packed = [read_packed_file(mark) for mark in marks]
     shards = tuple(sorted((entry for unit in packed for entry in unit.shards), key=lambda entry: entry.file))
     rejected: Counter[str] = Counter()
     for reasons in (*(one.rejected for one in counts), *(one.dropped for one in packed)):
@@ -231,9 +231,9 @@ def publish(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out:
     for path in (out / "shards").iterdir():
         if f"shards/{path.name}" not in names:  # of a process that was taken for lost and came back
             path.unlink()
-    index = Index(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
+    index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
     write_index(out, index)
-    return Corpus(
+    return PublishedTokens(
         rows_read=sum(one.rows for one in counts),
         documents=index.total("documents"),
         rejected=dict(sorted(rejected.items())),
@@ -249,10 +249,10 @@ def publish(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out:
 def _exemplars(units: Sequence[Path], plan: CorpusPlan) -> list[SynthRecord]:
     if not plan.exemplars:
         return []
-    return choose(((unit / CANDIDATES, verdicts(unit) == KEPT) for unit in units), plan.exemplars)
+    return choose_exemplars(((unit / CANDIDATES, verdicts(unit) == KEPT) for unit in units), plan.exemplars)
 
 
-def _samples(counts: Sequence[UnitCounts]) -> list[dict[str, Any]]:
+def _samples(counts: Sequence[FileCounts]) -> list[dict[str, Any]]:
     return next((one.samples for one in counts if one.samples), [])
 
 

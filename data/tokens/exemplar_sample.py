@@ -1,8 +1,8 @@
 """A sample of SYNTH records for retrieval, stratified by exercise (paper §3.2).
 
 Each exercise keeps its records of smallest hash, so the sample depends neither on the order of the records nor on who
-worked when. A unit keeps only so many candidates an exercise (`share_of`): where an exercise lies in one file alone, it
-may be represented by fewer than its even part.
+worked when. A file keeps only `candidates_per_exercise` of each: where an exercise lies in one file alone, it may be
+represented by fewer than its even part.
 """
 
 import heapq
@@ -22,7 +22,7 @@ SLACK = 4  # times its even part
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExemplarCandidate:
     """A record in the running: its content hash, its place among the documents of its unit."""
 
     digest: int
@@ -30,12 +30,12 @@ class Candidate:
     record: SynthRecord
 
 
-def share_of(size: int, units: int) -> int:
+def candidates_per_exercise(size: int, units: int) -> int:
     """How many candidates of an exercise one of `units` units keeps for a sample of `size`."""
     return size if units <= 1 else min(size, max(LEAST, -(-SLACK * size // units)))
 
 
-class Sample:
+class ExemplarSample:
     """Offers in, at most `most` records of each exercise kept: those of the smallest hash."""
 
     def __init__(self, most: int) -> None:
@@ -55,21 +55,21 @@ class Sample:
         else:
             heapq.heapreplace(heap, entry)
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ExemplarCandidate]:
         """Everything still in the running, by exercise and hash."""
         return [
-            Candidate(-negative, -document, record)
+            ExemplarCandidate(-negative, -document, record)
             for name in sorted(self._heaps)
             for negative, document, record in sorted(self._heaps[name], key=lambda entry: entry[:2], reverse=True)
         ]
 
 
-def write_candidates(path: Path, candidates: Iterable[Candidate]) -> None:
+def write_candidates(path: Path, candidates: Iterable[ExemplarCandidate]) -> None:
     """Keep the candidates of a unit: one JSON object a line."""
     _write_lines(path, ({"hash": c.digest, "document": c.document, **to_dict(c.record)} for c in candidates))
 
 
-def choose(units: Iterable[tuple[Path, np.ndarray]], size: int) -> list[SynthRecord]:
+def choose_exemplars(units: Iterable[tuple[Path, np.ndarray]], size: int) -> list[SynthRecord]:
     """The sample: the first of each exercise by hash, then the second of each, until it has `size` records.
 
     units: the candidates' file of each, and which of its documents were kept, [documents] bool. Holds in memory the

@@ -19,7 +19,7 @@ from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.shuffle import permute
 from data.tokenizer import tokenizer_for
-from data.tokens.shards import REBUILD, Index, Shard, Split, read_index, verify_shards
+from data.tokens.shards import REBUILD, Shard, ShardIndex, Split, read_index, verify_shards
 
 MILLION = 1_000_000  # shares are exact to a millionth, so that row number times share stays within int64
 
@@ -211,7 +211,7 @@ class _Source:
 
     def __init__(self, name: str, folder: Path, tokenizer: TokenizerConfig) -> None:
         self.name, self.folder = name, folder
-        self.index: Index = read_index(folder)
+        self.index: ShardIndex = read_index(folder)
         wanted = tokenizer_for(tokenizer)
         if self.index.fingerprint != wanted.fingerprint:
             raise ConfigError(

@@ -12,7 +12,7 @@ BLOCK = 128  # rows looked through at once for room
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Rows of one shard. All arrays are in row order.
 
     tokens: [kept] ids; pieces_per_row: [rows]; lengths: [pieces], summing to kept and to at most `row_length` a row;
@@ -38,7 +38,7 @@ class Packed:
 
 
 @dataclass
-class SplitPacker:
+class ConcatPacker:
     """Concatenates documents and cuts the stream every `row_length` tokens; nothing is lost, the last row may be short.
 
     A document cut by a row's end goes on as a new piece in the next row; the loader still takes the cut's target from
@@ -59,13 +59,13 @@ class SplitPacker:
             self._documents.append(ids)
             self._kept += len(ids)
 
-    def finish(self) -> Packed:
+    def finish(self) -> PackedRows:
         """Everything added so far as rows."""
         lengths = np.array([len(document) for document in self._documents], np.int64)
         ends = np.cumsum(lengths)
         row_ends = np.append(np.arange(self.row_length, self._kept, self.row_length), self._kept)
         cuts = np.union1d(ends, row_ends) if self._kept else np.zeros(0, np.int64)
-        return Packed(
+        return PackedRows(
             tokens=np.concatenate(self._documents) if self._documents else np.zeros(0, np.uint32),
             pieces_per_row=np.bincount((cuts - 1) // self.row_length, minlength=self.rows),
             lengths=np.diff(cuts, prepend=0),
@@ -78,7 +78,7 @@ class SplitPacker:
 
 
 @dataclass
-class FitPacker:
+class FirstFitPacker:
     """Puts each document whole into the first row that has room for it.
 
     One longer than a row fills a row of its own with its beginning; the rest is counted as cropped. (Dropping it
@@ -124,12 +124,12 @@ class FitPacker:
         self.rows += 1
         return self.rows - 1
 
-    def finish(self) -> Packed:
+    def finish(self) -> PackedRows:
         """Everything added so far as rows; documents of a row stay in the order they came."""
         row_of = np.array(self._row_of, np.int64)
         order = np.argsort(row_of, kind="stable")
         documents = [self._documents[i] for i in order]
-        return Packed(
+        return PackedRows(
             tokens=np.concatenate(documents) if documents else np.zeros(0, np.uint32),
             pieces_per_row=np.bincount(row_of, minlength=self.rows),
             lengths=np.array([len(document) for document in documents], np.int64),

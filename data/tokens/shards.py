@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.files import INDEX_LIMIT, read_bounded_text, write_atomically
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
-from data.tokens.packing import Packed
+from data.tokens.packing import PackedRows
 
 FORMAT = "nautile-tokens-1"
 _SHARD = re.compile(r"shards/(train|validation)-[0-9]{5,}-[0-9]{5,}\.bin")
@@ -48,7 +48,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
-class Index:
+class ShardIndex:
     """`index.json`: everything a loader must know before it opens a shard."""
 
     tokenizer: TokenizerConfig
@@ -69,7 +69,7 @@ class Index:
 class Shard:
     """One shard file, memory-mapped; a row is read without touching the others."""
 
-    def __init__(self, path: Path, entry: ShardEntry, index: Index) -> None:
+    def __init__(self, path: Path, entry: ShardEntry, index: ShardIndex) -> None:
         self.entry = entry
         self._path = path
         self._token_type = token_type(index.tokenizer.vocabulary)
@@ -118,7 +118,9 @@ class Shard:
         return np.fromfile(self._path, self._count_type, count, offset=offset)
 
 
-def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabulary: int, unit: int = 0) -> ShardEntry:
+def write_shard(
+    folder: Path, number: int, split: Split, packed: PackedRows, vocabulary: int, unit: int = 0
+) -> ShardEntry:
     """Write one shard under `folder`/shards atomically and return its entry. The same rows give the same bytes."""
     counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
     count_type = _count_type(packed.row_length)
@@ -141,7 +143,7 @@ def write_shard(folder: Path, number: int, split: Split, packed: Packed, vocabul
     )
 
 
-def write_index(folder: Path, index: Index) -> None:
+def write_index(folder: Path, index: ShardIndex) -> None:
     """Write `index.json`, the last file of the artifact."""
     plain: dict[str, Any] = {
         "format": FORMAT,
@@ -156,7 +158,7 @@ def write_index(folder: Path, index: Index) -> None:
     write_atomically(folder / "index.json", (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode())
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> ShardIndex:
     """Read and check `index.json` and that each shard it names is there in its full size.
 
     Raises `ConfigError` naming the artifact or the shard.
@@ -165,7 +167,7 @@ def read_index(folder: Path) -> Index:
         plain = json.loads(_index_text(folder))
         if plain["format"] != FORMAT:
             raise ConfigError(f"tokens artifact {folder}: format {plain['format']!r}, not {FORMAT!r}; {REBUILD}")
-        index = Index(
+        index = ShardIndex(
             tokenizer=TokenizerConfig.model_validate(plain["tokenizer"]),
             fingerprint=plain["fingerprint"],
             row_length=plain["row_length"],
@@ -197,7 +199,7 @@ def _index_text(folder: Path) -> str:
         raise ConfigError(f"tokens artifact {folder}: index.json {told}; {REBUILD}") from None
 
 
-def _fault(entry: ShardEntry, index: Index) -> str | None:
+def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
     """What makes an entry one that we never wrote: a name outside the folder, or counts that do not fit its bytes."""
     if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
         return f"no shard of ours is called {str(entry.file)[:80]!r}"
@@ -210,7 +212,7 @@ def _fault(entry: ShardEntry, index: Index) -> str | None:
     return None if size == entry.bytes else f"{entry.file}: its counts make {size} bytes, not {entry.bytes}"
 
 
-def verify_shards(folder: Path, index: Index) -> None:
+def verify_shards(folder: Path, index: ShardIndex) -> None:
     """Read every shard whole and compare digests. Raises `ConfigError` naming the first damaged one."""
     for entry in index.shards:
         with (folder / entry.file).open("rb") as file:

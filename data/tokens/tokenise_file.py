@@ -26,13 +26,13 @@ import numpy as np
 
 from common.files import write_atomically
 from configs.model import TokenizerConfig
-from data.chat_template import asked, encode_turns
-from data.records import Batch, Form, Record
-from data.screening.contamination import Contamination
+from data.chat_template import encode_turns, user_message
+from data.records import Form, Record, RecordBatch
+from data.screening.contamination import ContaminationIndex
 from data.screening.corpus_copies import BANDS, HASHES
 from data.screening.text_hash import in_validation, text_hash
 from data.tokenizer import Tokenizer, tokenizer_for
-from data.tokens.exemplar_sample import Sample, write_candidates
+from data.tokens.exemplar_sample import ExemplarSample, write_candidates
 from data.tokens.shards import token_type
 
 COUNT = np.dtype("<u4")
@@ -42,7 +42,7 @@ HITS = "hits.jsonl"
 
 
 @dataclass(frozen=True)
-class UnitCounts:
+class FileCounts:
     """What is remembered of a finished unit: rows of the source read, rejected ones by reason, documents and ids."""
 
     rows: int
@@ -53,7 +53,7 @@ class UnitCounts:
     samples: list[dict[str, Any]] = field(default_factory=list)  # its first records, for people to look at
 
 
-class Unpacked:
+class TokenisedFile:
     """A finished unit, its files mapped."""
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
@@ -90,7 +90,7 @@ class Unpacked:
             (self.folder / name).unlink(missing_ok=True)
 
 
-class UnpackedWriter:
+class TokenisedFileWriter:
     """Writes a unit's files document by document; `finish` puts them in place. A context manager."""
 
     def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
@@ -102,7 +102,7 @@ class UnpackedWriter:
         self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
         self.documents = self.tokens = 0
 
-    def __enter__(self) -> "UnpackedWriter":
+    def __enter__(self) -> "TokenisedFileWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -128,7 +128,7 @@ class UnpackedWriter:
         """The bands [documents, bands] of the documents added last."""
         self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
 
-    def finish(self, counts: UnitCounts) -> None:
+    def finish(self, counts: FileCounts) -> None:
         """Everything to disk, then the folder to its place, unless another process was first."""
         for file in self._files.values():
             file.flush()
@@ -142,9 +142,9 @@ class UnpackedWriter:
                 raise
 
 
-def read_counts(folder: Path) -> UnitCounts:
+def read_counts(folder: Path) -> FileCounts:
     """The counts of a finished unit."""
-    return UnitCounts(**json.loads((folder / "unit.json").read_bytes()))
+    return FileCounts(**json.loads((folder / "unit.json").read_bytes()))
 
 
 def is_finished(folder: Path) -> bool:
@@ -152,7 +152,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / "unit.json").is_file()
 
 
-def remove_partial(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what killed processes left of units under `folder`. Only while no unit is worked on."""
     for partial in folder.glob(f"*{PARTIAL}*"):
         shutil.rmtree(partial)
@@ -182,26 +182,26 @@ class CorpusPlan:
 
 
 @dataclass(frozen=True)
-class Screens:
+class DocumentChecks:
     """What documents are looked at for beside their content hash.
 
     contamination: held-out questions; a document that overlaps one is rejected. bands: texts -> [documents, bands]
     uint64, for near duplicates.
     """
 
-    contamination: Contamination | None = None
+    contamination: ContaminationIndex | None = None
     bands: Callable[[list[str]], np.ndarray] | None = None
 
 
-def write_unit(
-    batches: Iterable[Batch],
+def tokenise_file(
+    batches: Iterable[RecordBatch],
     plan: CorpusPlan,
-    screens: Screens,
+    screens: DocumentChecks,
     folder: Path,
     candidates: int = 0,
     threads: int = 1,
     told: Callable[[int, int, int | None], None] = lambda rows, tokens, total: None,
-) -> UnitCounts:
+) -> FileCounts:
     """Tokenise the rows of `batches` into the unit `folder`, or leave it as it is if it is whole already.
 
     `candidates`: exemplars kept of each exercise; `told(rows, tokens, total)` is called after each batch. Memory
@@ -214,8 +214,8 @@ def write_unit(
     tokenizer = tokenizer_for(plan.tokenizer)
     rows, rejected, samples = 0, Counter[str](), []
     candidates = candidates if chat else 0  # exemplars are exercises
-    sample = Sample(candidates)
-    with UnpackedWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=screens.bands is not None) as writer:
+    sample = ExemplarSample(candidates)
+    with TokenisedFileWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=screens.bands is not None) as writer:
         with (writer.partial / HITS).open("w", encoding="utf-8") as hits:
             for batch in batches:
                 rows += batch.rows
@@ -233,14 +233,16 @@ def write_unit(
                 told(rows, writer.tokens, batch.total)
         write_candidates(writer.partial / CANDIDATES, sample.candidates())
         seconds = time.monotonic() - begun
-        counts = UnitCounts(
+        counts = FileCounts(
             rows, writer.documents, writer.tokens, dict(sorted(rejected.items())), seconds, samples=samples
         )
         writer.finish(counts)
     return counts
 
 
-def _clean(batch: Batch, contamination: Contamination | None, hits: IO[str]) -> tuple[Batch, list[str]]:
+def _clean(
+    batch: RecordBatch, contamination: ContaminationIndex | None, hits: IO[str]
+) -> tuple[RecordBatch, list[str]]:
     """The rows of the batch that overlap no held-out question, and their texts; the hits of the others are kept."""
     texts = batch.texts()
     if contamination is None or not texts:
@@ -252,10 +254,12 @@ def _clean(batch: Batch, contamination: Contamination | None, hits: IO[str]) -> 
         for hit in one[:HITS_A_DOCUMENT]:
             hits.write(json.dumps({**asdict(hit), "begins": text[:BEGINNING]}, sort_keys=True) + "\n")
     places = [i for i, one in enumerate(found) if not one]
-    return batch.kept(places, "contaminated"), [texts[i] for i in places]
+    return batch.select(places, "contaminated"), [texts[i] for i in places]
 
 
-def _encode(tokenizer: Tokenizer, batch: Batch, hashes: np.ndarray, writer: UnpackedWriter, threads: int) -> None:
+def _encode(
+    tokenizer: Tokenizer, batch: RecordBatch, hashes: np.ndarray, writer: TokenisedFileWriter, threads: int
+) -> None:
     """Append the ids of every row; web text gets its end-of-text."""
     columns = batch.columns
     if batch.form == "web":
@@ -263,14 +267,16 @@ def _encode(tokenizer: Tokenizer, batch: Batch, hashes: np.ndarray, writer: Unpa
         end = np.array([tokenizer.end_of_text], np.uint32)
         writer.add([piece for ids in encoded for piece in (ids, end)], [len(ids) + 1 for ids in encoded], hashes)
         return
-    queries = map(asked, columns["query"], columns["exercise"], columns["constraints"])
+    queries = map(user_message, columns["query"], columns["exercise"], columns["constraints"])
     turns = zip(queries, columns["synthetic_reasoning"], columns["synthetic_answer"], strict=True)
     pieces, lengths, prompts = encode_turns(tokenizer, turns, threads)
     writer.add(pieces, lengths, hashes)
     writer.add_prompts(prompts)
 
 
-def _offer(sample: Sample, batch: Batch, hashes: np.ndarray, documents: int, validation_share: float) -> None:
+def _offer(
+    sample: ExemplarSample, batch: RecordBatch, hashes: np.ndarray, documents: int, validation_share: float
+) -> None:
     for i, (digest, exercise) in enumerate(zip(hashes.tolist(), batch.columns["exercise"], strict=True)):
         if not in_validation(digest, validation_share):
             sample.offer(digest, documents + i, exercise, lambda i=i: batch.record(i))

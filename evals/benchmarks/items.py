@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders import grading
 from evals.graders.equivalence import grade_math
 from evals.graders.grading import Verdict
@@ -55,7 +55,7 @@ class Graded:
     details: dict[str, Any]
 
 
-def grade(item: Item, reply: Reply) -> Graded:
+def grade(item: Item, reply: ParsedReply) -> Graded:
     """Grade `reply` by the kind of answer that `item` wants. Raises on no text."""
     details: dict[str, Any] = {}
     match item.kind:

@@ -16,7 +16,7 @@ import sys
 import threading
 from functools import cache
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders import numbers
 from evals.graders.answer_spans import commitments
 from evals.graders.grading import Verdict
@@ -107,7 +107,7 @@ def shared() -> Equivalence:
     return instance
 
 
-def grade_math(reply: Reply, expected: str, equivalence: Equivalence | None = None) -> Verdict:
+def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | None = None) -> Verdict:
     r"""Strict: the committed spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one.
 
     Lenient: the last of them is equivalent to `expected`; without an answer, those of the reasoning.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders import choices, numbers
 from evals.graders.answer_spans import commitments
 
@@ -29,7 +29,7 @@ class Verdict:
     problem: Problem | None
 
 
-def judge(reply: Reply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
+def judge(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
     """The verdict where `read` gives the distinct candidates of a text and `right` says whether one is the answer."""
     answered = list(read(reply.answer)) if reply.answer else []
     fallback = answered or list(read(reply.reasoning))
@@ -38,7 +38,7 @@ def judge(reply: Reply, read: Callable[[str], Sequence[str]], right: Callable[[s
     return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
 
 
-def grade_number(reply: Reply, expected: str) -> Verdict:
+def grade_number(reply: ParsedReply, expected: str) -> Verdict:
     """Equal as exact fractions: "1/2" is 0.5. A percent sign counts as a unit; lenient also takes 50% for 0.5.
 
     Raises `ValueError` when `expected` is not itself one number.
@@ -55,12 +55,14 @@ def grade_number(reply: Reply, expected: str) -> Verdict:
     return Verdict(strict, lenient, " | ".join(map(str, answered)) or None, problem)
 
 
-def grade_choice(reply: Reply, expected_letter: str, letters: Sequence[str], options: Sequence[str] = ()) -> Verdict:
+def grade_choice(
+    reply: ParsedReply, expected_letter: str, letters: Sequence[str], options: Sequence[str] = ()
+) -> Verdict:
     """`options` are the texts beside the letters: an answer that is exactly one of them stands for its letter."""
     return judge(reply, lambda text: choices.candidates(text, letters, options), lambda one: one == expected_letter)
 
 
-def grade_exact(reply: Reply, aliases: Sequence[str]) -> Verdict:
+def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     """TriviaQA's exact match: the normalised answer is one of the normalised aliases, as a whole.
 
     Lenient also reads the first or last line or the first sentence alone, and ignores accents.
@@ -82,7 +84,7 @@ def grade_exact(reply: Reply, aliases: Sequence[str]) -> Verdict:
     return Verdict(strict, lenient, " | ".join(forms) or None, problem)
 
 
-def grade_text(reply: Reply, expected: str) -> Verdict:
+def grade_text(reply: ParsedReply, expected: str) -> Verdict:
     """Equal but for case, spacing and outer punctuation: for answers that are a word or a list."""
 
     def read(text: str) -> list[str]:
@@ -105,7 +107,7 @@ _SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
 _PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
 
 
-def _problem(reply: Reply, answered: Sequence[object]) -> Problem | None:
+def _problem(reply: ParsedReply, answered: Sequence[object]) -> Problem | None:
     if not reply.finished_thinking:
         return "unfinished"
     if not answered:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Followed:
 
 
 def grade_instructions(
-    reply: Reply, prompt: str, instructions: Sequence[str], arguments: Sequence[Mapping[str, Any]]
+    reply: ParsedReply, prompt: str, instructions: Sequence[str], arguments: Sequence[Mapping[str, Any]]
 ) -> tuple[Verdict, list[Followed]]:
     """Prompt-level verdict (every instruction kept) and the instructions one by one, of an answer that was given."""
     answer = (reply.answer or "").strip()[:_MAX_CHARACTERS]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from common.errors import ConfigError, Retryable
 from configs.evaluation import EvaluateConfig
 from configs.model import ModelConfig, TokenizerConfig
-from data.chat_template import Reply, encode_prompt, parse_completion, parse_text
+from data.chat_template import ParsedReply, encode_prompt, parse_completion, parse_text
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
 from data.tokenizer import tokenizer_for
@@ -28,7 +28,7 @@ SMALLEST_BUCKET = 256  # below it a second compilation costs more than the paddi
 class Answer:
     """What a model said. Counts and latency (seconds, of the batch for a checkpoint) are None where not known."""
 
-    reply: Reply
+    reply: ParsedReply
     output: str
     truncated: bool
     tokens_in: int | None = None
@@ -161,7 +161,7 @@ def _from_chat(reply: ChatReply) -> Answer:
     parsed = parse_text(reply.text)
     cut = reply.finish == "length"
     return Answer(
-        reply=Reply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not cut),
+        reply=ParsedReply(parsed.reasoning, parsed.answer, parsed.finished_thinking, parsed.finished and not cut),
         output=reply.text,
         truncated=cut,
         tokens_in=reply.tokens_in,

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from configs.model import CHAT_SPECIALS, TokenizerConfig
 from data.chat_template import (
-    Reply,
-    Turn,
+    ChatTurn,
+    ParsedReply,
     encode_prompt,
     encode_turn,
     encode_turns,
@@ -25,11 +25,11 @@ RANKS = st.sampled_from([256, 2000, 100_256])
 @given(query=TEXT, reasoning=TEXT, answer=TEXT, ranks=RANKS)
 def test_a_turn_comes_back_as_it_went_in(query, reasoning, answer, ranks):
     tok = tokenizer_for(TokenizerConfig(ranks=ranks))
-    ids, start = encode_turn(tok, Turn(query, reasoning, answer))
+    ids, start = encode_turn(tok, ChatTurn(query, reasoning, answer))
     assert ids[:start] == encode_prompt(tok, query)
     assert ids[start - 1] == tok.think_start
     reply = parse_completion(tok, ids[start:])
-    assert reply == Reply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
+    assert reply == ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=True)
     assert tok.decode(ids) == (
         f"<|im_start|>user\n{query}\n<|im_end|><|im_start|>assistant\n"
         f"<|think_start|>{reasoning}<|think_end|>\n{answer}\n<|im_end|>"
@@ -41,7 +41,7 @@ def test_a_turn_comes_back_as_it_went_in(query, reasoning, answer, ranks):
 def test_many_turns_are_encoded_as_one_by_one(turns):
     tok = tokenizer_for(TokenizerConfig(ranks=300))
     pieces, lengths, prompts = encode_turns(tok, turns)
-    one_by_one = [encode_turn(tok, Turn(*texts)) for texts in turns]
+    one_by_one = [encode_turn(tok, ChatTurn(*texts)) for texts in turns]
     assert [int(one) for piece in pieces for one in piece] == [one for ids, _ in one_by_one for one in ids]
     assert list(zip(lengths, prompts, strict=True)) == [(len(ids), start) for ids, start in one_by_one]
 
@@ -56,20 +56,20 @@ def test_any_sampled_ids_parse(ids):
 
 def test_an_unfinished_thought_has_no_answer(tokenizer):
     reply = parse_completion(tokenizer, tokenizer.encode("still thinking"))
-    assert reply == Reply("still thinking", None, finished_thinking=False, finished=False)
+    assert reply == ParsedReply("still thinking", None, finished_thinking=False, finished=False)
     cut = parse_completion(tokenizer, [*tokenizer.encode("done"), tokenizer.think_end, *tokenizer.encode("\n4")])
-    assert cut == Reply("done", "4", finished_thinking=True, finished=False)
+    assert cut == ParsedReply("done", "4", finished_thinking=True, finished=False)
 
 
 def test_text_of_this_model_and_of_others():
-    whole = Reply("because", "4", finished_thinking=True, finished=True)
+    whole = ParsedReply("because", "4", finished_thinking=True, finished=True)
     assert parse_text("because<|think_end|>\n4\n<|im_end|>ignored") == whole
     assert parse_text("<think>because</think>\n\n4") == whole
-    assert parse_text("<think>because") == Reply("because", None, finished_thinking=False, finished=False)
-    assert parse_text("4") == Reply("", "4", finished_thinking=True, finished=True)
+    assert parse_text("<think>because") == ParsedReply("because", None, finished_thinking=False, finished=False)
+    assert parse_text("4") == ParsedReply("", "4", finished_thinking=True, finished=True)
 
 
 def test_only_rag_puts_the_constraints_behind_the_query():
     record = SynthRecord("Who?", "r", "a", exercise="rag", constraints="Passage.")
-    assert turn_of(record) == Turn("Who?\n\nPassage.", "r", "a")
+    assert turn_of(record) == ChatTurn("Who?\n\nPassage.", "r", "a")
     assert turn_of(SynthRecord("Who?", "r", "a", exercise="memo", constraints="Passage.")).query == "Who?"

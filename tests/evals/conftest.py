@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import settings
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.running.answerers import Answer
 from tests.support.benchmark_hub import BenchmarkHub
@@ -15,9 +15,9 @@ settings.register_profile("nautile", deadline=None, derandomize=True)
 settings.load_profile("nautile")
 
 
-def said(answer: str | None, reasoning: str = "", finished: bool = True) -> Reply:
+def said(answer: str | None, reasoning: str = "", finished: bool = True) -> ParsedReply:
     """A reply whose thinking ended, unless `answer` is None."""
-    return Reply(reasoning, answer, answer is not None, finished and answer is not None)
+    return ParsedReply(reasoning, answer, answer is not None, finished and answer is not None)
 
 
 @pytest.fixture

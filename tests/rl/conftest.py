@@ -6,7 +6,7 @@ import pytest
 from configs.base import OptimizerConfig, TaskConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PolicyConfig
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
@@ -58,7 +58,7 @@ def group(rewards, seed: int = 0, longest: int = 9) -> Group:
                 ids=rng.integers(0, 300, length).astype(np.int32),
                 logprobs=-rng.random(length).astype(np.float32),
                 truncated=False,
-                reply=Reply("", "2", True, True),
+                reply=ParsedReply("", "2", True, True),
                 text="2",
                 reward=reward,
                 advantage=advantage,

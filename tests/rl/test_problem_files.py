@@ -4,8 +4,8 @@ import pytest
 
 from common.errors import ConfigError
 from configs.training import ProblemsConfig
-from data.chat_template import Reply
-from data.sources.reasoning_gym import split_of
+from data.chat_template import ParsedReply
+from data.sources.reasoning_gym import problem_split
 from rl.problems import from_file, load
 from rl.rewards import verifiable
 
@@ -26,13 +26,13 @@ def test_every_question_is_in_one_split_once(written):
     splits = {split: list(from_file(config(written), 0, split)) for split in ("train", "guard", "held_out")}
     questions = [p.question for found in splits.values() for p in found]
     assert sorted(questions) == sorted({f"What is {n} / 4?" for n in range(60)})
-    assert all(split_of(p.question) == split for split, found in splits.items() for p in found)
+    assert all(problem_split(p.question) == split for split, found in splits.items() for p in found)
 
 
 def test_answers_count_by_the_graders_of_the_evaluation(written):
     problem = next(p for p in from_file(config(written), 0, "train") if p.answer == "14/4")
-    assert verifiable(problem, Reply("", "14/4", True, True)) == 1.0
-    assert verifiable(problem, Reply("", "15/4", True, True)) == 0.0
+    assert verifiable(problem, ParsedReply("", "14/4", True, True)) == 1.0
+    assert verifiable(problem, ParsedReply("", "15/4", True, True)) == 0.0
 
 
 def test_a_number_may_stand_as_one(tmp_path):
@@ -41,7 +41,7 @@ def test_a_number_may_stand_as_one(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     problem = load(config(path, count=1), 0)[0]
     assert (problem.task, problem.rationale) == ("sums", "so")
-    assert verifiable(problem, Reply("", problem.answer, True, True)) == 1.0
+    assert verifiable(problem, ParsedReply("", problem.answer, True, True)) == 1.0
 
 
 @pytest.mark.parametrize(

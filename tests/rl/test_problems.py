@@ -11,8 +11,8 @@ import pytest
 from common.errors import ConfigError
 from configs.base import TaskConfig
 from configs.training import ProblemsConfig
-from data.screening.contamination import Contamination, HeldOut
-from data.sources.reasoning_gym import problems, split_of
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from data.sources.reasoning_gym import problem_split, problems
 from rl.problems import Order, Screen, gsm8k_problem, load
 from tests.rl.conftest import SUMS
 from tests.support.fake_hub import FakeHub
@@ -43,7 +43,7 @@ def test_splits_never_share_a_question():
     assert not found["train"] & found["held_out"]
     assert not found["train"] & found["guard"]
     assert not found["guard"] & found["held_out"]
-    assert all(split_of(question) == split for split, questions in found.items() for question in questions)
+    assert all(problem_split(question) == split for split, questions in found.items() for question in questions)
 
 
 def test_load_is_fixed_by_config_and_seed_and_says_when_there_are_too_few():
@@ -74,7 +74,9 @@ def test_gsm8k_record():
 def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
     config = ProblemsConfig(tasks=(TaskConfig(name="gsm_symbolic"),), count=20)
     clean = load(config, 3)
-    held = Contamination([HeldOut("gsm8k", "17", clean[2].question), HeldOut("arc", "3", clean[7].question)])
+    held = ContaminationIndex(
+        [HeldOutQuestion("gsm8k", "17", clean[2].question), HeldOutQuestion("arc", "3", clean[7].question)]
+    )
     screen = Screen(held)
     found = load(config, 3, screen=screen)
     assert len(found) == 20
@@ -90,20 +92,22 @@ def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
 def test_problems_of_a_benchmarks_own_generator_are_told_apart_by_the_whole_question():
     config = ProblemsConfig(tasks=(TaskConfig(name="leg_counting"),), count=12)
     asked = load(config, 3, "held_out")
-    held = [HeldOut("legs", str(problem.index), problem.question, whole=True) for problem in asked]
-    screen = Screen(Contamination(held))
+    held = [HeldOutQuestion("legs", str(problem.index), problem.question, whole=True) for problem in asked]
+    screen = Screen(ContaminationIndex(held))
     assert load(config, 3, screen=screen) == load(config, 3)
     assert screen.facts()["contaminated"] == {}
 
 
 def test_where_every_problem_overlaps_a_benchmark_it_is_said():
     config = ProblemsConfig(tasks=SUMS, count=3)
-    held = Contamination([HeldOut("sums", str(n), problem.question) for n, problem in enumerate(load(config, 0))])
+    held = ContaminationIndex(
+        [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(load(config, 0))]
+    )
     everything = Screen(held)
     assert not any(p.question in {q.question for q in load(config, 0)} for p in load(config, 0, screen=everything))
-    few = [HeldOut("sums", str(n), problem.question) for n, problem in enumerate(problems(SUMS, 0, "train"))]
+    few = [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(problems(SUMS, 0, "train"))]
     with pytest.raises(ConfigError, match=r"has 0 distinct train problems \(\d+ more overlap a benchmark\), not 3"):
-        load(config, 0, screen=Screen(Contamination(few, common=10**6)))
+        load(config, 0, screen=Screen(ContaminationIndex(few, common=10**6)))
 
 
 @pytest.mark.slow
@@ -121,7 +125,7 @@ def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found, branch, other = json.loads(done.stdout)
-    expected = [str(2 * n) for n, row in enumerate(rows) if split_of(row["question"]) != "guard"]
+    expected = [str(2 * n) for n, row in enumerate(rows) if problem_split(row["question"]) != "guard"]
     assert found == expected[:5]
     assert branch.startswith("problems.revision: 'main' is no full commit hash of openai/gsm8k; without one it is e53f")
     assert other.startswith("gsm8k: openai/gsm8k main train at ffffffffffff: only another commit")

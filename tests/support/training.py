@@ -17,8 +17,8 @@ from common.events import Emit, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
-from data.tokens.packing import SplitPacker
-from data.tokens.shards import Index, write_index, write_shard
+from data.tokens.packing import ConcatPacker
+from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.compile_cache import enable_compile_cache
 from model.training.loop import train
 
@@ -36,12 +36,12 @@ def write_tokens(folder: Path, seed: int, documents: int = 100, ranks: int = 256
     config = TokenizerConfig(ranks=ranks)
     tokenizer, rng, entries = tokenizer_for(config), np.random.default_rng(seed), []
     for split, count in (("train", documents), ("validation", documents // 10)):
-        packer = SplitPacker(row)
+        packer = ConcatPacker(row)
         for _ in range(count):
             start, length = rng.integers(200), rng.integers(10, 60)
             packer.add(np.array([*(start + 3 * np.arange(length)) % 250, tokenizer.end_of_text], np.uint32))
         entries.append(write_shard(folder, 0, split, packer.finish(), tokenizer.vocabulary))
-    write_index(folder, Index(config, tokenizer.fingerprint, row, "web", tuple(entries)))
+    write_index(folder, ShardIndex(config, tokenizer.fingerprint, row, "web", tuple(entries)))
     return folder
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from data.chat_template import Turn, encode_turn
+from data.chat_template import ChatTurn, encode_turn
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
-from data.tokens.packing import FitPacker
-from data.tokens.shards import Index, write_index, write_shard
+from data.tokens.packing import FirstFitPacker
+from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.training.midtrain_eval import openings
 from model.weights.files import load_weights
 from tasks.engine.job import Job
@@ -61,13 +61,13 @@ def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
 
 def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
     """A chat document is cut where the assistant begins to think; longer prompts than the limit are passed over."""
-    tokenizer, packer = tokenizer_for(TOKENIZER), FitPacker(96)
-    turns = [encode_turn(tokenizer, Turn(f"{n}?", "so", str(n))) for n in range(6)]
-    turns.insert(1, encode_turn(tokenizer, Turn("long " * 12, "so", "1")))
+    tokenizer, packer = tokenizer_for(TOKENIZER), FirstFitPacker(96)
+    turns = [encode_turn(tokenizer, ChatTurn(f"{n}?", "so", str(n))) for n in range(6)]
+    turns.insert(1, encode_turn(tokenizer, ChatTurn("long " * 12, "so", "1")))
     for ids, prompt in turns:
         packer.add(ids, prompt)
     entries = tuple(write_shard(tmp_path, 0, split, packer.finish(), 261) for split in ("train", "validation"))
-    write_index(tmp_path, Index(TOKENIZER, tokenizer.fingerprint, 96, "synth", entries))
+    write_index(tmp_path, ShardIndex(TOKENIZER, tokenizer.fingerprint, 96, "synth", entries))
     loader = Loader({"chat": tmp_path}, (), 4, 0, TOKENIZER)
     found = openings(loader, "chat", tokenizer, limit=40)
     assert 0 < len(found) <= 4

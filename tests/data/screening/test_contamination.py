@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.screening import words
-from data.screening.contamination import SHORTEST, Contamination, HeldOut
+from data.screening.contamination import SHORTEST, ContaminationIndex, HeldOutQuestion
 
 QUESTION = "Natalia sold clips to forty eight of her friends in April and then sold half as many clips in May"
 WORDS = st.lists(st.sampled_from(["sea", "shell", "pearl", "wave", "tide"]), min_size=0, max_size=40)
 
 
 def test_a_copied_question_is_found_and_named():
-    held = Contamination(
-        [HeldOut("gsm8k", "17", QUESTION), HeldOut("arc", "3", "Which of these is a mineral found in sand")]
+    held = ContaminationIndex(
+        [
+            HeldOutQuestion("gsm8k", "17", QUESTION),
+            HeldOutQuestion("arc", "3", "Which of these is a mineral found in sand"),
+        ]
     )
     hits = held.hits(f"Once upon a time: {QUESTION.upper().replace(' ', ',  ')}! The end.")
     assert [(hit.benchmark, hit.example, hit.share) for hit in hits] == [("gsm8k", "17", 1.0)]
@@ -28,13 +31,15 @@ def test_a_copied_question_is_found_and_named():
 
 
 def test_clean_text_and_twelve_shared_words_are_no_hit():
-    held = Contamination([HeldOut("gsm8k", "17", QUESTION)])
+    held = ContaminationIndex([HeldOutQuestion("gsm8k", "17", QUESTION)])
     assert held.hits("Nothing of the kind.") == []
     assert held.hits(" ".join(QUESTION.split()[:12]) + " something else") == []
 
 
 def test_short_questions_match_whole_and_the_shortest_are_left_out():
-    held = Contamination([HeldOut("trivia", "1", "Who wrote the opera Aida?"), HeldOut("trivia", "2", "Why?")])
+    held = ContaminationIndex(
+        [HeldOutQuestion("trivia", "1", "Who wrote the opera Aida?"), HeldOutQuestion("trivia", "2", "Why?")]
+    )
     assert held.too_short == 1
     assert [hit.example for hit in held.hits("Tell me: who wrote the opera Aida and when?")] == ["1"]
     assert held.hits("Who wrote the opera Carmen?") == []
@@ -42,7 +47,7 @@ def test_short_questions_match_whole_and_the_shortest_are_left_out():
 
 @given(question=WORDS, before=WORDS, after=WORDS)
 def test_a_question_is_found_wherever_it_stands(question, before, after):
-    held = Contamination([HeldOut("b", "1", " ".join(question))], ngram=6)
+    held = ContaminationIndex([HeldOutQuestion("b", "1", " ".join(question))], ngram=6)
     hits = held.hits(" ".join([*before, *question, *after]))
     assert bool(hits) == (len(question) >= 5)
     assert all(hit.share == 1 for hit in hits)
@@ -51,32 +56,38 @@ def test_a_question_is_found_wherever_it_stands(question, before, after):
 def test_boilerplate_of_a_benchmark_is_no_evidence_and_what_is_its_own_is():
     opener = "Choose the letter of the option that answers the following question in the best way of all"
     own = "why does a ship of iron float on the sea while a nail of iron sinks in it"
-    asked = [HeldOut("mmlu", str(n), f"{opener} number {n}") for n in range(11)]
-    held = Contamination([*asked, HeldOut("mmlu", "float", f"{opener} {own}")])
+    asked = [HeldOutQuestion("mmlu", str(n), f"{opener} number {n}") for n in range(11)]
+    held = ContaminationIndex([*asked, HeldOutQuestion("mmlu", "float", f"{opener} {own}")])
     assert held.hits(f"Instructions: {opener}.") == []
     assert held.boilerplate == 0
     [hit] = held.hits(f"They asked {own}")
     assert (hit.example, hit.share < 1) == ("float", True)
     assert [hit.example for hit in held.hits(asked[3].text)] == ["3"]
-    few = Contamination([*asked[:9], HeldOut("mmlu", "float", f"{opener} {own}"), HeldOut("arc", "0", opener)])
+    few = ContaminationIndex(
+        [*asked[:9], HeldOutQuestion("mmlu", "float", f"{opener} {own}"), HeldOutQuestion("arc", "0", opener)]
+    )
     assert len(few.hits(f"Instructions: {opener}.")) == 11  # ten of one benchmark and one of another are not many
-    every = Contamination([HeldOut("mmlu", str(n), opener) for n in range(11)])
+    every = ContaminationIndex([HeldOutQuestion("mmlu", str(n), opener) for n in range(11)])
     assert (every.boilerplate, every.hits(opener)) == (11, [])
 
 
 def test_problems_of_a_generator_are_searched_whole():
     template = "Your task is to count how many legs there are in total when you have {} goats and {} hens in the yard"
-    held = Contamination([HeldOut("generated", str(n), template.format(n, n + 1), whole=True) for n in range(3)])
+    held = ContaminationIndex(
+        [HeldOutQuestion("generated", str(n), template.format(n, n + 1), whole=True) for n in range(3)]
+    )
     assert held.hits(template.format(7, 9)) == []
     assert [hit.example for hit in held.hits("Say: " + template.format(1, 2))] == ["1"]
 
 
 def test_no_questions_and_no_texts():
-    assert Contamination([]).screen(["text", ""]) == [[], []]
-    assert Contamination([HeldOut("b", "1", QUESTION)]).screen([]) == []
+    assert ContaminationIndex([]).screen(["text", ""]) == [[], []]
+    assert ContaminationIndex([HeldOutQuestion("b", "1", QUESTION)]).screen([]) == []
 
 
-def naive(questions: list[HeldOut], texts: list[str], ngram: int, common: int) -> list[dict[tuple[str, str], float]]:
+def naive(
+    questions: list[HeldOutQuestion], texts: list[str], ngram: int, common: int
+) -> list[dict[tuple[str, str], float]]:
     """Every n-gram of every text looked up in every question: the share by question."""
 
     def found(text: str) -> list[str]:
@@ -118,13 +129,13 @@ def test_no_hit_is_lost_and_none_made_up(data, ngram, common, small_blocks):
     pieces = data.draw(st.lists(PIECE.map(" ".join), min_size=1, max_size=4))  # few, so that questions and texts share
     some = st.lists(st.sampled_from(pieces), max_size=5).map(", ".join)
     questions = [
-        HeldOut(data.draw(st.sampled_from("ab")), str(n), text, data.draw(st.booleans()))
+        HeldOutQuestion(data.draw(st.sampled_from("ab")), str(n), text, data.draw(st.booleans()))
         for n, text in enumerate(data.draw(st.lists(some, max_size=6)))
     ]
     texts = data.draw(st.lists(some, max_size=4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "BLOCK", 30 if small_blocks else 1 << 18)
-        found = Contamination(questions, ngram, common).screen(texts)
+        found = ContaminationIndex(questions, ngram, common).screen(texts)
     shares = [{(hit.benchmark, hit.example): hit.share for hit in hits} for hits in found]
     assert shares == [pytest.approx(one) for one in naive(questions, texts, ngram, common)]
     assert all(hits == sorted(hits, key=lambda hit: (-hit.share, hit.benchmark, hit.example)) for hits in found)

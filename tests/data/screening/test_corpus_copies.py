@@ -17,8 +17,8 @@ from data.screening.corpus_copies import (
     NEAR,
     NEAR_ELSEWHERE,
     REASONS,
+    find_copies,
     publish_signatures,
-    settle,
     verdicts,
 )
 
@@ -71,7 +71,7 @@ def test_the_verdicts_are_those_of_comparing_every_two(tmp_path_factory, units, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "PIECE", piece)
         patch.setattr(duplicates, "RANGE", 2)  # several ranges even for so few
-        settled = settle(folders, others, root / "work", silent)
+        settled = find_copies(folders, others, root / "work", silent)
     expected = naive(units, against, bands)
     assert [v for folder in folders for v in verdicts(folder).tolist()] == expected
     assert settled.documents == len(expected)
@@ -84,7 +84,7 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     units = [[(int(h), tuple(map(int, b))) for h, *b in draw.integers(0, 300, (200, 4), "u8")] for _ in range(3)]
     whole = write_all(tmp_path / "whole", units)
-    expected = settle(whole, [], tmp_path / "work", silent)
+    expected = find_copies(whole, [], tmp_path / "work", silent)
     parts = write_all(tmp_path / "parts", units)
     original = duplicates._Settling._pass
     cuts = []
@@ -105,8 +105,8 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(duplicates._Settling, "_pass", cut)
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
-            settle(parts, [], tmp_path / "again", silent)
-    assert settle(parts, [], tmp_path / "again", silent) == expected
+            find_copies(parts, [], tmp_path / "again", silent)
+    assert find_copies(parts, [], tmp_path / "again", silent) == expected
     assert len(cuts) == 4
     for one, other in zip(whole, parts, strict=True):
         assert (one / "verdicts.u1").read_bytes() == (other / "verdicts.u1").read_bytes()
@@ -114,34 +114,34 @@ def test_a_kill_between_passes_changes_nothing(tmp_path, monkeypatch):
 
 def test_settled_work_is_not_done_again_but_lost_verdicts_are(tmp_path, monkeypatch):
     folders = write_all(tmp_path / "ours", [[(1, (1,)), (1, (2,))], [(3, (2,))]])
-    settled = settle(folders, [], tmp_path / "work", silent)
+    settled = find_copies(folders, [], tmp_path / "work", silent)
     passes = []
     original = duplicates._Settling._pass
     monkeypatch.setattr(duplicates._Settling, "_pass", lambda *a: (passes.append(a), original(*a)))
-    assert settle(folders, [], tmp_path / "work", silent) == settled
+    assert find_copies(folders, [], tmp_path / "work", silent) == settled
     assert not passes
     (folders[1] / "verdicts.u1").unlink()
-    assert settle(folders, [], tmp_path / "work", silent) == settled
+    assert find_copies(folders, [], tmp_path / "work", silent) == settled
     assert verdicts(folders[1]).tolist() == [NEAR]
     more = [*folders, write(tmp_path / "ours" / "2", [(3, (9,))])]
-    assert settle(more, [], tmp_path / "work", silent).dropped == {"duplicate": 2, "near_duplicate": 1}
+    assert find_copies(more, [], tmp_path / "work", silent).dropped == {"duplicate": 2, "near_duplicate": 1}
 
 
 def test_published_signatures_hold_each_text_once_and_find_it_again(tmp_path):
     first = write_all(tmp_path / "first", [[(1, (1, 2)), (1, (1, 2)), (5, (1, 9))], [(5, (1, 9)), (7, (7, 7))]])
-    settle(first, [], tmp_path / "work-1", silent)
+    find_copies(first, [], tmp_path / "work-1", silent)
     assert publish_signatures(first, tmp_path / "signatures") == 3
     assert np.fromfile(tmp_path / "signatures" / "hashes.u8", "<u8").tolist() == [1, 5, 7]
     second = write_all(tmp_path / "second", [[(5, (3, 3)), (8, (8, 9)), (9, (4, 7)), (9, (4, 7))]])
-    settle(second, [tmp_path / "signatures"], tmp_path / "work-2", silent)
+    find_copies(second, [tmp_path / "signatures"], tmp_path / "work-2", silent)
     assert verdicts(second[0]).tolist() == [EXACT_ELSEWHERE, NEAR_ELSEWHERE, NEAR_ELSEWHERE, EXACT]
 
 
 def test_no_documents_at_all(tmp_path):
     folders = write_all(tmp_path / "ours", [[], []])
-    assert settle(folders, [], tmp_path / "work", silent).documents == 0
+    assert find_copies(folders, [], tmp_path / "work", silent).documents == 0
     assert publish_signatures(folders, tmp_path / "signatures") == 0
-    assert settle([], [tmp_path / "signatures"], tmp_path / "other", silent).kept == 0
+    assert find_copies([], [tmp_path / "signatures"], tmp_path / "other", silent).kept == 0
 
 
 def test_signatures_that_do_not_fit_are_refused_by_name(tmp_path):
@@ -149,15 +149,15 @@ def test_signatures_that_do_not_fit_are_refused_by_name(tmp_path):
     torn = write(tmp_path / "torn", [(1, (1, 2)), (2, (3, 4))])
     (torn / "bands.u8").write_bytes(bytes(24))
     with pytest.raises(ConfigError, match=r"torn/bands.u8 has 24 bytes for 2 documents"):
-        settle([torn], [], tmp_path / "work", silent)
+        find_copies([torn], [], tmp_path / "work", silent)
     narrow = write(tmp_path / "narrow", [(1, (1,))])
     with pytest.raises(ConfigError, match="differ in bands"):
-        settle([good, narrow], [], tmp_path / "work", silent)
+        find_copies([good, narrow], [], tmp_path / "work", silent)
     with pytest.raises(ConfigError, match="narrow and its like have"):
-        settle([good], [narrow], tmp_path / "work", silent)
+        find_copies([good], [narrow], tmp_path / "work", silent)
     with pytest.raises(ConfigError, match=r"nowhere/hashes.u8 is missing"):
-        settle([tmp_path / "nowhere"], [], tmp_path / "work", silent)
-    settle([good], [], tmp_path / "work", silent)
+        find_copies([tmp_path / "nowhere"], [], tmp_path / "work", silent)
+    find_copies([good], [], tmp_path / "work", silent)
     (good / "verdicts.u1").write_bytes(bytes(1))
     with pytest.raises(ConfigError, match="are not of the same documents"):
         verdicts(good)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.screening import minhash, words
-from data.screening.minhash import BANDS, ROWS, WORDS, bands
+from data.screening.minhash import BANDS, ROWS, WORDS, minhash_bands
 
 VOCABULARY = [f"word{n}" for n in range(4000)]
 
 
 def shares_a_band(one: str, other: str) -> bool:
-    signatures = bands([one, other])
+    signatures = minhash_bands([one, other])
     return bool((signatures[0] == signatures[1]).any())
 
 
@@ -27,7 +27,7 @@ def with_overlap(share: float, rng: random.Random, length: int = 400) -> tuple[s
 
 
 def test_the_values_are_the_same_everywhere_and_for_ever():
-    found = bands(["The quick brown fox jumps over the lazy dog.", ""])
+    found = minhash_bands(["The quick brown fox jumps over the lazy dog.", ""])
     assert found.shape == (2, BANDS)
     assert found.dtype == np.uint64
     assert found[:, 0].tolist() == [0x7925E3897B3C358A, 0x2D06800538D394C2]
@@ -43,7 +43,7 @@ def test_near_copies_share_a_band_as_often_as_the_formula_says():
 
 def test_case_punctuation_and_spacing_do_not_count_but_words_and_their_order_do():
     text = "Water boils at a lower temperature on a mountain, for the air is thinner there."
-    assert (bands([text]) == bands(["  " + text.upper().replace(" ", "\n") + "!!"])).all()
+    assert (minhash_bands([text]) == minhash_bands(["  " + text.upper().replace(" ", "\n") + "!!"])).all()
     assert not shares_a_band(text, " ".join(reversed(text.split())))
     assert not shares_a_band("one two three", "one two four")
     assert not shares_a_band("", "?")
@@ -66,10 +66,10 @@ def test_a_signature_depends_on_the_5_grams_of_its_text_alone(texts, block):
     """Not on the texts beside it, nor on where a block ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "BLOCK", block)
-        found = bands(texts)
+        found = minhash_bands(texts)
     assert len(found) == len(texts)
     for one, text in zip(found, texts, strict=True):
-        assert (one == bands([text])[0]).all()
+        assert (one == minhash_bands([text])[0]).all()
         for other, beside in zip(found, texts, strict=True):
             assert (one == other).all() == (grams(text) == grams(beside))
 
@@ -77,4 +77,4 @@ def test_a_signature_depends_on_the_5_grams_of_its_text_alone(texts, block):
 def test_another_algorithm_is_refused(monkeypatch):
     monkeypatch.setattr(minhash, "ALGORITHM", 1)
     with pytest.raises(RuntimeError, match="pin rensa"):
-        bands(["text"])
+        minhash_bands(["text"])

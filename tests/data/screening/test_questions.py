@@ -3,16 +3,20 @@
 import pytest
 
 from common.errors import ConfigError
-from data.screening.contamination import HeldOut, contamination_of, read_questions, write_questions
+from data.screening.contamination import HeldOutQuestion, load_contamination_index, read_questions, write_questions
 
 
 def test_questions_come_back_as_they_were_and_are_searched_for(tmp_path):
     odd = "Wie heißt der Fluß in Köln, an dem der Dom steht?\u2028 Und\nwarum\u0085?"
-    asked = [HeldOut("arc", "7", odd), HeldOut("generated", "0", "a b c d e f", whole=True), HeldOut("b", "", "")]
+    asked = [
+        HeldOutQuestion("arc", "7", odd),
+        HeldOutQuestion("generated", "0", "a b c d e f", whole=True),
+        HeldOutQuestion("b", "", ""),
+    ]
     write_questions(tmp_path, asked)
     assert read_questions(tmp_path) == asked
-    assert [hit.example for hit in contamination_of(tmp_path).hits(f"Quiz: {odd.upper()}")] == ["7"]
-    assert contamination_of(None) is None
+    assert [hit.example for hit in load_contamination_index(tmp_path).hits(f"Quiz: {odd.upper()}")] == ["7"]
+    assert load_contamination_index(None) is None
 
 
 def test_damage_is_refused_by_line_with_the_way_out(tmp_path):

@@ -16,8 +16,8 @@ from data.chat_template import turn_of
 from data.records import SynthRecord, WebRecord
 from data.sources import corpus_source as sources
 from data.sources.corpus_source import list_files, read_file
-from data.sources.file_list import SourceFile, read_manifest, write_manifest
-from data.sources.reasoning_gym import problems, split_of
+from data.sources.file_list import SourceFile, read_file_list, write_file_list
+from data.sources.reasoning_gym import problem_split, problems
 from data.sources.wikipedia import articles, web_record
 
 TASKS = ({"name": "gsm_symbolic"},)
@@ -92,7 +92,7 @@ def test_training_problems_are_disjoint_from_the_other_splits():
         for split in ("train", "guard", "held_out")
     }
     for split, questions in splits.items():
-        assert {split_of(question) for question in questions} == {split}
+        assert {problem_split(question) for question in questions} == {split}
     trained = {r.query for r in records_of(source(reader="reasoning", form="synth", tasks=TASKS, records=60), 9)}
     assert not trained & (splits["guard"] | splits["held_out"])
 
@@ -116,7 +116,7 @@ def test_local_files_are_read_in_name_order(tmp_path, kind):
     assert texts_of(config) == ALL
     assert all(isinstance(record, WebRecord) for record in records_of(config))
     files = list_files(config, 0, tmp_path)
-    assert [(file.number, file.unit, file.rows) for file in files] == [(n, f"0000{n}", None) for n in range(3)]
+    assert [(file.number, file.item, file.rows) for file in files] == [(n, f"0000{n}", None) for n in range(3)]
     assert [file.bytes for file in files] == [(tmp_path / f"{n}.{kind}").stat().st_size for n in range(3)]
 
 
@@ -169,8 +169,8 @@ def test_filters_count_what_they_leave_out(tmp_path, kind):
 
 def test_a_manifest_is_kept_as_it_was(tmp_path):
     files = [SourceFile(0, "a/\u2028.parquet", 12, "sha256:00", 0, 7), SourceFile(1, "wikipedia[0:9]", None, "", 0, 9)]
-    write_manifest(tmp_path / "files.jsonl", files)
-    assert read_manifest(tmp_path / "files.jsonl") == files
+    write_file_list(tmp_path / "files.jsonl", files)
+    assert read_file_list(tmp_path / "files.jsonl") == files
 
 
 def test_a_reader_of_the_other_form_is_refused():

@@ -12,7 +12,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from configs.ingest import SourceConfig
 from data.sources import hub as reader
-from data.sources.hub import hub_files
+from data.sources.hub import list_hub_files
 from tests.support.fake_hub import RETRY_AFTER, FakeHub
 
 README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: sample/*\n---\n"
@@ -203,7 +203,7 @@ def test_files_of_another_commit_are_never_taken_for_the_pinned_one(monkeypatch)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **kwargs: Builder)
     with pytest.raises(Retryable, match="is of another commit"):
-        hub_files(source)
+        list_hub_files(source)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data.records import BATCH, WORKED, SynthRecord, WebRecord, batch_of, from_dict
+from data.records import BATCH_ROWS, TEXT_COLUMNS, SynthRecord, WebRecord, from_dict, to_batch
 from data.sources import local_files as files
-from data.sources.local_files import jsonl_rows, matching, parquet_batches, parquet_rows, read_jsonl
+from data.sources.local_files import (
+    count_jsonl_rows,
+    count_parquet_rows,
+    matching_files,
+    read_jsonl,
+    read_parquet_batches,
+)
 
 
 def texts(rows):
@@ -31,7 +37,7 @@ def jsonl(tmp_path):
 
 def test_jsonl_rows_and_reasons(jsonl):
     assert texts(read_jsonl([jsonl], "web")) == ["one", "not_json", "invalid_utf8", "not_an_object", "two"]
-    assert jsonl_rows(jsonl) == 5
+    assert count_jsonl_rows(jsonl) == 5
 
 
 @given(skip=st.integers(0, 12))
@@ -92,9 +98,9 @@ def test_missing_files_and_folders(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.jsonl: cannot be read \(No such file"):
         list(read_jsonl([tmp_path / "gone.jsonl"], "web"))
     with pytest.raises(ConfigError, match=r"no file matches '.*\*\.parquet'"):
-        matching(str(tmp_path / "*.parquet"))
+        matching_files(str(tmp_path / "*.parquet"))
     with pytest.raises(ConfigError, match="is a folder; give a glob"):
-        matching(str(tmp_path))
+        matching_files(str(tmp_path))
 
 
 @pytest.fixture
@@ -106,12 +112,12 @@ def parquet(tmp_path):
 
 
 def texts_of(path, **how):
-    return [text for batch in parquet_batches(path, "web", **how) for text in batch.texts()]
+    return [text for batch in read_parquet_batches(path, "web", **how) for text in batch.texts()]
 
 
 @pytest.mark.parametrize("rows", [None, 0, 1, 5, 6, 7, 13, 20, 25])
 def test_the_first_rows_of_a_parquet_file(parquet, rows):
-    batches = list(parquet_batches(parquet, "web", carried=["id"], rows=rows))
+    batches = list(read_parquet_batches(parquet, "web", carried=["id"], rows=rows))
     first = range(20 if rows is None else min(rows, 20))
     assert sum(batch.rows for batch in batches) == len(first)
     assert all(batch.total == len(first) for batch in batches)
@@ -121,13 +127,13 @@ def test_the_first_rows_of_a_parquet_file(parquet, rows):
     )
     records = [batch.record(i) for batch in batches for i in range(len(batch))]
     assert records == [WebRecord(f"text {n}", id=str(n)) for n in first if n % 4]
-    assert parquet_rows(parquet) == 20
+    assert count_parquet_rows(parquet) == 20
 
 
 def test_parquet_text_that_is_no_utf8_is_counted(tmp_path):
     column = pa.array([b"good", b"\xff\xfe", b"fine"]).cast(pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    (batch,) = read_parquet_batches(tmp_path / "a.parquet", "web")
     assert (batch.texts(), batch.rejected, batch.rows) == (["good", "fine"], {"invalid_utf8": 1}, 3)
 
 
@@ -141,8 +147,8 @@ def test_columns_are_judged_as_rows_are(tmp_path_factory, rows):
     plain = [dict(zip(names, row, strict=True)) for row in rows]
     path = tmp_path_factory.mktemp("parquet") / "a.parquet"
     pq.write_table(pa.Table.from_pylist(plain, pa.schema([(name, pa.string()) for name in names])), path)
-    expected = batch_of([from_dict(row, "synth") for row in plain], "synth")
-    found = list(parquet_batches(path, "synth"))
+    expected = to_batch([from_dict(row, "synth") for row in plain], "synth")
+    found = list(read_parquet_batches(path, "synth"))
     assert sum(batch.rows for batch in found) == len(rows)
     for batch in found:
         assert batch.rejected == expected.rejected
@@ -156,35 +162,37 @@ def test_columns_are_judged_as_rows_are(tmp_path_factory, rows):
 
 def test_ten_megabytes_in_one_row_and_a_column_of_numbers(tmp_path):
     pq.write_table(pa.table({"text": ["before", "x" * 10_000_000, "after"]}), tmp_path / "a.parquet")
-    (batch,) = parquet_batches(tmp_path / "a.parquet", "web")
+    (batch,) = read_parquet_batches(tmp_path / "a.parquet", "web")
     assert (batch.texts(), batch.rejected) == (["before", "after"], {"too_long": 1})
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
-    (batch,) = parquet_batches(tmp_path / "b.parquet", "web")
+    (batch,) = read_parquet_batches(tmp_path / "b.parquet", "web")
     assert (len(batch), batch.rejected) == (0, {"wrong_type": 2})
 
 
 def test_only_the_columns_that_are_asked_for_are_read(tmp_path):
     rows = {"query": ["q"], "synthetic_answer": ["a"], "language": ["en"], "seed_license": ["CC"], "extra": ["x"]}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (batch,) = parquet_batches(tmp_path / "a.parquet", "synth", listed=["language", "score"], carried=["seed_license"])
-    assert set(batch.columns) == {*WORKED["synth"], "language", "score"}
+    (batch,) = read_parquet_batches(
+        tmp_path / "a.parquet", "synth", listed=["language", "score"], carried=["seed_license"]
+    )
+    assert set(batch.columns) == {*TEXT_COLUMNS["synth"], "language", "score"}
     assert (batch.columns["language"], batch.columns["score"], batch.columns["exercise"]) == (["en"], [None], [None])
     assert batch.record(0) == SynthRecord("q", "", "a", language="en", seed_license="CC")
 
 
 def test_unusable_parquet(tmp_path, parquet):
     with pytest.raises(ConfigError, match=r"a\.parquet: no column 'query'; there are text, id"):
-        list(parquet_batches(parquet, "synth"))
+        list(read_parquet_batches(parquet, "synth"))
     content = parquet.read_bytes()
     for damage in (b"", b"PAR1", content[:-7], b"\x00" * 500):
         parquet.write_bytes(damage)
         with pytest.raises(ConfigError, match=r"a\.parquet: is not a Parquet file"):
-            list(parquet_batches(parquet, "web"))
+            list(read_parquet_batches(parquet, "web"))
     parquet.write_bytes(content[:4] + b"\xff" * 60 + content[64:])
     with pytest.raises(ConfigError, match=r"a\.parquet: row group 0 is damaged"):
-        list(parquet_batches(parquet, "web"))
+        list(read_parquet_batches(parquet, "web"))
     with pytest.raises(ConfigError, match=r"gone\.parquet: cannot be read"):
-        list(parquet_batches(tmp_path / "gone.parquet", "web"))
+        list(read_parquet_batches(tmp_path / "gone.parquet", "web"))
 
 
 def test_lines_of_json_survive_unicode_line_breaks(tmp_path):
@@ -200,7 +208,7 @@ def test_a_row_group_of_any_size_is_read_page_by_page(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": rows * 100}), path, row_group_size=25_000, use_dictionary=False)
     before, most = pa.total_allocated_bytes(), 0
-    for batch in parquet_batches(path, "web"):
+    for batch in read_parquet_batches(path, "web"):
         most = max(most, pa.total_allocated_bytes() - before)
-        assert len(batch) <= BATCH
+        assert len(batch) <= BATCH_ROWS
     assert most < 6_000_000

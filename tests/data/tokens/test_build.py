@@ -11,14 +11,14 @@ from common.errors import ConfigError
 from common.events import silent
 from data import records as records_module
 from data.records import Rejected, WebRecord, batched
-from data.screening.contamination import Contamination, HeldOut
-from data.screening.corpus_copies import settle
+from data.screening.contamination import ContaminationIndex, HeldOutQuestion
+from data.screening.corpus_copies import find_copies
 from data.screening.text_hash import content_hash, in_validation
 from data.tokenizer import tokenizer_for
 from data.tokens import build as corpus_module
-from data.tokens.build import pack_unit, publish, write_tokens
+from data.tokens.build import pack_file, publish_tokens, write_tokens
 from data.tokens.shards import Shard, read_index
-from data.tokens.tokenise_file import CorpusPlan, Screens, remove_partial, write_unit
+from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
 
 
 def digests(folder):
@@ -140,15 +140,17 @@ def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
         for n in order:
             batches = list(batched(parts[n], form))
             if twice:  # a second process comes in amid the first one's work, and both finish
-                batches = amid(batches, lambda n=n: write_unit(batched(parts[n], form), plan, Screens(), folders[n], 6))
-            write_unit(batches, plan, Screens(), folders[n], 6)
+                batches = amid(
+                    batches, lambda n=n: tokenise_file(batched(parts[n], form), plan, DocumentChecks(), folders[n], 6)
+                )
+            tokenise_file(batches, plan, DocumentChecks(), folders[n], 6)
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["00000", "00001", "00002"]
-        settle(folders, (), tmp_path / name / "settling", silent)
+        find_copies(folders, (), tmp_path / name / "settling", silent)
         out, marks = tmp_path / name / "out", [tmp_path / name / f"{n}.json" for n in range(3)]
         for n in reversed(order):
-            packed = pack_unit(folders[n], n, plan, marks[n], out)
-            assert pack_unit(folders[n], n, plan, marks[n], out) == packed
-        corpus = publish(folders, marks, plan, out)
+            packed = pack_file(folders[n], n, plan, marks[n], out)
+            assert pack_file(folders[n], n, plan, marks[n], out) == packed
+        corpus = publish_tokens(folders, marks, plan, out)
         return digests(out), corpus.facts(), corpus.exemplars
 
     def amid(batches, interloper):
@@ -165,8 +167,10 @@ def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
 def test_a_killed_units_leftovers_are_removed(small, tmp_path, web_records):
     (tmp_path / "00003.partial-abc").mkdir()
     (tmp_path / "00003.partial-abc" / "tokens.u2").write_bytes(b"half")
-    write_unit(batched(web_records, "web"), CorpusPlan(small, "web", 64, 8, 0.1), Screens(), tmp_path / "00003")
-    remove_partial(tmp_path)
+    tokenise_file(
+        batched(web_records, "web"), CorpusPlan(small, "web", 64, 8, 0.1), DocumentChecks(), tmp_path / "00003"
+    )
+    remove_partial_files(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["00003"]
 
 
@@ -182,7 +186,7 @@ def test_shards_that_no_unit_knows_are_not_published(make_tokens, web_records, s
 def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path, web_records):
     words = "a train leaves the station at noon and travels sixty miles in one hour"
     rows = [*web_records[:20], WebRecord(f"Once {words} they say."), *web_records[20:]]
-    screens = Screens(Contamination([HeldOut("gsm8k", "7", words)]))
+    screens = DocumentChecks(ContaminationIndex([HeldOutQuestion("gsm8k", "7", words)]))
     plan = CorpusPlan(small, "web", 64, 8, 0.1)
     args = (plan, tmp_path / "work", tmp_path / "out", silent)
     corpus = write_tokens(lambda skip: iter(rows), *args, screens=screens)
@@ -197,7 +201,7 @@ def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_p
     def run(name, records, against=(), bands=None):
         work = tmp_path / name
         plan = CorpusPlan(small, "web", 64, 8, 0.0)
-        screens = Screens(bands=bands)
+        screens = DocumentChecks(bands=bands)
         args = (plan, work, work / "out", silent)
         return write_tokens(lambda skip: iter(records), *args, screens=screens, against=against), work / "unit"
 
@@ -222,13 +226,13 @@ def peak(work):
 
 def peaks(batches, plan, folder):
     """Those of tokenising a unit, and of packing it."""
-    tokenising = peak(lambda: write_unit(batches, plan, Screens(), folder / "unit"))
-    settle([folder / "unit"], (), folder / "settling", silent)
-    return tokenising, peak(lambda: pack_unit(folder / "unit", 0, plan, folder / "mark", folder / "out"))
+    tokenising = peak(lambda: tokenise_file(batches, plan, DocumentChecks(), folder / "unit"))
+    find_copies([folder / "unit"], (), folder / "settling", silent)
+    return tokenising, peak(lambda: pack_file(folder / "unit", 0, plan, folder / "mark", folder / "out"))
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(records_module, "BATCH", 64)
+    monkeypatch.setattr(records_module, "BATCH_ROWS", 64)
     monkeypatch.setattr(corpus_module, "PIECE", 64)
     assert tokenizer_for(small).byte_lengths.any()  # built before anything is measured
     plan = CorpusPlan(small, "web", 64, 256, 0.0)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from data.records import SynthRecord
 from data.screening.text_hash import content_hash
 from data.sources.local_files import read_jsonl
-from data.tokens.exemplar_sample import Sample, choose, share_of, write_candidates, write_exemplars
+from data.tokens.exemplar_sample import (
+    ExemplarSample,
+    candidates_per_exercise,
+    choose_exemplars,
+    write_candidates,
+    write_exemplars,
+)
 
 RECORDS = [
     SynthRecord(f"q{n}\u2028", "r", str(n), exercise="rare" if n % 10 == 0 else "math" if n % 2 else None)
@@ -22,7 +28,7 @@ EVERY = np.ones(60, bool)
 
 def sampled(numbers, most):
     """A sample offered the records of these numbers, each as the document of its own number."""
-    sample = Sample(most)
+    sample = ExemplarSample(most)
     for number in numbers:
         record = RECORDS[number]
         sample.offer(content_hash(record), number, record.exercise, lambda record=record: record)
@@ -34,7 +40,7 @@ def chosen_of(folder, parts, size, kept=EVERY, most=None):
     for place, numbers in enumerate(parts):
         paths.append(folder / f"{place}.jsonl")
         write_candidates(paths[-1], sampled(numbers, size if most is None else most).candidates())
-    return choose([(path, kept) for path in paths], size)
+    return choose_exemplars([(path, kept) for path in paths], size)
 
 
 @given(order=st.permutations(range(60)), size=st.integers(0, 70))
@@ -66,7 +72,7 @@ def test_a_copy_that_is_dropped_is_no_exemplar(tmp_path):
 
 def test_only_what_is_kept_is_made_whole():
     made = []
-    sample = Sample(3)
+    sample = ExemplarSample(3)
     for number in range(1000):
         sample.offer(
             content_hash(RECORDS[number % 60]) ^ number, number, "e", lambda n=number: made.append(n) or RECORDS[0]
@@ -79,7 +85,7 @@ def test_only_what_is_kept_is_made_whole():
     ("size", "units", "share"), [(100_000, 1, 100_000), (100_000, 500, 800), (20, 9, 20), (100, 9, 64)]
 )
 def test_a_unit_keeps_a_few_times_its_part(size, units, share):
-    assert share_of(size, units) == share
+    assert candidates_per_exercise(size, units) == share
 
 
 def test_exemplars_are_rows_of_synth(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tokens.packing import FitPacker, Packed, SplitPacker
+from data.tokens.packing import ConcatPacker, FirstFitPacker, PackedRows
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=40)
 ROW = st.integers(2, 24)
@@ -16,7 +16,7 @@ def numbered(lengths: list[int]) -> list[np.ndarray]:
     return [np.arange(a, a + n, dtype=np.uint32) for a, n in zip(starts, lengths, strict=False)]
 
 
-def rows_of(packed: Packed) -> list[list[np.ndarray]]:
+def rows_of(packed: PackedRows) -> list[list[np.ndarray]]:
     """Each row as its list of pieces."""
     pieces = np.split(packed.tokens, np.cumsum(packed.lengths)[:-1]) if len(packed.lengths) else []
     ends = np.cumsum(packed.pieces_per_row)
@@ -25,7 +25,7 @@ def rows_of(packed: Packed) -> list[list[np.ndarray]]:
 
 @given(lengths=LENGTHS, row=ROW)
 def test_splitting_keeps_the_stream_and_fills_every_row_but_the_last(lengths, row):
-    packer = SplitPacker(row)
+    packer = ConcatPacker(row)
     documents = numbered(lengths)
     for document in documents:
         packer.add(document)
@@ -45,7 +45,7 @@ def test_splitting_keeps_the_stream_and_fills_every_row_but_the_last(lengths, ro
 
 @given(lengths=LENGTHS, row=ROW)
 def test_fitting_never_cuts_a_document_that_fits_a_row(lengths, row):
-    packer = FitPacker(row)
+    packer = FirstFitPacker(row)
     documents = numbered(lengths)
     for document in documents:
         packer.add(document, prompt=len(document) // 2)
@@ -66,7 +66,7 @@ def test_fitting_never_cuts_a_document_that_fits_a_row(lengths, row):
 
 @given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=40), row=st.just(24))
 def test_fitting_is_first_fit(lengths, row):
-    packer = FitPacker(row)
+    packer = FirstFitPacker(row)
     free: list[int] = []
     expected = []
     for document in numbered(lengths):

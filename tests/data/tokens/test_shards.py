@@ -13,8 +13,8 @@ from common.files import write_atomically
 from configs.model import TokenizerConfig
 from data.records import WebRecord
 from data.tokenizer import tokenizer_for
-from data.tokens.packing import FitPacker, SplitPacker
-from data.tokens.shards import Index, Shard, read_index, verify_shards, write_index, write_shard
+from data.tokens.packing import ConcatPacker, FirstFitPacker
+from data.tokens.shards import Shard, ShardIndex, read_index, verify_shards, write_index, write_shard
 
 ROW = 16
 
@@ -22,14 +22,14 @@ ROW = 16
 def written(tmp_path, packed, form, ranks=300):
     config = TokenizerConfig(ranks=ranks)
     entry = write_shard(tmp_path, 0, "train", packed, config.vocabulary)
-    index = Index(config, tokenizer_for(config).fingerprint, ROW, form, (entry,))
+    index = ShardIndex(config, tokenizer_for(config).fingerprint, ROW, form, (entry,))
     write_index(tmp_path, index)
     return Shard(tmp_path / entry.file, entry, read_index(tmp_path))
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=20), ranks=st.sampled_from([300, 100_256]))
 def test_chat_rows_come_back(tmp_path_factory, lengths, ranks):
-    packer = FitPacker(ROW)
+    packer = FirstFitPacker(ROW)
     for number, length in enumerate(lengths):
         packer.add(np.full(length, number + 256 * (ranks > 300), np.uint32), prompt=length // 3)
     packed = packer.finish()
@@ -42,7 +42,7 @@ def test_chat_rows_come_back(tmp_path_factory, lengths, ranks):
 
 
 def test_a_document_cut_by_a_row_knows_what_follows(tmp_path):
-    packer = SplitPacker(ROW)
+    packer = ConcatPacker(ROW)
     end = 300
     packer.add(np.array([*range(20), end], np.uint32))  # cut after 16
     packer.add(np.array([*range(100, 110), end], np.uint32))  # ends exactly with the second row

@@ -6,7 +6,7 @@ from common.errors import ConfigError
 from configs.base import TaskConfig
 from configs.evaluation import MADE_TO_NUMBER, BenchmarkChoice
 from configs.training import ProblemsConfig
-from data.sources.reasoning_gym import split_of
+from data.sources.reasoning_gym import problem_split
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import items_for
 from evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
@@ -43,7 +43,7 @@ def test_the_configuration_knows_what_is_made_to_the_number_asked_for():
 
 
 def test_word_problems_are_held_out():
-    assert all(split_of(item.prompt) == "held_out" for item in STAND_INS["gsm_symbolic"].build(0, 12))
+    assert all(problem_split(item.prompt) == "held_out" for item in STAND_INS["gsm_symbolic"].build(0, 12))
 
 
 def test_a_choice_does_not_give_itself_away():
@@ -69,7 +69,7 @@ def test_instructions_are_ifevals_and_can_be_kept_together():
 def test_held_out_problems_carry_a_second_opinion(model, tmp_path):
     items = held_out(ProblemsConfig(tasks=TASKS, count=30), 0)
     assert {item.category for item in items} == {task.name for task in TASKS}
-    assert all(split_of(item.prompt) == "held_out" for item in items)
+    assert all(problem_split(item.prompt) == "held_out" for item in items)
     rows = evaluate(model(items, lambda item: item.expected if item.index % 2 else "0"), items, tmp_path / "rows.jsonl")
     found = score("held_out", rows)
     assert found["own_scorer"] == {"n": 30, "agree": 30, "only_ours": 0, "only_own": 0}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders.grading import grade_choice, grade_exact, grade_number, grade_text, trivia_form
 
 SPACE = st.text(" \t\n\r\u00a0", max_size=4)
@@ -25,7 +25,7 @@ BITS = [
 ]
 ANSWERS = st.one_of(st.text(), st.lists(st.sampled_from(BITS), max_size=8).map("".join))
 REPLIES = st.builds(
-    lambda answer, reasoning, thought, done: Reply(reasoning, answer if thought else None, thought, done),
+    lambda answer, reasoning, thought, done: ParsedReply(reasoning, answer if thought else None, thought, done),
     ANSWERS,
     ANSWERS,
     st.booleans(),
@@ -42,8 +42,8 @@ GRADERS = {
 
 @pytest.mark.parametrize("kind", GRADERS)
 @given(reply=REPLIES)
-@example(reply=Reply("12 C Paris", None, False, False))
-@example(reply=Reply("12 C Paris", "", True, True))
+@example(reply=ParsedReply("12 C Paris", None, False, False))
+@example(reply=ParsedReply("12 C Paris", "", True, True))
 def test_strict_implies_lenient_and_nothing_raises(kind, reply):
     verdict = GRADERS[kind](reply)
     assert verdict.lenient or not verdict.strict
@@ -55,14 +55,14 @@ def test_strict_implies_lenient_and_nothing_raises(kind, reply):
 @pytest.mark.parametrize("kind", GRADERS)
 @given(answer=ANSWERS, before=SPACE, after=SPACE)
 def test_surrounding_white_space_changes_nothing(kind, answer, before, after):
-    bare = GRADERS[kind](Reply("", answer.strip(), True, True))
-    assert GRADERS[kind](Reply("", before + answer.strip() + after, True, True)) == bare
+    bare = GRADERS[kind](ParsedReply("", answer.strip(), True, True))
+    assert GRADERS[kind](ParsedReply("", before + answer.strip() + after, True, True)) == bare
 
 
 @pytest.mark.parametrize("kind", GRADERS)
 def test_unfinished_thinking_is_wrong_however_right_it_is(kind):
     right = {"number": "12", "choice": "C", "exact": "Paris", "text": "Paris"}[kind]
-    verdict = GRADERS[kind](Reply(right, None, False, False))
+    verdict = GRADERS[kind](ParsedReply(right, None, False, False))
     assert (verdict.strict, verdict.lenient, verdict.problem) == (False, True, "unfinished")
 
 
@@ -73,7 +73,7 @@ def test_only_the_answer_counts_when_there_is_one(reply):
 
 def test_a_number_is_expected_to_be_one():
     with pytest.raises(ValueError, match="is not one number"):
-        grade_number(Reply("", "1", True, True), "many")
+        grade_number(ParsedReply("", "1", True, True), "many")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders.equivalence import Equivalence, grade_math
 
 HALF, ROOT, POLY, PAIR, SET, WORD, COMMA = (
@@ -113,7 +113,7 @@ ANSWERS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(BITS), max_si
 @settings(max_examples=60)
 @given(answer=ANSWERS, reasoning=ANSWERS, thought=st.booleans())
 def test_no_text_breaks_the_grader_and_strict_implies_lenient(equivalence, answer, reasoning, thought):
-    verdict = grade_math(Reply(reasoning, answer if thought else None, thought, thought), "12", equivalence)
+    verdict = grade_math(ParsedReply(reasoning, answer if thought else None, thought, thought), "12", equivalence)
     assert verdict.lenient or not verdict.strict
     assert not (verdict.strict and verdict.problem)
     assert (verdict.problem == "unfinished") == (not thought)
@@ -122,5 +122,5 @@ def test_no_text_breaks_the_grader_and_strict_implies_lenient(equivalence, answe
 @settings(max_examples=40)
 @given(answer=ANSWERS, before=st.text(" \t\n\r", max_size=3), after=st.text(" \t\n\r", max_size=3))
 def test_surrounding_white_space_changes_nothing(equivalence, answer, before, after):
-    bare = grade_math(Reply("", answer.strip(), True, True), "12", equivalence)
-    assert grade_math(Reply("", before + answer.strip() + after, True, True), "12", equivalence) == bare
+    bare = grade_math(ParsedReply("", answer.strip(), True, True), "12", equivalence)
+    assert grade_math(ParsedReply("", before + answer.strip() + after, True, True), "12", equivalence) == bare

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.graders.instructions import _registry, check_known, describe, get_along, grade_instructions
 
 # One answer that keeps each instruction, one that breaks it: every one of IFEval's 25.
@@ -84,7 +84,9 @@ def test_lenient_forgives_a_first_line_and_asterisks(reply):
 
 def test_nothing_said_keeps_no_instruction(reply):
     assert grade_instructions(reply(""), "Write.", ["punctuation:no_comma"], [{}])[0].problem == "no_answer"
-    verdict, followed = grade_instructions(Reply("Sea", None, False, False), "Write.", ["punctuation:no_comma"], [{}])
+    verdict, followed = grade_instructions(
+        ParsedReply("Sea", None, False, False), "Write.", ["punctuation:no_comma"], [{}]
+    )
     assert (verdict.problem, verdict.lenient, followed[0].lenient) == ("unfinished", False, False)
 
 
@@ -92,7 +94,7 @@ def test_nothing_said_keeps_no_instruction(reply):
 def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
     names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
     arguments = [KEPT_AND_BROKEN[name][0] for name in names]
-    verdict, followed = grade_instructions(Reply("", text, True, True), "Write.", names, arguments)
+    verdict, followed = grade_instructions(ParsedReply("", text, True, True), "Write.", names, arguments)
     assert verdict.lenient or not verdict.strict
     assert all(one.lenient or not one.strict for one in followed)
 
@@ -102,8 +104,8 @@ def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
 def test_surrounding_white_space_changes_nothing(text, before, after):
     names = [name for name in KEPT_AND_BROKEN if not name.startswith(("change_case", "language"))]
     arguments = [KEPT_AND_BROKEN[name][0] for name in names]
-    bare = grade_instructions(Reply("", text.strip(), True, True), "Write.", names, arguments)
-    padded = Reply("", before + text.strip() + after, True, True)
+    bare = grade_instructions(ParsedReply("", text.strip(), True, True), "Write.", names, arguments)
+    padded = ParsedReply("", before + text.strip() + after, True, True)
     assert grade_instructions(padded, "Write.", names, arguments) == bare
 
 

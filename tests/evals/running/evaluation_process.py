@@ -6,7 +6,7 @@ It answers sums, writes every question it is asked into LOG, and prints a line a
 import sys
 import time
 
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.benchmarks.items import Item
 from evals.running.answerers import Answer
 from evals.running.runner import evaluate
@@ -25,7 +25,7 @@ class Adder:
         with open(self._log, "a") as log:
             log.writelines(f"{seed[-1]}\n" for seed in seeds)
         totals = [str(n + n * n + n % 3) for *_, n in seeds]  # two of three are wrong
-        return [Answer(Reply("", one, True, True), one, False, 1, 1, self._pause_s) for one in totals]
+        return [Answer(ParsedReply("", one, True, True), one, False, 1, 1, self._pause_s) for one in totals]
 
 
 def main(rows: str, log: str, pause_s: str) -> None:

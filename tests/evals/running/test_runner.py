@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, Retryable
-from data.chat_template import Reply
+from data.chat_template import ParsedReply
 from evals.benchmarks.items import Item
 from evals.running.answerers import Answer, Unasked
 from evals.running.rows import readings
@@ -102,7 +102,7 @@ def test_what_cannot_be_asked_is_left_out_counted_and_shown(items, tmp_path):
         name, batch = "short", 8
 
         def answer(self, prompts, seeds):
-            good = Answer(Reply("", "1", True, False), "1", truncated=True, tokens_out=4)
+            good = Answer(ParsedReply("", "1", True, False), "1", truncated=True, tokens_out=4)
             return [Unasked("too_long", 99) if prompt.startswith("WhatWhatWhat") else good for prompt in prompts]
 
     events = []
