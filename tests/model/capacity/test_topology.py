@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from model.capacity.topology import AHEAD, CHIPS, topology
+from model.capacity.topology import CHIPS, topology
 
 REPOSITORY = Path(__file__).parents[3]
-compilers = pytest.mark.skipif(not (AHEAD / ".ready").exists(), reason="`make ahead` has not fetched the compilers")
+compilers = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
