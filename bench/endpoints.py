@@ -26,7 +26,7 @@ from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_cache import Ledger
+from data.endpoints.reply_cache import ReplyCache
 from store.events import EventWriter
 from tests.support.fake_openai import OwnProcess, own_process
 
@@ -182,7 +182,7 @@ def ledger(count: int) -> list[dict[str, object]]:
                 file.write(json.dumps({**head, **counts, "text": "said " * 200}) + "\n")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.process_time()
-        opened = Ledger(path, silent)
+        opened = ReplyCache(path, silent)
         took = time.process_time() - began
         assert len(opened) == count
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

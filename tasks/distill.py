@@ -12,8 +12,8 @@ from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
 from data.distill import prompts
-from data.distill.run import DOCUMENTS, distil
-from data.distill.stats import Tally, facts
+from data.distill.run import DOCUMENTS, distill_prompts
+from data.distill.stats import DistillStats, distill_facts
 from data.distill.teacher_prompt import template_for
 from data.endpoints.pool import EndpointPool
 from data.retrieval.embedders import encoder_for
@@ -49,21 +49,21 @@ def distill(job: Job) -> None:
             template_for(teacher, pool.config(teacher.endpoint))
         pool.check()
         encoder.embedder.check()
-        found = distil(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
-        counts = facts(found.tally, config, pool)
+        found = distill_prompts(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
+        counts = distill_facts(found.stats, config, pool)
     index.close()
     encoder.close()
     corpus = _tokenise(job)
-    _measure(job, found.tally, counts, corpus)
-    samples = {name: rows[:SAMPLES] for name, rows in found.tally.samples.items()}
-    told = {**counts, "exemplars": len(index), "prompt_sets": found.gathered.facts()}
+    _measure(job, found.stats, counts, corpus)
+    samples = {name: rows[:SAMPLES] for name, rows in found.stats.samples.items()}
+    told = {**counts, "exemplars": len(index), "prompt_sets": found.prompts.facts()}
     told["held_out"] = None if questions is None else len(questions)
-    told["contaminated"] = None if questions is None else dict(found.tally.contaminated)
+    told["contaminated"] = None if questions is None else dict(found.stats.contaminated)
     job.describe("documents", **told, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
     # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.
     os.environ.setdefault("MPLCONFIGDIR", str(job.staging.parents[1] / "cache" / "matplotlib"))
-    card = write_card(job.output("data_card"), {**told, "retrieval": index.facts}, found.tally, config)
+    card = write_card(job.output("data_card"), {**told, "retrieval": index.facts}, found.stats, config)
     job.describe("data_card", **card, documents=counts["documents"])
 
 
@@ -114,7 +114,7 @@ def _row_length(job: Job) -> int:
         raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
 
 
-def _measure(job: Job, tally: Tally, counts: dict[str, Any], corpus: PublishedTokens) -> None:
+def _measure(job: Job, tally: DistillStats, counts: dict[str, Any], corpus: PublishedTokens) -> None:
     measured: dict[str, float | None] = {
         "prompts": tally.prompts,
         "documents": tally.accepted,

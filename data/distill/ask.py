@@ -5,25 +5,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from configs.distill import DistillConfig, TeacherConfig
-from data.distill.checks import mark_of, quality_request, verdict
-from data.distill.collect_prompts import Screen
+from data.distill.checks import mark_of, quality_request, reject_reason
+from data.distill.collect_prompts import BenchmarkScreen
 from data.distill.difficulty import ALIKE, agreement, blended, choose, difficulty, majority, mean_agreement
-from data.distill.parse_reply import parse
+from data.distill.parse_reply import parse_reply
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import teacher_request, template_for
-from data.distill.types import Outcome, Paid, Task
+from data.distill.types import PaidReply, PromptResult, TeacherTask
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from data.retrieval.exemplar_index import ExemplarIndex, Neighbour
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[bool], None]  # is called with each prompt's verdict as its reply comes in
+OnVerdict = Callable[[bool], None]  # is called with each prompt's verdict as its reply comes in
 Reply = ChatReply | ChatFailure
 
 
 @dataclass(frozen=True)
-class Planned:
+class RoutedPrompt:
     """A prompt with its nearest exemplars and the difficulty worked out from both."""
 
     prompt: Prompt
@@ -32,23 +32,23 @@ class Planned:
 
 
 @dataclass
-class Teaching:
+class TeacherRound:
     """What every round needs. `screen`: tells texts that overlap a benchmark; None: nothing is held out."""
 
     config: DistillConfig
     pool: EndpointPool
     index: ExemplarIndex
     seed: int
-    screen: Screen | None
+    screen: BenchmarkScreen | None
 
-    def plan(self, prompts: Sequence[Prompt]) -> list[Planned]:
+    def plan(self, prompts: Sequence[Prompt]) -> list[RoutedPrompt]:
         """Neighbours and difficulty of each prompt. Needs no endpoint, so it can be done while others are asked."""
         config = self.config
         queries = [prompt.query for prompt in prompts]
         found = self.index.nearest(queries, config.neighbours, config.relevance, config.candidates)
-        return [Planned(p, near, difficulty(p, near)) for p, near in zip(prompts, found, strict=True)]
+        return [RoutedPrompt(p, near, difficulty(p, near)) for p, near in zip(prompts, found, strict=True)]
 
-    def run(self, planned: Sequence[Planned], tell: Told) -> list[Outcome]:
+    def run(self, planned: Sequence[RoutedPrompt], tell: OnVerdict) -> list[PromptResult]:
         """What becomes of each, but for copies. Raises `ConfigError` and `Retryable` for what ails an endpoint."""
         probes, probed = self._probe(planned)
         tasks = [self._task(one, probe) for one, probe in zip(planned, probes, strict=True)]
@@ -58,7 +58,7 @@ class Teaching:
         ]
         return self._mark(self._screen(outcomes))
 
-    def _request(self, teacher: TeacherConfig, one: Planned | Task, turn: int) -> ChatRequest:
+    def _request(self, teacher: TeacherConfig, one: RoutedPrompt | TeacherTask, turn: int) -> ChatRequest:
         config = self.config
         template = template_for(teacher, self.pool.config(teacher.endpoint))
         return teacher_request(
@@ -71,7 +71,7 @@ class Teaching:
             self.seed + turn,
         )
 
-    def _probe(self, planned: Sequence[Planned]) -> tuple[list[float | None], list[tuple[Paid, ...]]]:
+    def _probe(self, planned: Sequence[RoutedPrompt]) -> tuple[list[float | None], list[tuple[PaidReply, ...]]]:
         """How far the probes' answers are apart, or miss the reference; None where no probe answered.
 
         They are asked just as a teacher is: where one of them is chosen then, its reply is there already.
@@ -89,19 +89,19 @@ class Teaching:
         values = [_apart(one.prompt, group) for one, group in zip(planned, groups, strict=True)]
         return values, [_paid("probe", group) for group in groups]
 
-    def _task(self, one: Planned, probe: float | None) -> Task:
+    def _task(self, one: RoutedPrompt, probe: float | None) -> TeacherTask:
         weight = self.config.probe.weight if self.config.probe else 0.0
         score = blended(one.difficulty, probe, weight)
         teacher = choose(self.config.teachers, score)
         template = template_for(teacher, self.pool.config(teacher.endpoint))
         request = self._request(teacher, one, 0)
-        return Task(one.prompt, one.neighbours, score, probe, teacher, template, request)
+        return TeacherTask(one.prompt, one.neighbours, score, probe, teacher, template, request)
 
-    def _ask(self, tasks: Sequence[Task], tell: Told) -> list[Outcome]:
+    def _ask(self, tasks: Sequence[TeacherTask], tell: OnVerdict) -> list[PromptResult]:
         asks = self.config.consistency.asks if self.config.consistency else 1
         requests = [self._request(task.teacher, task, turn) for task in tasks for turn in range(asks)]
         replies: list[Reply | None] = [None] * len(requests)
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, PromptResult] = {}
 
         def take(index: int, reply: Reply) -> None:
             replies[index] = reply
@@ -114,7 +114,7 @@ class Teaching:
         raise_for_outage(self.pool.ask(requests, take))
         return [outcomes[at] for at in range(len(tasks))]
 
-    def _judged(self, task: Task, replies: Sequence[Reply]) -> Outcome:
+    def _judged(self, task: TeacherTask, replies: Sequence[Reply]) -> PromptResult:
         """The first reply, or of several the first of the majority among those that are fit to be kept."""
         drafted = [self._checked(task, reply) for reply in replies]
         paid = _paid("teacher", replies)
@@ -129,15 +129,18 @@ class Teaching:
             return replace(outcome, reason="inconsistent", said={"agreed": round(share, 3)})
         return outcome
 
-    def _checked(self, task: Task, reply: Reply) -> Outcome:
+    def _checked(self, task: TeacherTask, reply: Reply) -> PromptResult:
         if isinstance(reply, ChatFailure):
-            return Outcome(task, reply, None, f"failed_{reply.reason}")
-        draft = parse(reply.text)
-        return Outcome(
-            task, reply, draft, verdict(draft, reply.finish, task.prompt, task.neighbours, task.template, self.config)
+            return PromptResult(task, reply, None, f"failed_{reply.reason}")
+        draft = parse_reply(reply.text)
+        return PromptResult(
+            task,
+            reply,
+            draft,
+            reject_reason(draft, reply.finish, task.prompt, task.neighbours, task.template, self.config),
         )
 
-    def _screen(self, outcomes: list[Outcome]) -> list[Outcome]:
+    def _screen(self, outcomes: list[PromptResult]) -> list[PromptResult]:
         """Documents that overlap a benchmark are not kept; which, and in what words, is kept with them."""
         if self.screen is None:
             return outcomes
@@ -149,7 +152,7 @@ class Teaching:
                 outcomes[at] = replace(outcomes[at], reason="contaminated", said=said)
         return outcomes
 
-    def _mark(self, outcomes: list[Outcome]) -> list[Outcome]:
+    def _mark(self, outcomes: list[PromptResult]) -> list[PromptResult]:
         """A judge's mark for each document that is left; without one, or below the least, it is not kept."""
         config = self.config.quality
         if config is None:
@@ -166,14 +169,14 @@ class Teaching:
         return outcomes
 
 
-def text_of(outcome: Outcome) -> str:
+def text_of(outcome: PromptResult) -> str:
     """What the document says, its query first."""
     query, draft = outcome.task.prompt.query, outcome.draft
     return query if draft is None else f"{query}\n{draft.reasoning}\n{draft.answer}"
 
 
 def _apart(prompt: Prompt, replies: Sequence[Reply]) -> float | None:
-    drafts = [parse(reply.text) if isinstance(reply, ChatReply) else None for reply in replies]
+    drafts = [parse_reply(reply.text) if isinstance(reply, ChatReply) else None for reply in replies]
     answers = [draft.answer if draft else None for draft in drafts]
     if all(answer is None for answer in answers):
         return None
@@ -183,5 +186,5 @@ def _apart(prompt: Prompt, replies: Sequence[Reply]) -> float | None:
     return round(1 - mean_agreement(answers), 4)
 
 
-def _paid(purpose: str, replies: Sequence[Reply]) -> tuple[Paid, ...]:
-    return tuple(Paid(purpose, reply) for reply in replies if isinstance(reply, ChatReply))
+def _paid(purpose: str, replies: Sequence[Reply]) -> tuple[PaidReply, ...]:
+    return tuple(PaidReply(purpose, reply) for reply in replies if isinstance(reply, ChatReply))

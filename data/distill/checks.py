@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from configs.distill import DistillConfig, QualityConfig
-from data.distill.parse_reply import Draft
+from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import LONGEST_UNROLLED, Template
 from data.endpoints.chat_types import ChatRequest
@@ -68,8 +68,8 @@ _STARTERS = frozenset(
 _NAME_OR_NUMBER = re.compile(r"\b[A-Z][\w'’-]*|\d[\d.,]*")
 
 
-def verdict(
-    draft: Draft | None,
+def reject_reason(
+    draft: ParsedDocument | None,
     finish: str,
     prompt: Prompt,
     neighbours: Sequence[Neighbour],
@@ -106,14 +106,14 @@ def verdict(
     return None
 
 
-def too_long(draft: Draft, template: Template, most: int | None) -> bool:
+def too_long(draft: ParsedDocument, template: Template, most: int | None) -> bool:
     """Whether it is longer than `most` characters together; by default, a part than twice what the template asks."""
     if most is not None:
         return len(draft.reasoning) + len(draft.answer) > most
     return len(draft.reasoning) > 2 * template.reasoning or len(draft.answer) > 2 * template.answer
 
 
-def in_another_language(draft: Draft, prompt: Prompt) -> bool:
+def in_another_language(draft: ParsedDocument, prompt: Prompt) -> bool:
     """Whether the reasoning, or the answer where none is asked for, is surely in another language than the query."""
     asked = detect_language(prompt.query) or detect_language(prompt.passage or "")
     if asked is None:
@@ -147,7 +147,7 @@ def loops(text: str) -> bool:
     return 24 <= len(words) <= 400 and len(set(words)) / len(words) < 0.2
 
 
-def grounded(draft: Draft, prompt: Prompt) -> bool:
+def grounded(draft: ParsedDocument, prompt: Prompt) -> bool:
     """Whether every name and number in the document stands in the passage or the question."""
     known = set(_WORD.findall(f"{prompt.passage} {prompt.query}".lower()))
     for sentence in re.split(r"(?<=[.:!?])\s+", f"{draft.reasoning} {draft.answer}"):
@@ -191,7 +191,7 @@ _SYSTEM = (
 _MARK = re.compile(r'"mark"\s*:\s*"?(\d{1,3})\b')
 
 
-def quality_request(prompt: Prompt, draft: Draft, config: QualityConfig, seed: int) -> ChatRequest:
+def quality_request(prompt: Prompt, draft: ParsedDocument, config: QualityConfig, seed: int) -> ChatRequest:
     """The request for one mark."""
     passage = f"Passage it is based on: {prompt.passage}\n\n" if prompt.passage else ""
     said = f"{passage}Query: {prompt.query}\n\nReasoning: {draft.reasoning}\n\nAnswer: {draft.answer}"

@@ -19,16 +19,16 @@ from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig, PromptSetConfig
 from data.distill.prompts import Prompt, read
-from data.distill.seen import Novelty
+from data.distill.seen import SeenTexts
 from data.screening.language import detect_language
 
 BLOCK = 256  # rows of a set screened together
 
-Screen = Callable[[Sequence[str]], Sequence[Any]]  # for each text something true if a benchmark asks it
+BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # for each text something true if a benchmark asks it
 
 
 @dataclass
-class Gathered:
+class CollectedPrompts:
     """What was drawn: by set, prompts taken and rows left out by reason. `files`: of `chunk` prompts each."""
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,9 @@ class Gathered:
         }
 
 
-def gather(config: DistillConfig, seed: int, work: Path, screen: Screen | None, emit: Emit) -> Gathered:
+def collect_prompts(
+    config: DistillConfig, seed: int, work: Path, screen: BenchmarkScreen | None, emit: Emit
+) -> CollectedPrompts:
     """Draw `config.prompts` prompts into `work`; the same ones for the same seed. Finished files are not drawn again.
 
     Raises `ConfigError` for a set that cannot be read or runs out before it has given its part; `Retryable` as `read`.
@@ -84,7 +86,9 @@ def read_prompts(path: Path) -> list[Prompt]:
 class _Source:
     """A set's rows, screened a block at a time. Iterates over (prompt, its mark) or (reason, None), in order."""
 
-    def __init__(self, config: PromptSetConfig, seed: int, skip: int, screen: Screen | None, novelty: Novelty) -> None:
+    def __init__(
+        self, config: PromptSetConfig, seed: int, skip: int, screen: BenchmarkScreen | None, novelty: SeenTexts
+    ) -> None:
         self.config, self.rows_read = config, skip
         self._rows = read(config, seed, skip)
         self._screen, self._novelty = screen, novelty
@@ -120,7 +124,7 @@ class _Source:
         return [("in_a_benchmark" if hit else None, mark) for hit, mark in zip(hits, marks, strict=True)]
 
 
-def _next(source: _Source, gathered: Gathered, novelty: Novelty, quota: int) -> Prompt:
+def _next(source: _Source, gathered: CollectedPrompts, novelty: SeenTexts, quota: int) -> Prompt:
     """The set's next prompt that is none of those there already."""
     name = source.config.name
     dropped = gathered.dropped.setdefault(name, Counter())
@@ -139,7 +143,9 @@ def _next(source: _Source, gathered: Gathered, novelty: Novelty, quota: int) -> 
     )
 
 
-def _keep(work: Path, part: list[Prompt], gathered: Gathered, novelty: Novelty, rows_read: dict[str, int]) -> None:
+def _keep(
+    work: Path, part: list[Prompt], gathered: CollectedPrompts, novelty: SeenTexts, rows_read: dict[str, int]
+) -> None:
     """Write a file and what belongs to it, its mark last."""
     stem = work / f"prompts-{len(gathered.files):05d}"
     rows = "".join(json.dumps(asdict(prompt), ensure_ascii=True) + "\n" for prompt in part)
@@ -152,8 +158,8 @@ def _keep(work: Path, part: list[Prompt], gathered: Gathered, novelty: Novelty, 
     gathered.files.append(stem.with_suffix(".jsonl"))
 
 
-def _resumed(config: DistillConfig, work: Path) -> tuple[Gathered, Novelty, Counter[str]]:
-    gathered, novelty, rows_read = Gathered(), Novelty(config.near_duplicates), Counter[str]()
+def _resumed(config: DistillConfig, work: Path) -> tuple[CollectedPrompts, SeenTexts, Counter[str]]:
+    gathered, novelty, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
     while (stem := work / f"prompts-{len(gathered.files):05d}").with_suffix(".json").is_file():
         mark = json.loads(stem.with_suffix(".json").read_bytes())
         gathered.taken = Counter(mark["taken"])

@@ -30,14 +30,14 @@ _HEADING = re.compile(
 
 
 @dataclass(frozen=True)
-class Draft:
+class ParsedDocument:
     """What a teacher wrote."""
 
     reasoning: str
     answer: str
 
 
-def parse(text: str) -> Draft | None:
+def parse_reply(text: str) -> ParsedDocument | None:
     """The draft in a reply; None if there is none, or a field is missing or is no text."""
     text = text[:LONGEST]
     if final := _CHANNEL.findall(text):
@@ -51,7 +51,7 @@ def parse(text: str) -> Draft | None:
         return None
     if _THOUGHT.search(text):
         reply = parse_text(text.replace("[THINK]", "<think>").replace("[/THINK]", "</think>"))
-        return Draft(reply.reasoning, reply.answer) if reply.answer is not None else None
+        return ParsedDocument(reply.reasoning, reply.answer) if reply.answer is not None else None
     return _under_headings(text)
 
 
@@ -106,7 +106,7 @@ def _mended(text: str) -> dict | None:
     return value if isinstance(value, dict) else None
 
 
-def _draft(value: dict) -> Draft | None:
+def _draft(value: dict) -> ParsedDocument | None:
     fields = {str(name).strip().lower().replace(" ", "_"): one for name, one in value.items()}
     answer = _text(next((fields[name] for name in _ANSWER if name in fields), None))
     if answer is None:
@@ -116,7 +116,7 @@ def _draft(value: dict) -> Draft | None:
     if isinstance(given, list) and all(isinstance(one, str) for one in given):
         given = "\n".join(given)  # steps
     reasoning = _text(given)
-    return None if reasoning is None else Draft(reasoning.strip(), answer.strip())
+    return None if reasoning is None else ParsedDocument(reasoning.strip(), answer.strip())
 
 
 def _text(value: Any) -> str | None:
@@ -125,11 +125,11 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _under_headings(text: str) -> Draft | None:
+def _under_headings(text: str) -> ParsedDocument | None:
     """`Reasoning: … Answer: …`, each once and in this order."""
     found = list(_HEADING.finditer(text))
     names = [(match["name"] or match["bare"]).lower() for match in found]
     if len(found) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):
         return None
     reasoning, answer = text[found[0].end() : found[1].start()], text[found[1].end() :]
-    return Draft(reasoning.strip(), answer.strip())
+    return ParsedDocument(reasoning.strip(), answer.strip())

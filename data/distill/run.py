@@ -21,12 +21,12 @@ from typing import Any
 from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig
-from data.distill.ask import Planned, Teaching, text_of
-from data.distill.collect_prompts import Gathered, Screen, gather, read_prompts
+from data.distill.ask import RoutedPrompt, TeacherRound, text_of
+from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
 from data.distill.prompts import Prompt
-from data.distill.seen import Novelty
-from data.distill.stats import Tally, emit_samples, refuse_if_poor
-from data.distill.types import Outcome, row_of, unasked_row
+from data.distill.seen import SeenTexts
+from data.distill.stats import DistillStats, emit_samples, refuse_if_poor
+from data.distill.types import PromptResult, result_row, unasked_row
 from data.endpoints.chat_types import ChatReply, request_digest
 from data.endpoints.pool import EndpointPool
 from data.retrieval.exemplar_index import ExemplarIndex
@@ -38,14 +38,14 @@ POINTS = 32  # of the curve of cost, a round
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistillOutput:
     """A whole distillation: its counts, and what the prompt sets gave."""
 
-    tally: Tally
-    gathered: Gathered
+    stats: DistillStats
+    prompts: CollectedPrompts
 
 
-def distil(
+def distill_prompts(
     config: DistillConfig,
     pool: EndpointPool,
     index: ExemplarIndex,
@@ -53,8 +53,8 @@ def distil(
     work: Path,
     seed: int,
     emit: Emit,
-    screen: Screen | None = None,
-) -> Distilled:
+    screen: BenchmarkScreen | None = None,
+) -> DistillOutput:
     """Gather the prompts and ask about all of them; write documents and rejects into `out`, marks into `work`.
 
     `screen` tells texts that a benchmark asks. Raises `ConfigError` if a prompt set or an endpoint cannot be used or
@@ -62,20 +62,20 @@ def distil(
     """
     work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    gathered = gather(config, seed, work, screen, emit)
-    run = _Run(Teaching(config, pool, index, seed, screen), out, work, emit)
-    run.over(gathered.files)
-    refuse_if_poor(config, run.tally)
-    return Distilled(run.tally, gathered)
+    collected = collect_prompts(config, seed, work, screen, emit)
+    run = _Run(TeacherRound(config, pool, index, seed, screen), out, work, emit)
+    run.over(collected.files)
+    refuse_if_poor(config, run.stats)
+    return DistillOutput(run.stats, collected)
 
 
 class _Run:
     """Goes through the files of prompts, from the first that has no mark."""
 
-    def __init__(self, teaching: Teaching, out: Path, work: Path, emit: Emit) -> None:
+    def __init__(self, teaching: TeacherRound, out: Path, work: Path, emit: Emit) -> None:
         self._teaching, self._out, self._work, self._emit = teaching, out, work, emit
         self._config, self._pool = teaching.config, teaching.pool
-        self.tally, self._novelty = Tally(), Novelty(self._config.near_duplicates)
+        self.stats, self._novelty = DistillStats(), SeenTexts(self._config.near_duplicates)
         self._done = self._good = 0
         self._points: list[list[float]] = []
         self._spent = 0.0
@@ -109,12 +109,12 @@ class _Run:
     @property
     def _broke(self) -> bool:
         """Whether the budget is spent: then nobody is asked any more, and every prompt left says so."""
-        return self.tally.rejected["failed_budget"] > 0
+        return self.stats.rejected["failed_budget"] > 0
 
-    def _planned(self, parts: Sequence[Sequence[Prompt]]) -> list[Planned]:
+    def _planned(self, parts: Sequence[Sequence[Prompt]]) -> list[RoutedPrompt]:
         return self._teaching.plan([prompt for part in parts for prompt in part])
 
-    def _round(self, first: int, parts: Sequence[Sequence[Prompt]], planned: Sequence[Planned]) -> None:
+    def _round(self, first: int, parts: Sequence[Sequence[Prompt]], planned: Sequence[RoutedPrompt]) -> None:
         step = max(1, len(planned) // POINTS)
 
         def tell(good: bool) -> None:
@@ -129,7 +129,7 @@ class _Run:
             mine, outcomes = outcomes[: len(part)], outcomes[len(part) :]
             self._finish(number, list(self._without_copies(mine)))
 
-    def _without_copies(self, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    def _without_copies(self, outcomes: Sequence[PromptResult]) -> Iterator[PromptResult]:
         """A document that says what an earlier one says is rejected."""
         kept = [one for one in outcomes if one.reason is None and one.draft is not None]
         marks = dict(zip(map(id, kept), self._novelty.marks([_said(one) for one in kept]), strict=True))
@@ -142,25 +142,25 @@ class _Run:
                 self._novelty.add(marks[id(one)])
                 yield one
 
-    def _finish(self, number: int, outcomes: list[Outcome]) -> None:
-        part = Tally(curve=self._points)
+    def _finish(self, number: int, outcomes: list[PromptResult]) -> None:
+        part = DistillStats(curve=self._points)
         self._points = []
         for outcome in outcomes:
             part.add(outcome, self._pool)
         if self._config.probe:
             part.unprobed = sum(outcome.task.probe is None for outcome in outcomes)
-        emit_samples(self.tally, outcomes, self._emit)
+        emit_samples(self.stats, outcomes, self._emit)
         kept = "".join(self._row(one) for one in outcomes if one.reason is None)
         self._close(number, part, kept, "".join(self._row(one) for one in outcomes if one.reason is not None))
 
     def _unasked(self, number: int, prompts: Sequence[Prompt]) -> None:
-        part = Tally()
+        part = DistillStats()
         part.add_unasked("failed_budget", Counter(prompt.set for prompt in prompts))
         self._done += len(prompts)
         self._close(number, part, "", "".join(unasked_row(prompt, "failed_budget") for prompt in prompts))
         self._show()
 
-    def _close(self, number: int, part: Tally, kept: str, rejected: str) -> None:
+    def _close(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:
         """Write a part's files, its mark last. A file that would be empty is not there."""
         for pattern, rows in ((DOCUMENTS, kept), (REJECTED, rejected)):
             path = self._out / pattern.replace("*", f"{number:05d}")
@@ -173,7 +173,7 @@ class _Run:
         write_atomically(mark.with_suffix(".u8"), exact)
         write_atomically(mark.with_suffix(".bands.u8"), bands)
         write_atomically(mark, json.dumps(part.plain()).encode())
-        self.tally.merge(part)
+        self.stats.merge(part)
 
     def _resumed(self, files: Sequence[Path]) -> int:
         """Take in the parts that are finished; returns how many."""
@@ -181,23 +181,23 @@ class _Run:
             mark = self._mark(number)
             if not mark.is_file():
                 return number
-            self.tally.merge(Tally.of(json.loads(mark.read_bytes())))
+            self.stats.merge(DistillStats.of(json.loads(mark.read_bytes())))
             self._novelty.load(mark.with_suffix(".u8"), mark.with_suffix(".bands.u8"))
-            self._done, self._good = self.tally.prompts, self.tally.accepted
-            self._spent = sum(spent for _, spent in self.tally.curve)
+            self._done, self._good = self.stats.prompts, self.stats.accepted
+            self._spent = sum(spent for _, spent in self.stats.curve)
         return len(files)
 
     def _mark(self, number: int) -> Path:
         return self._work / f"documents-{number:05d}.json"
 
-    def _row(self, outcome: Outcome) -> str:
+    def _row(self, outcome: PromptResult) -> str:
         task, reply = outcome.task, outcome.reply
         asked = self._pool.config(task.teacher.endpoint)
         answered = self._pool.config(reply.endpoint) if isinstance(reply, ChatReply) else asked
-        return row_of(outcome, answered, _digest(reply) or request_digest(task.request, asked))
+        return result_row(outcome, answered, _digest(reply) or request_digest(task.request, asked))
 
     def _mark_time(self) -> None:
-        part = Tally()
+        part = DistillStats()
         part.mark_time(self._pool.spent - self._spent)
         self._spent = self._pool.spent
         self._points += part.curve
@@ -208,7 +208,7 @@ class _Run:
         self._emit("progress", done=self._done, **total, note=note)
 
 
-def _said(outcome: Outcome) -> str:
+def _said(outcome: PromptResult) -> str:
     """What two documents are compared by: a reply that fits every question is a copy, whatever was asked."""
     return text_of(outcome).removeprefix(outcome.task.prompt.query)
 

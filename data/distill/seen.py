@@ -47,7 +47,7 @@ def as_bytes(values: Iterable[int]) -> bytes:
 Copy = Literal["duplicate", "near_duplicate"]
 
 
-class Novelty:
+class SeenTexts:
     """Remembers what it is asked to. `near`: also by MinHash, 14 more hashes a text."""
 
     def __init__(self, near: bool) -> None:

@@ -14,8 +14,8 @@ from common.errors import ConfigError
 from common.events import Emit
 from configs.distill import DistillConfig
 from data.distill.teacher_prompt import template_for
-from data.distill.types import Outcome
-from data.endpoints.chat_types import ChatReply, dollars
+from data.distill.types import PromptResult
+from data.endpoints.chat_types import ChatReply, reply_cost
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
@@ -27,7 +27,7 @@ CUT = 1200  # characters of a sample's text
 
 
 @dataclass
-class Tally:
+class DistillStats:
     """Counts over the prompts of a part, or of a run. Histograms are counts by the lower edge of a bin."""
 
     prompts: int = 0
@@ -62,7 +62,7 @@ class Tally:
         """Dollars, of probes and judges too."""
         return sum(self.dollars.values())
 
-    def add(self, outcome: Outcome, pool: EndpointPool) -> None:
+    def add(self, outcome: PromptResult, pool: EndpointPool) -> None:
         """Count one outcome."""
         task, teacher = outcome.task, outcome.task.teacher.endpoint
         self.prompts += 1
@@ -99,7 +99,7 @@ class Tally:
         """A point of the curve of cost."""
         self.curve.append([round(time.time(), 3), spent])
 
-    def merge(self, other: "Tally") -> None:
+    def merge(self, other: "DistillStats") -> None:
         """Add another part's counts."""
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
@@ -117,26 +117,26 @@ class Tally:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> "Tally":
+    def of(cls, plain: Mapping[str, Any]) -> "DistillStats":
         """What `plain` gave."""
         kept = {one.name: plain[one.name] for one in fields(cls)}
         return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in kept.items()})
 
-    def _pay(self, outcome: Outcome, pool: EndpointPool) -> None:
+    def _pay(self, outcome: PromptResult, pool: EndpointPool) -> None:
         counted: set[str] = set()  # a probe's reply that became the document was paid for once
         for paid in outcome.paid:
             reply = paid.reply
             if reply.digest in counted:
                 continue
             counted.add(reply.digest)
-            cost = dollars(pool.config(reply.endpoint), reply.tokens_in, reply.tokens_out)
+            cost = reply_cost(pool.config(reply.endpoint), reply.tokens_in, reply.tokens_out)
             self.dollars[paid.purpose] += cost or 0.0
             self.uncounted += reply.tokens_in is None or reply.tokens_out is None
             self.tokens_in[reply.endpoint] += reply.tokens_in or 0
             self.tokens_out[reply.endpoint] += reply.tokens_out or 0
 
 
-def facts(tally: Tally, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
+def distill_facts(tally: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
     """The counts as plain data, named for people."""
     used = [pool.config(name) for name in config.endpoints]
     stand_ins = [STAND_IN if c.kind == "embedded" else f"{c.model}, in place of a teacher" for c in used if c.stand_in]
@@ -170,7 +170,7 @@ def facts(tally: Tally, config: DistillConfig, pool: EndpointPool) -> dict[str, 
     }
 
 
-def refuse_if_poor(config: DistillConfig, tally: Tally) -> None:
+def refuse_if_poor(config: DistillConfig, tally: DistillStats) -> None:
     """Raise `ConfigError` if nothing was kept, or too little."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.rejected.most_common(4))
     if not tally.accepted:
@@ -183,13 +183,13 @@ def refuse_if_poor(config: DistillConfig, tally: Tally) -> None:
         )
 
 
-def emit_samples(tally: Tally, outcomes: list[Outcome], emit: Emit) -> None:
+def emit_samples(tally: DistillStats, outcomes: list[PromptResult], emit: Emit) -> None:
     """Report the first outcomes of a run as sample rows; `tally` holds what came before these."""
     for index, outcome in enumerate(outcomes[: max(0, SHOWN - tally.prompts)], tally.prompts):
         emit("sample", index=index, set="documents", **shown(outcome))
 
 
-def shown(outcome: Outcome) -> dict[str, Any]:
+def shown(outcome: PromptResult) -> dict[str, Any]:
     """A document, good or bad, for people to look at."""
     draft, reply = outcome.draft, outcome.reply
     row = {

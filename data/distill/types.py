@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.distill import TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.parse_reply import Draft
+from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import Template
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
@@ -15,7 +15,7 @@ from data.retrieval.exemplar_index import Neighbour
 
 
 @dataclass(frozen=True)
-class Task:
+class TeacherTask:
     """A prompt, and how it is asked. `difficulty` counts the `probe` in: what cheap teachers disagreed by, or None."""
 
     prompt: Prompt
@@ -28,7 +28,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Paid:
+class PaidReply:
     """A reply that was paid for on behalf of a prompt, whether or not it became the document."""
 
     purpose: str
@@ -36,22 +36,22 @@ class Paid:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromptResult:
     """What became of a task: the document, or the reason why there is none (`draft`: what the teacher had written).
 
     `mark`: a judge's; `said`: what the reason rests on, for people to look at (a benchmark's example, shares).
     """
 
-    task: Task
+    task: TeacherTask
     reply: ChatReply | ChatFailure
-    draft: Draft | None
+    draft: ParsedDocument | None
     reason: str | None
-    paid: tuple[Paid, ...] = ()
+    paid: tuple[PaidReply, ...] = ()
     mark: int | None = None
     said: dict[str, Any] = field(default_factory=dict)
 
 
-def row_of(outcome: Outcome, endpoint: EndpointConfig, digest: str) -> str:
+def result_row(outcome: PromptResult, endpoint: EndpointConfig, digest: str) -> str:
     """The JSON line of a document, or of what was rejected and why. `endpoint`: the one that answered."""
     task, reply = outcome.task, outcome.reply
     provenance: dict[str, Any] = {
@@ -81,7 +81,7 @@ def unasked_row(prompt: Prompt, reason: str) -> str:
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 
-def record_of(prompt: Prompt, draft: Draft, model: str) -> SynthRecord:
+def record_of(prompt: Prompt, draft: ParsedDocument, model: str) -> SynthRecord:
     """The document in SYNTH's own schema."""
     return SynthRecord(
         query=prompt.query,

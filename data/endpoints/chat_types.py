@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from configs.base import fingerprint
 from configs.endpoint import EndpointConfig
-from data.endpoints.budget import Amount
+from data.endpoints.budget import Usage
 
 FailureReason = Literal[
     "rate_limited",  # 429 in every attempt
@@ -91,10 +91,12 @@ class CallError(Exception):
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
     """sha256 of all that decides the reply: model, messages, sampling, bounds. Not where the model is served."""
     sampling = [request.max_tokens, request.temperature, request.seed]
-    return fingerprint([config.kind, config.model, list(request.messages), sampling, bounds(request, config)])
+    return fingerprint(
+        [config.kind, config.model, list(request.messages), sampling, output_constraint(request, config)]
+    )
 
 
-def bounds(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
+def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     """The bound on the reply's form that is really sent: a grammar, a schema or nothing."""
     if config.structured == "grammar" and request.grammar:
         return {"grammar": request.grammar}
@@ -103,7 +105,7 @@ def bounds(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     return {}
 
 
-def dollars(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
+def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
     """Price of a reply, a batch job's at its discount; None when its tokens are not known and cost something."""
     if not (config.dollars_per_million_in or config.dollars_per_million_out):
         return 0.0
@@ -113,17 +115,17 @@ def dollars(config: EndpointConfig, tokens_in: int | None, tokens_out: int | Non
     return full * config.batch.price_factor if config.mode == "batch" else full
 
 
-def most(config: EndpointConfig, request: ChatRequest) -> Amount:
+def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:
     """What a reply may use up: every token allowed, and a generous guess (3 bytes a token) of the prompt's length."""
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
-    return Amount(dollars(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
+    return Usage(reply_cost(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 
 
-def used(reply: ChatReply, cost: float | None, reserved: Amount) -> Amount:
+def actual_usage(reply: ChatReply, cost: float | None, reserved: Usage) -> Usage:
     """What a reply did use up; what was set aside for it where the endpoint did not say."""
     counted = reply.tokens_in is not None and reply.tokens_out is not None
     tokens = (reply.tokens_in or 0) + (reply.tokens_out or 0) if counted else reserved.tokens
-    return Amount(reserved.dollars if cost is None else cost, tokens)
+    return Usage(reserved.dollars if cost is None else cost, tokens)
 
 
 def call_row(
@@ -150,7 +152,7 @@ def call_row(
         "cached": isinstance(outcome, ChatReply) and outcome.cached,
         "latency_s": latency_s,
         "dollars": cost,
-        "parameters": {**parameters, "bound": next(iter(bounds(request, config)), None)},
+        "parameters": {**parameters, "bound": next(iter(output_constraint(request, config)), None)},
         **more,
     }
     if request.endpoint != endpoint:
@@ -162,7 +164,7 @@ def call_row(
     return {**row, **counts, "status": "ok", "finish": outcome.finish, "reply": said}
 
 
-def as_row(reply: ChatReply, spent: Amount) -> dict[str, Any]:
+def reply_to_row(reply: ChatReply, spent: Usage) -> dict[str, Any]:
     """The reply as it is remembered; what the ledger adds up comes first, so that it need not read the text."""
     return {
         "digest": reply.digest,
@@ -177,7 +179,7 @@ def as_row(reply: ChatReply, spent: Amount) -> dict[str, Any]:
     }
 
 
-def from_row(row: Mapping[str, Any]) -> ChatReply:
+def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
     """A remembered reply."""
     counts = (row["tokens_in"], row["tokens_out"])
     return ChatReply(

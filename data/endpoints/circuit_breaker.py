@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data.endpoints.chat_types import CallError, FailureReason
-from data.endpoints.rate_limit import Pace
+from data.endpoints.rate_limit import RateLimiter
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 20.0
@@ -50,7 +50,7 @@ def backoff(attempt: int) -> float:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Permit:
     """Leave to send one request, counted as under way until it is handed to one of the gate's four methods."""
 
     kind: Literal["usual", "probe"]
@@ -62,12 +62,12 @@ class Turn:
 class _Waiting:
     """One that waits for its turn, reckoned to use `tokens`; `elsewhere`: it can be asked of another endpoint."""
 
-    turn: "asyncio.Future[Turn | Literal['elsewhere'] | None]"
+    turn: "asyncio.Future[Permit | Literal['elsewhere'] | None]"
     tokens: int
     elsewhere: bool
 
 
-class Gate:
+class CircuitBreaker:
     """Lets requests through to one endpoint: at its pace, not while it asked for a pause, and not while it is down.
 
     After `threshold` failures in a row with no answer between, the breaker opens: one request at a time probes, with
@@ -75,7 +75,7 @@ class Gate:
     given up.
     """
 
-    def __init__(self, pace: Pace, threshold: int) -> None:
+    def __init__(self, pace: RateLimiter, threshold: int) -> None:
         self.pace = pace
         self._threshold = threshold
         self._queue: deque[_Waiting] = deque()
@@ -89,7 +89,7 @@ class Gate:
         self.given_up: CallError | None = None
         self._failures, self._since, self._probes = 0, 0.0, 0
 
-    async def admit(self, tokens: int = 0, *, elsewhere: bool = False) -> Turn | Literal["elsewhere"] | None:
+    async def admit(self, tokens: int = 0, *, elsewhere: bool = False) -> Permit | Literal["elsewhere"] | None:
         """Wait for a turn, to be handed to exactly one of `answered`, `refused`, `failed`, `abandoned`.
 
         None: given up. "elsewhere", only for those who can go there: the endpoint is down and somebody else probes.
@@ -100,23 +100,23 @@ class Gate:
         try:
             return await one.turn
         except asyncio.CancelledError:
-            if one.turn.done() and not one.turn.cancelled() and isinstance(turn := one.turn.result(), Turn):
+            if one.turn.done() and not one.turn.cancelled() and isinstance(turn := one.turn.result(), Permit):
                 self.abandoned(turn)
             raise
 
-    def answered(self, turn: Turn, used: int | None = None) -> None:
+    def answered(self, turn: Permit, used: int | None = None) -> None:
         """The endpoint answered, be it with an error about the request. `used`: its tokens, if it said."""
         self._failures = self._probes = 0
         self.pace.answered(turn.tokens, used)
         self._settle(turn)
 
-    def refused(self, turn: Turn, pause_s: float) -> None:
+    def refused(self, turn: Permit, pause_s: float) -> None:
         """The endpoint answers, but not so often: nobody asks it for so long."""
         self._failures = self._probes = 0
         self.pace.refused(turn.sent_at, min(pause_s, LONGEST_PAUSE_S))
         self._settle(turn)
 
-    def failed(self, turn: Turn, error: CallError) -> None:
+    def failed(self, turn: Permit, error: CallError) -> None:
         """No answer, or a server error."""
         now = time.monotonic()
         self._failures += 1
@@ -130,7 +130,7 @@ class Gate:
                 self.given_up = error
         self._settle(turn)
 
-    def abandoned(self, turn: Turn) -> None:
+    def abandoned(self, turn: Permit) -> None:
         """The turn was not used."""
         self._settle(turn)
 
@@ -144,7 +144,7 @@ class Gate:
         """Whether the breaker is: requests wait for a probe to be answered."""
         return self._failures >= self._threshold
 
-    def _settle(self, turn: Turn) -> None:
+    def _settle(self, turn: Permit) -> None:
         self._under_way -= 1
         if turn.kind == "probe":
             self._probing = False
@@ -175,7 +175,7 @@ class Gate:
     def _pass(self, kind: Literal["usual", "probe"]) -> None:
         one = self._queue.popleft()
         self._under_way += 1
-        one.turn.set_result(Turn(kind, self.pace.sent(one.tokens), one.tokens))
+        one.turn.set_result(Permit(kind, self.pace.sent(one.tokens), one.tokens))
 
     def _send_elsewhere(self) -> None:
         """All who can go to another endpoint do, but for the one who will probe."""

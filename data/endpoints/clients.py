@@ -20,17 +20,17 @@ import httpx2
 
 from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
-from data.endpoints.chat_types import CallError, ChatRequest, bounds
+from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 
 CONNECT_S = 5.0
 LONGEST_MESSAGE = 300
 LANE = 8  # connections
 Result = TypeVar("Result")
-Heard = Callable[[Mapping[str, str]], None]  # is told the headers of every response
+OnHeaders = Callable[[Mapping[str, str]], None]  # is told the headers of every response
 
 
 @dataclass(frozen=True)
-class Answered:
+class RawReply:
     """What an endpoint said; counts are None where it gave none."""
 
     text: str
@@ -44,14 +44,14 @@ class Client(Protocol):
 
     url: str
 
-    async def complete(self, request: ChatRequest) -> Answered: ...
+    async def complete(self, request: ChatRequest) -> RawReply: ...
 
     async def models(self) -> list[str] | None: ...  # None: it does not say, or takes any name
 
     async def close(self) -> None: ...
 
 
-def client_for(config: EndpointConfig, url: str, heard: Heard) -> Client:
+def client_for(config: EndpointConfig, url: str, heard: OnHeaders) -> Client:
     """The client of an endpoint served at `url`."""
     if config.kind == "mistral":  # either SDK takes 0.8 s to import, which planning a run has no use for
         from data.endpoints.vendors import MISTRAL_URL, MistralClient
@@ -62,7 +62,7 @@ def client_for(config: EndpointConfig, url: str, heard: Heard) -> Client:
     return OpenAIClient(config, url, heard)
 
 
-def lanes(config: EndpointConfig, heard: Heard) -> list[httpx2.AsyncClient]:
+def http_clients(config: EndpointConfig, heard: OnHeaders) -> list[httpx2.AsyncClient]:
     """HTTP clients that share `concurrency` connections among them."""
 
     async def hear(response: httpx2.Response) -> None:
@@ -110,7 +110,7 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
         "temperature": request.temperature,
         "random_seed" if config.kind == "mistral" else "seed": request.seed,
     }
-    bound = bounds(request, config)
+    bound = output_constraint(request, config)
     if "grammar" in bound and config.kind != "mistral":
         body |= bound
     if "schema" in bound:
@@ -119,17 +119,17 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     return body
 
 
-def answered(content: bytes, url: str, config: EndpointConfig) -> Answered:
+def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawReply:
     """Read the JSON of a chat completion. Raises `CallError` if it is none."""
     try:
-        return read_completion(json.loads(content), config)
+        return parse_completion(json.loads(content), config)
     except (ValueError, RecursionError):
         raise CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion") from None
     except (AttributeError, TypeError, LookupError):
         raise CallError("invalid_reply", f"no chat completion in the answer of {url}") from None
 
 
-def read_completion(reply: Any, config: EndpointConfig) -> Answered:
+def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
     """Text and counts of a completion, as JSON data. Raises `TypeError`, `LookupError` or `AttributeError` if none."""
     choice, usage = reply["choices"][0], reply.get("usage")
     content = choice["message"].get("content") or ""
@@ -138,10 +138,10 @@ def read_completion(reply: Any, config: EndpointConfig) -> Answered:
     counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
     if not isinstance(content, str) or not all(count is None or type(count) is int for count in counts):
         raise TypeError("not text and whole numbers")
-    return Answered(struck(content, config), choice.get("finish_reason") or "stop", *counts)
+    return RawReply(redact_key(content, config), choice.get("finish_reason") or "stop", *counts)
 
 
-async def bounded(
+async def call_with_timeout(
     call: Awaitable[Result], config: EndpointConfig, url: str, explain: Callable[[Exception], CallError | None]
 ) -> Result:
     """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in."""
@@ -153,11 +153,11 @@ async def bounded(
         told = explain(error)
         if told is None:
             raise
-        message = " ".join(struck(told.message, config).split())[:LONGEST_MESSAGE]
+        message = " ".join(redact_key(told.message, config).split())[:LONGEST_MESSAGE]
         raise CallError(told.reason, message, told.status, told.retry_after) from None
 
 
-def broken(error: BaseException, url: str) -> CallError:
+def transport_error(error: BaseException, url: str) -> CallError:
     """What went wrong below HTTP."""
     if isinstance(error, httpx2.TimeoutException):
         return CallError("timeout", f"{url} did not answer in time")
@@ -168,7 +168,7 @@ def broken(error: BaseException, url: str) -> CallError:
     return CallError("connection", f"{url} cannot be reached ({error or type(error).__name__})")
 
 
-def struck(text: str, config: EndpointConfig) -> str:
+def redact_key(text: str, config: EndpointConfig) -> str:
     """`text` without the endpoint's key, in case a server repeats it."""
     key = key_of(config)
     return text.replace(key, "[key]") if key else text

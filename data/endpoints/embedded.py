@@ -48,7 +48,7 @@ def model_file() -> Path:
     return path
 
 
-class LocalEndpoint:
+class EmbeddedServer:
     """The replicas' processes. They end with `close`, with the thread that called `spawn`, and with this process."""
 
     def __init__(self, replicas: int = 2) -> None:
@@ -79,7 +79,7 @@ class LocalEndpoint:
         for replica in self._replicas:
             replica.close()
 
-    def __enter__(self) -> "LocalEndpoint":
+    def __enter__(self) -> "EmbeddedServer":
         self.spawn()
         return self
 

@@ -8,13 +8,22 @@ from urllib.parse import urlsplit
 
 from common.errors import ConfigError, Retryable
 from configs.endpoint import EndpointConfig
-from data.endpoints.budget import NOTHING, Budget, Purse
-from data.endpoints.chat_types import CallError, ChatFailure, ChatReply, ChatRequest, call_row, dollars, most, used
-from data.endpoints.circuit_breaker import Gate, Turn, backoff
-from data.endpoints.clients import Answered, Client, check_key, client_for
-from data.endpoints.embedded import MODEL, LocalEndpoint, model_file
-from data.endpoints.rate_limit import Pace
-from data.endpoints.reply_cache import Ledger
+from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit
+from data.endpoints.chat_types import (
+    CallError,
+    ChatFailure,
+    ChatReply,
+    ChatRequest,
+    actual_usage,
+    call_row,
+    max_usage,
+    reply_cost,
+)
+from data.endpoints.circuit_breaker import CircuitBreaker, Permit, backoff
+from data.endpoints.clients import Client, RawReply, check_key, client_for
+from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
+from data.endpoints.rate_limit import RateLimiter
+from data.endpoints.reply_cache import ReplyCache
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +36,14 @@ class Endpoint:
     `own` is its budget, `shared` the pool's. Lives in the pool's loop.
     """
 
-    def __init__(self, name: str, config: EndpointConfig, own: Budget, shared: Budget) -> None:
-        self.name, self.config, self.purse = name, config, Purse(own, shared)
+    def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
+        self.name, self.config, self.purse = name, config, Budget(own, shared)
         embedded = config.kind == "embedded"
         self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
         # Many in flight fail together when a server goes down: that is one breakdown, not many in a row.
-        self.pace = Pace(config.requests_per_minute, config.tokens_per_minute)
-        self.gate = Gate(self.pace, threshold=max(5, self.concurrency))
-        self._local: LocalEndpoint | None = None
+        self.pace = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
+        self.gate = CircuitBreaker(self.pace, threshold=max(5, self.concurrency))
+        self._local: EmbeddedServer | None = None
         self._clients: list[Client] = []
         self._free: asyncio.Queue[Client] = asyncio.Queue()
         self._starting = asyncio.Lock()
@@ -78,7 +87,7 @@ class Endpoint:
                 raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
             return
 
-    async def complete(self, request: ChatRequest) -> Answered:
+    async def complete(self, request: ChatRequest) -> RawReply:
         """Ask once. Raises `CallError`."""
         if self.config.kind != "embedded":
             try:
@@ -97,7 +106,7 @@ class Endpoint:
             if client in self._clients:  # not if its replicas were started anew meanwhile
                 self._free.put_nowait(client)
 
-    def tell_gate(self, turn: Turn, error: CallError) -> None:
+    def tell_gate(self, turn: Permit, error: CallError) -> None:
         """What a failed attempt means for the other requests. Ends the turn."""
         if error.reason == "misconfigured":
             self.gate.give_up(error)
@@ -131,7 +140,7 @@ class Endpoint:
         """The embedded endpoint, running: started when first needed, and anew when one of its processes has died."""
         async with self._starting:
             if self._local is None:
-                self._local = LocalEndpoint(self.concurrency)
+                self._local = EmbeddedServer(self.concurrency)
             elif self._local.alive and self._clients:
                 return
             else:
@@ -148,14 +157,14 @@ class Endpoint:
 
 
 async def ask_now(
-    endpoint: Endpoint, request: ChatRequest, digest: str, ledger: Ledger, *, elsewhere: bool
+    endpoint: Endpoint, request: ChatRequest, digest: str, ledger: ReplyCache, *, elsewhere: bool
 ) -> ChatReply | ChatFailure:
     """Ask until there is a reply, or no point in asking again. `elsewhere`: another endpoint can be asked instead.
 
     The reply is on disk when this returns. Raises `OSError` if it cannot be kept.
     """
     config, gate = endpoint.config, endpoint.gate
-    reserved = most(config, request)
+    reserved = max_usage(config, request)
     error = CallError("outage", "it is down and waits for a probe")
     for attempt in range(1, config.attempts + 1):
         turn = await gate.admit(reserved.tokens, elsewhere=elsewhere)
@@ -170,13 +179,13 @@ async def ask_now(
         except asyncio.CancelledError:
             gate.abandoned(turn)
             raise
-        spent, began = NOTHING, time.monotonic()
+        spent, began = NO_USAGE, time.monotonic()
         try:
             outcome = await _attempt(endpoint, request, digest, turn)
             latency = time.monotonic() - began
             if isinstance(outcome, ChatReply):
-                cost = dollars(config, outcome.tokens_in, outcome.tokens_out)
-                spent = used(outcome, cost, reserved)
+                cost = reply_cost(config, outcome.tokens_in, outcome.tokens_out)
+                spent = actual_usage(outcome, cost, reserved)
                 row = call_row(
                     request, digest, endpoint.name, config, outcome, attempt=attempt, latency_s=latency, cost=cost
                 )
@@ -194,7 +203,7 @@ async def ask_now(
     return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", config.attempts)
 
 
-async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, turn: Turn) -> ChatReply | CallError:
+async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, turn: Permit) -> ChatReply | CallError:
     """Ask once; the turn is ended, whatever comes."""
     began = time.monotonic()
     try:

@@ -19,18 +19,18 @@ from common.errors import ConfigError, Retryable
 from common.events import Emit
 from configs.endpoint import EndpointConfig
 from data.endpoints.batch.jobs import refuse_forgotten_jobs
-from data.endpoints.batch.requests import BatchDesk, folder_of
-from data.endpoints.budget import NOTHING, Amount, Budget
+from data.endpoints.batch.queue import BatchQueue, jobs_folder
+from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
 from data.endpoints.endpoint import Endpoint, ask_now
-from data.endpoints.reply_cache import Ledger
+from data.endpoints.reply_cache import ReplyCache
 
 __all__ = ["ChatFailure", "ChatReply", "ChatRequest", "EndpointPool", "raise_for_outage"]
 
 logger = logging.getLogger(__name__)
 
-Outcome = ChatReply | ChatFailure
-OnReply = Callable[[int, Outcome], None]
+AskResult = ChatReply | ChatFailure
+OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
 
 
@@ -49,24 +49,24 @@ class EndpointPool:
         budget_dollars: float = 0.0,
         budget_tokens: int = 0,
     ) -> None:
-        refuse_forgotten_jobs(folder_of(cache), [name for name, one in endpoints.items() if one.mode == "batch"])
+        refuse_forgotten_jobs(jobs_folder(cache), [name for name, one in endpoints.items() if one.mode == "batch"])
         self._configs = endpoints
-        self._ledger = Ledger(cache, emit)
-        self._budget = Budget(Amount(budget_dollars, budget_tokens), self._ledger.total, "the budget")
+        self._ledger = ReplyCache(cache, emit)
+        self._budget = SpendingLimit(Usage(budget_dollars, budget_tokens), self._ledger.total, "the budget")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
         self._endpoints = {name: self._endpoint(name, config) for name, config in endpoints.items()}
         self._desks = {
-            name: BatchDesk(endpoint, folder_of(cache), self._ledger)
+            name: BatchQueue(endpoint, jobs_folder(cache), self._ledger)
             for name, endpoint in self._endpoints.items()
             if endpoint.config.mode == "batch"
         }
-        self._flying: dict[str, asyncio.Future[Outcome]] = {}
+        self._flying: dict[str, asyncio.Future[AskResult]] = {}
 
     def _endpoint(self, name: str, config: EndpointConfig) -> Endpoint:
-        limit = Amount(config.budget_dollars, config.budget_tokens)
-        own = Budget(limit, self._ledger.spent.get(name, NOTHING), f"the budget of endpoint {name!r}")
+        limit = Usage(config.budget_dollars, config.budget_tokens)
+        own = SpendingLimit(limit, self._ledger.spent.get(name, NO_USAGE), f"the budget of endpoint {name!r}")
         return Endpoint(name, config, own, self._budget)
 
     def __enter__(self) -> "EndpointPool":
@@ -133,7 +133,7 @@ class EndpointPool:
                 raise error
             logger.warning("%s; it is not waited for, as there are others to ask in its place", error)
 
-    def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[Outcome]:
+    def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[AskResult]:
         """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
 
         Never raises for a request's own failure. Raises `ConfigError` for an endpoint that there is not and `OSError`
@@ -142,10 +142,10 @@ class EndpointPool:
         for request in requests:
             for name in self._order(request):
                 self.config(name)
-        arrived: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[tuple[int, AskResult] | None] = queue.SimpleQueue()
         work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, arrived), self._loop)
         work.add_done_callback(lambda _: arrived.put(None))
-        results: dict[int, Outcome] = {}
+        results: dict[int, AskResult] = {}
         try:
             while (one := arrived.get()) is not None:
                 results[one[0]] = one[1]
@@ -206,7 +206,7 @@ class EndpointPool:
         config = self.config(request.endpoint)
         return [request.endpoint, *(config.fallback if request.purpose in config.fallback_for else ())]
 
-    async def _answer(self, request: ChatRequest) -> Outcome:
+    async def _answer(self, request: ChatRequest) -> AskResult:
         """From the file, whoever answered then; else by the first endpoint of the order that does."""
         names = self._order(request)
         digests = {name: request_digest(request, self._configs[name]) for name in names}
@@ -231,7 +231,7 @@ class EndpointPool:
             await self._ledger.record(call_row(request, digest, name, self._configs[name], known))
         return known
 
-    async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, elsewhere: bool) -> Outcome:
+    async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, elsewhere: bool) -> AskResult:
         """By asking one endpoint, or from a twin under way there."""
         while True:
             if (known := await self._remembered(request, name, digest)) is not None:
@@ -242,7 +242,7 @@ class EndpointPool:
             if isinstance(outcome, ChatFailure):
                 return outcome
         flying = self._flying[digest] = asyncio.get_running_loop().create_future()
-        outcome: Outcome = ChatFailure("outage", "cancelled", 0)
+        outcome: AskResult = ChatFailure("outage", "cancelled", 0)
         try:
             if name in self._desks:
                 outcome = await self._desks[name].ask(digest, request)
@@ -255,7 +255,7 @@ class EndpointPool:
             flying.set_result(outcome)
 
 
-def raise_for_outage(outcomes: Sequence[Outcome]) -> None:
+def raise_for_outage(outcomes: Sequence[AskResult]) -> None:
     """Stop at what is wrong with an endpoint and not with single requests.
 
     Raises `ConfigError` if one refuses its key, model or address, and `Retryable` if one has stopped answering, or if

@@ -42,7 +42,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
-class Spread:
+class EvenSpacing:
     """Even spacing of something that is used up at `configured`, `told` and `found` a second, whichever is least."""
 
     def __init__(self, per_minute: int | None) -> None:
@@ -67,7 +67,7 @@ class Spread:
         self._next -= amount / self.rate
 
 
-class Pace:
+class RateLimiter:
     """The rate at which one endpoint is asked. `clock` in seconds; to be used from one event loop."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Pace:
         tokens_per_minute: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.requests, self.tokens = Spread(requests_per_minute), Spread(tokens_per_minute)
+        self.requests, self.tokens = EvenSpacing(requests_per_minute), EvenSpacing(tokens_per_minute)
         self.sent_count = self.refused_count = 0
         self.window = math.inf if requests_per_minute else FIRST_WINDOW
         self._clock = clock

@@ -20,12 +20,12 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.events import Emit, emit_all
-from data.endpoints.budget import NOTHING, Amount
-from data.endpoints.chat_types import ChatReply, as_row, from_row
+from data.endpoints.budget import NO_USAGE, Usage
+from data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
 
 log = logging.getLogger(__name__)
 
-# The head of a line as `as_row` writes it: all that must be known of it at the start.
+# The head of a line as `reply_to_row` writes it: all that must be known of it at the start.
 _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '
 )
@@ -40,7 +40,7 @@ class _Entry:
     done: asyncio.Future
 
 
-class Ledger:
+class ReplyCache:
     """The replies of an endpoint pool in one file. `spent`: by endpoint, of all replies in it, earlier processes' too.
 
     Only offsets are held in memory. To be used from one event loop; raises `ConfigError` if the file cannot be opened.
@@ -48,7 +48,7 @@ class Ledger:
 
     def __init__(self, path: Path, emit: Emit) -> None:
         self.path, self._emit = path, emit
-        self.spent: dict[str, Amount] = {}
+        self.spent: dict[str, Usage] = {}
         self._offsets = RepliesIndex()
         self._pending: list[_Entry] = []
         self._writing: asyncio.Task | None = None
@@ -64,9 +64,9 @@ class Ledger:
         return len(self._offsets)
 
     @property
-    def total(self) -> Amount:
+    def total(self) -> Usage:
         """What all replies used up."""
-        return sum(self.spent.values(), NOTHING)
+        return sum(self.spent.values(), NO_USAGE)
 
     def reply(self, digest: str) -> ChatReply | None:
         """The remembered reply to the request of this digest."""
@@ -74,13 +74,13 @@ class Ledger:
         if offset is None:
             return None
         row = json.loads(self._line(offset))
-        return from_row(row) if row["digest"] == digest else None
+        return reply_from_row(row) if row["digest"] == digest else None
 
     async def record(
-        self, event: dict[str, Any] | None, reply: ChatReply | None = None, spent: Amount = NOTHING
+        self, event: dict[str, Any] | None, reply: ChatReply | None = None, spent: Usage = NO_USAGE
     ) -> None:
         """Keep a reply and report an event; both are on disk when this returns. Raises `OSError` on a full disk."""
-        row = None if reply is None else as_row(replace(reply, cached=False), spent)
+        row = None if reply is None else reply_to_row(replace(reply, cached=False), spent)
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self._writing is None or self._writing.done():
@@ -106,8 +106,8 @@ class Ledger:
                 continue
             for row, offset in placed:
                 self._offsets[bytes.fromhex(row["digest"])] = offset
-                spent = Amount(row["dollars"], row["tokens"])
-                self.spent[row["endpoint"]] = self.spent.get(row["endpoint"], NOTHING) + spent
+                spent = Usage(row["dollars"], row["tokens"])
+                self.spent[row["endpoint"]] = self.spent.get(row["endpoint"], NO_USAGE) + spent
             for entry in group:
                 if not entry.done.cancelled():
                     entry.done.set_result(None)
@@ -154,7 +154,7 @@ class Ledger:
                     total[1] += tokens
                 offset += len(line)
                 torn = not line.endswith(b"\n")
-        self.spent = {name: Amount(dollars, int(tokens)) for name, (dollars, tokens) in totals.items()}
+        self.spent = {name: Usage(dollars, int(tokens)) for name, (dollars, tokens) in totals.items()}
         if torn:
             os.write(self._file, b"\n")
             offset += 1

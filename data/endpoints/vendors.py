@@ -15,27 +15,28 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
 from data.endpoints.circuit_breaker import reason_of, retry_after
 from data.endpoints.clients import (
-    Answered,
-    Heard,
+    OnHeaders,
+    RawReply,
     Result,
-    answered,
-    bounded,
-    broken,
+    call_with_timeout,
     chat_body,
+    http_clients,
     key_of,
-    lanes,
-    read_completion,
+    parse_completion,
+    parse_reply_body,
+    transport_error,
 )
 
 
 class OpenAIClient:
     """An OpenAI-compatible endpoint, the embedded one included."""
 
-    def __init__(self, config: EndpointConfig, url: str, heard: Heard) -> None:
+    def __init__(self, config: EndpointConfig, url: str, heard: OnHeaders) -> None:
         self.url, self._config = url, config
         key = self._key if config.key_variable else "none"
         self._lanes = [
-            AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=lane) for lane in lanes(config, heard)
+            AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=lane)
+            for lane in http_clients(config, heard)
         ]
         self._next = itertools.cycle(self._lanes)
         # Said with every request, for the SDK checks only those: without a key of ours, none is sent.
@@ -46,13 +47,13 @@ class OpenAIClient:
         """The vendor's client, for its other interfaces."""
         return self._lanes[0]
 
-    async def complete(self, request: ChatRequest) -> Answered:
+    async def complete(self, request: ChatRequest) -> RawReply:
         """Ask once."""
         body = chat_body(request, self._config)
         post = next(self._next).post(
             "/chat/completions", cast_to=httpx2.Response, body=body, options={"headers": self.headers}
         )
-        return answered((await self.send(post)).content, self.url, self._config)
+        return parse_reply_body((await self.send(post)).content, self.url, self._config)
 
     async def models(self) -> list[str] | None:
         """Names of the models served; None where the server does not say or takes any name, as llama.cpp's does."""
@@ -76,7 +77,7 @@ class OpenAIClient:
 
     async def send(self, call: Awaitable[Result]) -> Result:
         """Await a call of the SDK. Raises `CallError`."""
-        return await bounded(call, self._config, self.url, self._error)
+        return await call_with_timeout(call, self._config, self.url, self._error)
 
     def _error(self, error: Exception) -> CallError | None:
         if isinstance(error, openai.APIStatusError):
@@ -86,10 +87,10 @@ class OpenAIClient:
         if isinstance(error, openai.APITimeoutError):
             return CallError("timeout", f"{self.url} did not answer within {self._config.timeout_s:g} s")
         if isinstance(error, openai.APIConnectionError):
-            return broken(error.__cause__ or error, self.url)
+            return transport_error(error.__cause__ or error, self.url)
         if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):
             return CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
-        return broken(error, self.url) if isinstance(error, httpx2.HTTPError) else None
+        return transport_error(error, self.url) if isinstance(error, httpx2.HTTPError) else None
 
 
 MISTRAL_URL = "https://api.mistral.ai"
@@ -98,9 +99,9 @@ MISTRAL_URL = "https://api.mistral.ai"
 class MistralClient:
     """One Mistral endpoint; `url` without its `/v1`, or with it."""
 
-    def __init__(self, config: EndpointConfig, url: str, heard: Heard) -> None:
+    def __init__(self, config: EndpointConfig, url: str, heard: OnHeaders) -> None:
         self.url, self._config = url, config
-        self._http = lanes(config, heard)
+        self._http = http_clients(config, heard)
         self._lanes = [
             Mistral(
                 api_key=lambda: key_of(config),
@@ -118,12 +119,12 @@ class MistralClient:
         """The vendor's client, for its other interfaces."""
         return self._lanes[0]
 
-    async def complete(self, request: ChatRequest) -> Answered:
+    async def complete(self, request: ChatRequest) -> RawReply:
         """Ask once."""
         body = chat_body(request, self._config)
         reply = await self.send(next(self._next).chat.complete_async(**body))
         try:
-            return read_completion(reply.model_dump(mode="json"), self._config)
+            return parse_completion(reply.model_dump(mode="json"), self._config)
         except (AttributeError, TypeError, LookupError):
             raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}") from None
 
@@ -139,7 +140,7 @@ class MistralClient:
 
     async def send(self, call: Awaitable[Result]) -> Result:
         """Await a call of the SDK. Raises `CallError`."""
-        return await bounded(call, self._config, self.url, self._error)
+        return await call_with_timeout(call, self._config, self.url, self._error)
 
     def _error(self, error: Exception) -> CallError | None:
         if isinstance(error, ResponseValidationError):
@@ -150,5 +151,5 @@ class MistralClient:
                 return CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
             return CallError(reason_of(status), error.message, str(status), retry_after(error.headers))
         if isinstance(error, (httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)):
-            return broken(error, self.url)
+            return transport_error(error, self.url)
         return None

@@ -24,7 +24,7 @@ from configs.distill import EmbeddingConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError
 from data.endpoints.circuit_breaker import backoff, reason_of, retry_after
-from data.endpoints.clients import CONNECT_S, broken, check_key, key_of, struck
+from data.endpoints.clients import CONNECT_S, check_key, key_of, redact_key, transport_error
 from data.retrieval.vector_cache import VectorCache
 
 MODEL = "all-MiniLM-L6-v2-int8"
@@ -212,15 +212,15 @@ class EmbeddingEndpoint:
                 model=self.model, input=texts, encoding_format="float", extra_headers=self._headers
             )
         except openai.APIStatusError as error:
-            message = " ".join(struck(error.message, self._keyed).split())[:LONGEST_MESSAGE]
+            message = " ".join(redact_key(error.message, self._keyed).split())[:LONGEST_MESSAGE]
             after = retry_after(error.response.headers)
             raise CallError(reason_of(error.status_code), message, str(error.status_code), after) from None
         except openai.APITimeoutError:
             raise CallError("timeout", f"{url} did not answer within {self._config.timeout_s:g} s") from None
         except openai.APIConnectionError as error:
-            raise broken(error.__cause__ or error, url) from None
+            raise transport_error(error.__cause__ or error, url) from None
         except httpx2.HTTPError as error:
-            raise broken(error, url) from None
+            raise transport_error(error, url) from None
         except (openai.APIResponseValidationError, ValueError):
             raise CallError("invalid_reply", f"the answer of {url} is not JSON of embeddings") from None
         return _vectors(reply, len(texts), url), getattr(getattr(reply, "usage", None), "prompt_tokens", None)

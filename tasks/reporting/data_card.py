@@ -10,7 +10,7 @@ from typing import Any
 from common.files import write_json, write_text
 from common.text import amount, size, visible
 from configs.distill import DistillConfig
-from data.distill.stats import BINS, Tally
+from data.distill.stats import BINS, DistillStats
 from evals.tables.results import MISSING, Table
 from tasks.reporting.charts import Bars, Curve
 from tasks.reporting.render import html_page, markdown
@@ -20,7 +20,7 @@ Facts = Mapping[str, Any]
 TITLE = "Data card: distilled documents"
 
 
-def write_card(folder: Path, facts: Facts, tally: Tally, config: DistillConfig) -> dict[str, Any]:
+def write_card(folder: Path, facts: Facts, tally: DistillStats, config: DistillConfig) -> dict[str, Any]:
     """Write the card into `folder`; returns what its manifest says.
 
     `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: nothing was held out).
@@ -69,7 +69,7 @@ def _counts(facts: Facts) -> Iterator[Block]:
     yield Table("Counts", ("What", "Value"), tuple(rows.items()), (), ())
 
 
-def _prompts(facts: Facts, tally: Tally, config: DistillConfig) -> Iterator[Block]:
+def _prompts(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterator[Block]:
     rows = []
     for one in config.prompt_sets:
         left = facts["prompt_sets"].get(one.name, {}).get("left_out", {})
@@ -82,7 +82,7 @@ def _prompts(facts: Facts, tally: Tally, config: DistillConfig) -> Iterator[Bloc
         yield Bars("prompts by kind", {"prompts": tally.kinds}, tuple(dict(tally.kinds.most_common())), "", "prompts")
 
 
-def _teachers(facts: Facts, tally: Tally, config: DistillConfig) -> Iterator[Block]:
+def _teachers(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterator[Block]:
     names = ("model", "template", "up_to", "asked", "kept", "tokens_in", "tokens_out")
     rows = tuple(
         (name, *(amount(told[key]) if isinstance(told[key], int) else str(told[key]) for key in names))
@@ -116,7 +116,7 @@ def _refused(facts: Facts) -> Iterator[Block]:
         yield Table("Refused, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ())
 
 
-def _lengths(facts: Facts, tally: Tally) -> Iterator[Block]:
+def _lengths(facts: Facts, tally: DistillStats) -> Iterator[Block]:
     for name, counts in (("reasoning", tally.reasoning_words), ("answer", tally.answer_words)):
         if counts:
             named = {f"{low}-{2 * int(low) - 1}": counts[low] for low in sorted(counts, key=int)}
@@ -126,7 +126,7 @@ def _lengths(facts: Facts, tally: Tally) -> Iterator[Block]:
         yield Table("Languages of the documents", ("Language", "Documents"), rows, (), ())
 
 
-def _cost(facts: Facts, tally: Tally) -> Iterator[Block]:
+def _cost(facts: Facts, tally: DistillStats) -> Iterator[Block]:
     rows = tuple((purpose, f"{cost:.4f}") for purpose, cost in facts["dollars_by_purpose"].items())
     if rows:
         yield Table("Dollars by purpose", ("Purpose", "Dollars"), rows, (), ())
@@ -140,7 +140,7 @@ def _cost(facts: Facts, tally: Tally) -> Iterator[Block]:
         yield Paragraph("The endpoints have no price in the configuration: nothing was paid.")
 
 
-def _bad(tally: Tally) -> Iterator[Block]:
+def _bad(tally: DistillStats) -> Iterator[Block]:
     for reason, rows in sorted(tally.samples.items()):
         if reason != "kept":
             yield Samples(f"Refused: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])

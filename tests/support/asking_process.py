@@ -27,9 +27,9 @@ def config(url: str, **fields: object) -> EndpointConfig:
 
 def die_at(moment: str) -> None:
     """Kill this process when a batch job comes to the moment."""
-    from data.endpoints.batch import requests as batches
+    from data.endpoints.batch import queue as batches
     from data.endpoints.batch import vendors as batch_clients
-    from data.endpoints.reply_cache import Ledger
+    from data.endpoints.reply_cache import ReplyCache
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +56,7 @@ def die_at(moment: str) -> None:
             vendor.look = dying_after(vendor.look)
     if moment == "amid replies":
         batches.GROUP = 2
-        Ledger.record = dying_after(Ledger.record, 5)
+        ReplyCache.record = dying_after(ReplyCache.record, 5)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.events import silent
 from configs.distill import DistillConfig, IndexConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.run import distil
+from data.distill.run import distill_prompts
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
 from data.retrieval.embedders import Encoder
@@ -43,9 +43,9 @@ def main() -> None:
     config = DistillConfig(prompts=prompts, chunk=max(8, prompts // 20), teachers=(TeacherConfig(endpoint="teacher"),))
     index = ExemplarIndex(folder / "retrieval", Encoder())
     with EndpointPool({"teacher": endpoint(url)}, folder / "replies.jsonl", silent) as pool:
-        found = distil(config, pool, index, folder / "out", folder / "work", 1, silent)
-        counts = {"prompts": found.tally.prompts, "accepted": found.tally.accepted, "dollars": pool.spent}
-    (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(found.tally.rejected)}))
+        found = distill_prompts(config, pool, index, folder / "out", folder / "work", 1, silent)
+        counts = {"prompts": found.stats.prompts, "accepted": found.stats.accepted, "dollars": pool.spent}
+    (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(found.stats.rejected)}))
 
 
 if __name__ == "__main__":

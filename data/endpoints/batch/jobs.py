@@ -15,7 +15,7 @@ from typing import Literal
 
 from common.errors import ConfigError
 from common.files import write_atomically
-from data.endpoints.budget import Amount
+from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatRequest
 
 REQUESTS, STATE = ".requests.jsonl", ".job.json"
@@ -30,7 +30,7 @@ class PendingJob:
     endpoint: str
     label: str  # unique, and in the vendor's metadata
     requests: dict[str, ChatRequest] = field(repr=False)
-    reserved: Amount
+    reserved: Usage
     written: float  # seconds of the epoch
     attempts: dict[str, int] = field(default_factory=dict)
     phase: Phase = "written"
@@ -39,7 +39,7 @@ class PendingJob:
 
     @classmethod
     def write(
-        cls, folder: Path, endpoint: str, requests: dict[str, ChatRequest], reserved: Amount, attempts: dict[str, int]
+        cls, folder: Path, endpoint: str, requests: dict[str, ChatRequest], reserved: Usage, attempts: dict[str, int]
     ) -> "PendingJob":
         """A new job, on disk. Raises `OSError` if it cannot be written."""
         job = cls(folder, endpoint, uuid.uuid4().hex, requests, reserved, time.time(), attempts)
@@ -86,7 +86,7 @@ def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
             rows = [json.loads(line) for line in lines]
             requests = {row["digest"]: _request(row["request"]) for row in rows}
             attempts = {row["digest"]: row["attempt"] for row in rows}
-            reserved = Amount(*state["reserved"])
+            reserved = Usage(*state["reserved"])
             job = PendingJob(folder, endpoint, label, requests, reserved, state["written"], attempts)
             job.phase, job.file, job.id = state["phase"], state["file"], state["id"]
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
 from data.endpoints.circuit_breaker import reason_of
-from data.endpoints.clients import Heard, chat_body, client_for
+from data.endpoints.clients import OnHeaders, chat_body, client_for
 
 if TYPE_CHECKING:
     from data.endpoints.vendors import OpenAIClient
@@ -26,7 +26,7 @@ SKEW_S = 86_400.0  # by which the vendor's clock and ours may differ
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """How a job stands. `ended` with `files` of replies and errors, or (`failed`) refused as a whole."""
 
     id: str
@@ -54,14 +54,14 @@ class BatchClient(Protocol):
         """The id of the job of this label, made after `since` (seconds of the epoch)."""
         ...
 
-    async def look(self, job: str) -> Job: ...
+    async def look(self, job: str) -> BatchJob: ...
 
     async def read(self, file: str) -> bytes: ...
 
     async def close(self) -> None: ...
 
 
-def batch_client(config: EndpointConfig, heard: Heard) -> BatchClient:
+def batch_client(config: EndpointConfig, heard: OnHeaders) -> BatchClient:
     """The batch interface of an endpoint."""
     patient = config.model_copy(update={"timeout_s": FILES_TAKE * config.timeout_s, "concurrency": 8})
     client: Any = client_for(patient, config.url, heard)
@@ -103,13 +103,13 @@ class OpenAIBatches:
 
         return await self._client.send(look())
 
-    async def look(self, job: str) -> Job:
+    async def look(self, job: str) -> BatchJob:
         batch = await self._client.send(self._client.sdk.batches.retrieve(job, extra_headers=self._client.headers))
         files = tuple(one for one in (batch.output_file_id, batch.error_file_id) if one)
         errors = (batch.errors.data if batch.errors else None) or []
         message = "; ".join(f"{one.code}: {one.message}" for one in errors[:3])
         ended = batch.status in ("completed", "failed", "expired", "cancelled")
-        return Job(batch.id, batch.status, ended, batch.status == "failed", files, message)
+        return BatchJob(batch.id, batch.status, ended, batch.status == "failed", files, message)
 
     async def read(self, file: str) -> bytes:
         content = await self._client.send(self._client.sdk.files.content(file, extra_headers=self._client.headers))
@@ -146,12 +146,12 @@ class MistralBatches:
                 return job.id
         return None
 
-    async def look(self, job: str) -> Job:
+    async def look(self, job: str) -> BatchJob:
         seen = await self._client.send(self._client.sdk.batch.jobs.get_async(job_id=job))
         files = tuple(one for one in (seen.output_file, seen.error_file) if one)
         message = "; ".join(one.message for one in (seen.errors or [])[:3])
         ended = seen.status in ("SUCCESS", "FAILED", "TIMEOUT_EXCEEDED", "CANCELLED")
-        return Job(seen.id, seen.status, ended, seen.status == "FAILED" and not files, files, message)
+        return BatchJob(seen.id, seen.status, ended, seen.status == "FAILED" and not files, files, message)
 
     async def read(self, file: str) -> bytes:
         async def read() -> bytes:

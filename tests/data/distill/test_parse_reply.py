@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.distill.parse_reply import Draft, parse
+from data.distill.parse_reply import ParsedDocument, parse_reply
 
 GOOD = '{"reasoning": "r", "answer": "a"}'
 
@@ -39,22 +39,25 @@ GOOD = '{"reasoning": "r", "answer": "a"}'
     ],
 )
 def test_a_reply_is_read_in_each_of_its_forms(text):
-    assert parse(text) == Draft("r", "a")
+    assert parse_reply(text) == ParsedDocument("r", "a")
 
 
 @pytest.mark.parametrize(
     ("text", "draft"),
     [
-        ('{"reasoning": "one\ntwo", "answer": 12}', Draft("one\ntwo", "12")),
-        ('{"answer": "a"}', Draft("", "a")),
-        ('{"reasoning": ["one", "two"], "answer": 4.5}', Draft("one\ntwo", "4.5")),
-        ('{"reasoning": "a set {1, 2} and \\"x\\"", "answer": "[1, ]"}', Draft('a set {1, 2} and "x"', "[1, ]")),
-        ('{"reasoning": "r", "answer": "use {\\"answer\\": 1}"}', Draft("r", 'use {"answer": 1}')),
-        ("{'reasoning': 'it\\'s so', 'answer': 'a'}", Draft("it's so", "a")),
+        ('{"reasoning": "one\ntwo", "answer": 12}', ParsedDocument("one\ntwo", "12")),
+        ('{"answer": "a"}', ParsedDocument("", "a")),
+        ('{"reasoning": ["one", "two"], "answer": 4.5}', ParsedDocument("one\ntwo", "4.5")),
+        (
+            '{"reasoning": "a set {1, 2} and \\"x\\"", "answer": "[1, ]"}',
+            ParsedDocument('a set {1, 2} and "x"', "[1, ]"),
+        ),
+        ('{"reasoning": "r", "answer": "use {\\"answer\\": 1}"}', ParsedDocument("r", 'use {"answer": 1}')),
+        ("{'reasoning': 'it\\'s so', 'answer': 'a'}", ParsedDocument("it's so", "a")),
     ],
 )
 def test_what_stands_inside_a_reply_stays(text, draft):
-    assert parse(text) == draft
+    assert parse_reply(text) == draft
 
 
 @pytest.mark.parametrize(
@@ -82,16 +85,16 @@ def test_what_stands_inside_a_reply_stays(text, draft):
     ],
 )
 def test_what_is_no_reply_is_none(text):
-    assert parse(text) is None
+    assert parse_reply(text) is None
 
 
 @given(st.text(st.sampled_from("{}[]\"'`<|>:,\\ abreasoningw\n")))
 def test_no_text_breaks_the_parser(text):
-    assert parse(text) is None or isinstance(parse(text), Draft)
+    assert parse_reply(text) is None or isinstance(parse_reply(text), ParsedDocument)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_was_written_is_read(reasoning, answer):
     text = json.dumps({"reasoning": reasoning, "answer": answer})
     for said in (text, f"Here:\n```json\n{text}\n```"):
-        assert parse(said) == Draft(reasoning.strip(), answer.strip())
+        assert parse_reply(said) == ParsedDocument(reasoning.strip(), answer.strip())

@@ -12,7 +12,7 @@ from common.errors import ConfigError, Retryable
 from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from data.distill import prompts as module
-from data.distill.collect_prompts import gather, quotas, read_prompts
+from data.distill.collect_prompts import collect_prompts, quotas, read_prompts
 from data.distill.prompts import Prompt, question, read
 from data.sources.wikipedia import Article, articles
 from tests.support.fake_hub import FakeHub
@@ -37,7 +37,7 @@ def article(extract, title="Title", topic="Arts"):
 def gathered(config, folder, seed=1, screen=None):
     """The prompts in order, and what was left out."""
     folder.mkdir(exist_ok=True)
-    found = gather(config, seed, folder, screen, silent)
+    found = collect_prompts(config, seed, folder, screen, silent)
     return [prompt for path in found.files for prompt in read_prompts(path)], found
 
 

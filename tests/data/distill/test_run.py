@@ -10,8 +10,8 @@ import pytest
 from common.errors import ConfigError, Retryable
 from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.run import DOCUMENTS, REJECTED, distil
-from data.distill.stats import Tally, facts
+from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
+from data.distill.stats import DistillStats, distill_facts
 from data.endpoints import circuit_breaker as retry
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord, from_dict
@@ -43,7 +43,7 @@ def index(tmp_path_factory):
 class Found:
     """What a distillation gave; `files`: the bytes of each file written."""
 
-    tally: Tally
+    stats: DistillStats
     counts: dict
     events: list
     kept: list
@@ -65,13 +65,13 @@ def run(tmp_path, index):
             events.append((kind, told))
 
         with EndpointPool(endpoints, tmp_path / "replies.jsonl", emit, config.budget_dollars) as pool:
-            found = distil(config, pool, index, out, tmp_path / "work", 1, emit, screen)
-            counts = facts(found.tally, config, pool)
+            found = distill_prompts(config, pool, index, out, tmp_path / "work", 1, emit, screen)
+            counts = distill_facts(found.stats, config, pool)
         rows = [
             [json.loads(line) for path in sorted(out.glob(name)) for line in path.read_text().splitlines()]
             for name in (DOCUMENTS, REJECTED)
         ]
-        return Found(found.tally, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
+        return Found(found.stats, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
 
     return distilled
 
@@ -87,7 +87,7 @@ def said(reasoning, answer):
 def test_every_prompt_becomes_a_document_with_its_provenance(run):
     with FakeOpenAI() as server:
         found = run({"t": openai(server, stand_in=True)})
-    assert (len(found.kept), found.rejected, found.tally.accepted) == (20, [], 20)
+    assert (len(found.kept), found.rejected, found.stats.accepted) == (20, [], 20)
     assert found.counts["accepted_share"] == 1.0
     assert found.counts["teachers"]["t"]["kept"] == 20
     assert found.counts["teachers"]["t"]["tokens_out"] == server.tokens_out
@@ -110,10 +110,10 @@ def test_rejected_replies_are_kept_by_reason(run):
     with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body)) as server:
         found = run({"t": openai(server, concurrency=1)})
     assert Counter(row["reason"] for row in found.rejected) == {"unparsable": 1, "empty": 1, "refusal": 1}
-    assert found.counts["rejected"] == dict(found.tally.rejected)
+    assert found.counts["rejected"] == dict(found.stats.rejected)
     assert found.rejected[0]["reply"] == "no json"
     assert len(found.kept) == 17
-    assert set(found.tally.samples) == {"kept", "unparsable", "empty", "refusal"}
+    assert set(found.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
 
 
 def test_what_says_the_same_as_another_is_a_duplicate_also_in_a_later_file(run):
@@ -164,7 +164,7 @@ def test_finished_files_are_not_worked_out_again(run, tmp_path, monkeypatch, kep
     assert len(parsed) == 20 - 6 * kept
     assert again.files == whole.files
     assert again.counts == whole.counts
-    assert sum(spent for _, spent in again.tally.curve) == pytest.approx(server.dollars)
+    assert sum(spent for _, spent in again.stats.curve) == pytest.approx(server.dollars)
 
 
 def test_teachers_share_the_prompts_by_difficulty(run):
@@ -285,7 +285,7 @@ def test_a_judge_sorts_out_what_is_poor(run):
         found = run(
             endpoints, prompts=4, teachers=(TeacherConfig(endpoint="t"),), quality={"endpoint": "j", "least": 60}
         )
-        assert judge.tokens_out == found.tally.tokens_out["j"]
+        assert judge.tokens_out == found.stats.tokens_out["j"]
     assert sorted(row["provenance"]["mark"] for row in found.kept) == [60, 90]
     assert Counter(row["reason"] for row in found.rejected) == {"poor": 1, "unmarked": 1}
 
@@ -309,7 +309,7 @@ def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
         found = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
-    assert found.tally.contaminated == {"gsm8k": 1}
+    assert found.stats.contaminated == {"gsm8k": 1}
     (row,) = found.rejected
     assert (row["reason"], row["benchmark"], row["example"], row["words"]) == (
         "contaminated",

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.distill import seen as hashes
-from data.distill.seen import HashSet, Novelty, as_bytes
+from data.distill.seen import HashSet, SeenTexts, as_bytes
 
 TEXT = (
     "The harbour was built in stone by the people of the town, who had lost three wooden ones to winter storms, and "
@@ -36,17 +36,17 @@ def test_hashes_are_read_back(tmp_path):
 
 
 def test_copies_are_known_again_also_by_the_next_process(tmp_path):
-    novelty = Novelty(near=True)
+    novelty = SeenTexts(near=True)
     first, case, near, other = novelty.marks([TEXT, TEXT.upper(), TEXT + " So it is.", "Quite another thing."])
     assert novelty.copy(first) is None
     novelty.add(first)
     for path, content in zip((tmp_path / "a", tmp_path / "b"), novelty.take_fresh(), strict=True):
         path.write_bytes(content)
     assert novelty.take_fresh() == (b"", b"")
-    later = Novelty(near=True)
+    later = SeenTexts(near=True)
     later.load(tmp_path / "a", tmp_path / "b")
     for one in (novelty, later):
         assert [one.copy(mark) for mark in (first, case, near, other)] == ["duplicate"] * 2 + ["near_duplicate", None]
-    exact = Novelty(near=False)
+    exact = SeenTexts(near=False)
     exact.add(exact.marks([TEXT])[0])
     assert exact.copy(exact.marks([TEXT + " So it is."])[0]) is None

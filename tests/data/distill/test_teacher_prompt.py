@@ -3,9 +3,9 @@ import pytest
 from common.errors import ConfigError
 from configs.distill import DistillConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.checks import loops, overlap, verdict
+from data.distill.checks import loops, overlap, reject_reason
 from data.distill.difficulty import blended, choose, difficulty, steps
-from data.distill.parse_reply import Draft
+from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES, teacher_request, template_for
 from data.records import SynthRecord
@@ -14,7 +14,9 @@ from data.retrieval.exemplar_index import Neighbour
 PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
 PROMPT = Prompt("p", "What is a hat?", "definition", PASSAGE, "We need to say what a hat is: ")
 OPEN = Prompt("o", "Write a short text about hats.", "instruction")
-GOOD = Draft("We need to say what a hat is: it is a head covering.", "A hat is a head covering worn for protection.")
+GOOD = ParsedDocument(
+    "We need to say what a hat is: it is a head covering.", "A hat is a head covering worn for protection."
+)
 
 
 def neighbour(query="How many legs?", reasoning="2 * 4 = 8. 1 * 2 = 2. 8 + 2 = 10.", answer="10", index=0):
@@ -30,7 +32,7 @@ def asked(template, prompt=PROMPT):
 
 def judged(draft, finish="stop", prompt=PROMPT, template=COMPACT, near=NEAR, **fields):
     config = DistillConfig(prompts=1, teachers=(TeacherConfig(endpoint="t"),), **fields)
-    return verdict(draft, finish, prompt, near, TEMPLATES[template], config)
+    return reject_reason(draft, finish, prompt, near, TEMPLATES[template], config)
 
 
 @pytest.mark.parametrize("template", [COMPACT, FULL])
@@ -70,9 +72,9 @@ def test_a_template_is_chosen_by_name_or_by_the_kind_of_endpoint():
 
 def test_a_good_document_is_kept():
     assert judged(GOOD) is None
-    long_ago = Draft("Hats are many. Some are warm.", "Hats keep the head warm.")
+    long_ago = ParsedDocument("Hats are many. Some are warm.", "Hats keep the head warm.")
     assert judged(long_ago, prompt=OPEN, template=FULL) is None
-    assert judged(Draft("3 + 4 = 7.", "7"), prompt=Prompt("s", "3 + 4?", "instruction")) is None
+    assert judged(ParsedDocument("3 + 4 = 7.", "7"), prompt=Prompt("s", "3 + 4?", "instruction")) is None
 
 
 @pytest.mark.parametrize(
@@ -80,24 +82,24 @@ def test_a_good_document_is_kept():
     [
         (None, "stop", "unparsable"),
         (GOOD, "length", "truncated"),
-        (Draft("", GOOD.answer), "stop", "empty"),
-        (Draft(GOOD.reasoning, ""), "stop", "empty"),
-        (Draft(GOOD.reasoning, "A hat is a hat."), "stop", "too_short"),
-        (Draft(GOOD.reasoning, "It is a head covering " + "worn " * 120), "stop", "too_long"),
-        (Draft(GOOD.reasoning, "A hat is a head covering worn for ."), "stop", "truncated"),
-        (Draft(GOOD.reasoning, "A hat is a head covering and..."), "stop", "truncated"),
-        (Draft(GOOD.reasoning, "A hat is a head covering " + "of wool " * 23 + "w."), "stop", "truncated"),
-        (Draft(GOOD.reasoning, "I'm sorry, but I cannot help with hats."), "stop", "refusal"),
-        (Draft("The passage says what a hat is.", GOOD.answer), "stop", "leaked_template"),
-        (Draft(GOOD.reasoning, "A hat is a head covering <|im_end|>"), "stop", "leaked_template"),
+        (ParsedDocument("", GOOD.answer), "stop", "empty"),
+        (ParsedDocument(GOOD.reasoning, ""), "stop", "empty"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a hat."), "stop", "too_short"),
+        (ParsedDocument(GOOD.reasoning, "It is a head covering " + "worn " * 120), "stop", "too_long"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering worn for ."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering and..."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering " + "of wool " * 23 + "w."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "I'm sorry, but I cannot help with hats."), "stop", "refusal"),
+        (ParsedDocument("The passage says what a hat is.", GOOD.answer), "stop", "leaked_template"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering <|im_end|>"), "stop", "leaked_template"),
         (
-            Draft(GOOD.reasoning, "It is a head covering, it is a head covering, it is a head covering."),
+            ParsedDocument(GOOD.reasoning, "It is a head covering, it is a head covering, it is a head covering."),
             "stop",
             "repeated",
         ),
-        (Draft(GOOD.reasoning, "A hat is a head covering from France."), "stop", "ungrounded"),
-        (Draft(GOOD.reasoning, "A hat is a head covering worn since 1900."), "stop", "ungrounded"),
-        (Draft(GOOD.reasoning, "Kibera is a head covering worn for protection."), "stop", "ungrounded"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering from France."), "stop", "ungrounded"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering worn since 1900."), "stop", "ungrounded"),
+        (ParsedDocument(GOOD.reasoning, "Kibera is a head covering worn for protection."), "stop", "ungrounded"),
     ],
 )
 def test_each_fault_has_its_reason(draft, finish, reason):
@@ -108,10 +110,13 @@ def test_a_document_that_copies_its_exemplars_is_rejected():
     story = "once upon a time there lived a small grey mouse in a house of stone by the sea"
     near = [neighbour(reasoning=story)]
     assert overlap(story, near) == 1
-    assert judged(Draft(story, "A mouse lived there."), prompt=OPEN, template=FULL, near=near) == "copied_exemplar"
+    assert (
+        judged(ParsedDocument(story, "A mouse lived there."), prompt=OPEN, template=FULL, near=near)
+        == "copied_exemplar"
+    )
     half = story + " and what it did there nobody knows to this day for it never told anyone at all, not even me"
     assert 0.2 < overlap(half, near) < 0.5
-    assert judged(Draft(half, "A mouse lived there."), prompt=OPEN, template=FULL, near=near) is None
+    assert judged(ParsedDocument(half, "A mouse lived there."), prompt=OPEN, template=FULL, near=near) is None
     assert overlap("too short for one", near) == 0
 
 
@@ -123,7 +128,7 @@ def test_a_long_text_may_come_back_to_its_words():
 
 def test_a_word_of_the_template_may_be_what_was_asked_about():
     prompt = Prompt("p", "What is JSON?", "definition", "JSON is a format for data.", None)
-    draft = Draft("We need to say what JSON is: a format.", "JSON is a format for data.")
+    draft = ParsedDocument("We need to say what JSON is: a format.", "JSON is a format for data.")
     assert judged(draft, prompt=prompt) is None
 
 
@@ -174,12 +179,12 @@ ENGLISH = "A hat is a head covering that people wear for protection or as an orn
 )
 def test_a_document_keeps_to_the_language_of_its_query(query, reasoning, answer, kept):
     prompt = Prompt("l", query, "instruction")
-    found = judged(Draft(reasoning, answer), prompt=prompt, template=FULL)
+    found = judged(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL)
     assert found == (None if kept else "wrong_language")
-    assert judged(Draft(reasoning, answer), prompt=prompt, template=FULL, same_language=False) is None
+    assert judged(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL, same_language=False) is None
 
 
 def test_the_longest_document_is_the_operators_to_set():
-    draft = Draft("One thing after another. Then this.", "Many words " + "x" * 200)
+    draft = ParsedDocument("One thing after another. Then this.", "Many words " + "x" * 200)
     assert judged(draft, prompt=OPEN, template=FULL) is None
     assert judged(draft, prompt=OPEN, template=FULL, longest_answer=200) == "too_long"

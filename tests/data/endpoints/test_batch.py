@@ -10,9 +10,9 @@ import pytest
 from common.errors import ConfigError
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.endpoints import circuit_breaker as retry
-from data.endpoints.batch import requests as batches
+from data.endpoints.batch import queue as batches
 from data.endpoints.batch.jobs import PendingJob
-from data.endpoints.budget import Amount
+from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support import asking_process
@@ -169,7 +169,7 @@ def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, 
     with FakeOpenAI() as server:
         (request,) = requests(1)
         digest = request_digest(request, endpoint(server, kind))
-        job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Amount(), {})
+        job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Usage(), {})
         with pytest.raises(ConfigError, match=f"batch job {job.label} under way"):
             pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
         (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from data.endpoints import circuit_breaker as retry
 from data.endpoints import rate_limit as pace
-from data.endpoints.budget import NOTHING, Amount, Budget, Purse
+from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 from data.endpoints.chat_types import CallError
-from data.endpoints.circuit_breaker import Gate, backoff, reason_of, retry_after
-from data.endpoints.rate_limit import Pace
+from data.endpoints.circuit_breaker import CircuitBreaker, backoff, reason_of, retry_after
+from data.endpoints.rate_limit import RateLimiter
 
 DOWN = CallError("connection", "nobody there")
 
@@ -57,7 +57,7 @@ def test_backoff_doubles_to_a_bound_and_half_of_it_is_random(attempt):
 
 def test_a_gate_lets_through_at_its_rate():
     async def passages():
-        gate = Gate(Pace(1200), threshold=5)
+        gate = CircuitBreaker(RateLimiter(1200), threshold=5)
         await asyncio.gather(*(gate.admit() for _ in range(6)))
 
     began = time.monotonic()
@@ -69,7 +69,7 @@ def test_an_open_gate_lets_one_probe_through_and_an_answer_closes_it(monkeypatch
     monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
 
     async def story():
-        gate = Gate(Pace(), threshold=3)
+        gate = CircuitBreaker(RateLimiter(), threshold=3)
         for _ in range(3):
             gate.failed(await gate.admit(), DOWN)
         assert gate.open
@@ -91,7 +91,7 @@ def test_a_gate_that_gets_no_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(retry, "OUTAGE_S", 0.05)
 
     async def story():
-        gate = Gate(Pace(), threshold=2)
+        gate = CircuitBreaker(RateLimiter(), threshold=2)
         while (turn := await gate.admit()) is not None:
             gate.failed(turn, DOWN)
         assert gate.given_up is DOWN
@@ -105,7 +105,7 @@ def test_a_cancelled_probe_leaves_its_place(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.05)
 
     async def story():
-        gate = Gate(Pace(), threshold=1)
+        gate = CircuitBreaker(RateLimiter(), threshold=1)
         gate.failed(await gate.admit(), DOWN)
         first = asyncio.create_task(gate.admit())
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_who_can_goes_elsewhere_while_one_probes(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.05)
 
     async def story():
-        gate = Gate(Pace(), threshold=1)
+        gate = CircuitBreaker(RateLimiter(), threshold=1)
         gate.failed(await gate.admit(), DOWN)
         turns = await asyncio.gather(*(gate.admit(elsewhere=True) for _ in range(4)))
         assert [turn if turn == "elsewhere" else turn.kind for turn in turns] == ["probe"] + 3 * ["elsewhere"]
@@ -132,7 +132,7 @@ def test_who_can_goes_elsewhere_while_one_probes(monkeypatch):
 
 def test_before_anything_is_known_few_are_under_way_and_each_answer_lets_one_more_through():
     async def story():
-        gate = Gate(Pace(), threshold=5)
+        gate = CircuitBreaker(RateLimiter(), threshold=5)
         waiting = [asyncio.create_task(gate.admit()) for _ in range(60)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -151,16 +151,16 @@ def test_before_anything_is_known_few_are_under_way_and_each_answer_lets_one_mor
 
 def test_a_budget_waits_for_what_is_under_way_and_is_never_overrun():
     async def story():
-        budget = Budget(Amount(10.0), Amount(1.0))
-        assert await budget.reserve(Amount(6.0))
-        second = asyncio.create_task(budget.reserve(Amount(6.0)))
+        budget = SpendingLimit(Usage(10.0), Usage(1.0))
+        assert await budget.reserve(Usage(6.0))
+        second = asyncio.create_task(budget.reserve(Usage(6.0)))
         await asyncio.sleep(0.01)
         assert not second.done(), "the first may cost less than was set aside"
-        await budget.settle(Amount(6.0), Amount(2.0))
+        await budget.settle(Usage(6.0), Usage(2.0))
         assert await second
-        await budget.settle(Amount(6.0), Amount(6.0))
-        assert not await budget.reserve(Amount(1.5))
-        assert await budget.reserve(Amount(1.0))
+        await budget.settle(Usage(6.0), Usage(6.0))
+        assert not await budget.reserve(Usage(1.5))
+        assert await budget.reserve(Usage(1.0))
         assert budget.spent.dollars == 9.0
 
     asyncio.run(asyncio.wait_for(story(), 10))
@@ -168,14 +168,14 @@ def test_a_budget_waits_for_what_is_under_way_and_is_never_overrun():
 
 def test_tokens_are_a_limit_of_their_own_and_a_purse_names_the_budget_that_is_spent():
     async def story():
-        own, shared = Budget(Amount(0.0, 100), name="own"), Budget(Amount(5.0), name="shared")
-        purse = Purse(own, shared)
-        assert await purse.reserve(Amount(1.0, 60)) is None
-        assert not purse.fits(Amount(0.0, 41))
-        await purse.settle(Amount(1.0, 60), Amount(4.5, 60))
-        assert await purse.reserve(Amount(0.0, 41)) is own
-        assert await purse.reserve(Amount(0.6, 1)) is shared
-        assert own.fits(Amount(0.0, 40)), "what did not fit into the other is given back"
+        own, shared = SpendingLimit(Usage(0.0, 100), name="own"), SpendingLimit(Usage(5.0), name="shared")
+        purse = Budget(own, shared)
+        assert await purse.reserve(Usage(1.0, 60)) is None
+        assert not purse.fits(Usage(0.0, 41))
+        await purse.settle(Usage(1.0, 60), Usage(4.5, 60))
+        assert await purse.reserve(Usage(0.0, 41)) is own
+        assert await purse.reserve(Usage(0.6, 1)) is shared
+        assert own.fits(Usage(0.0, 40)), "what did not fit into the other is given back"
         assert str(own) == "of own, 60 of 100 tokens are spent"
 
     asyncio.run(asyncio.wait_for(story(), 10))
@@ -183,10 +183,10 @@ def test_tokens_are_a_limit_of_their_own_and_a_purse_names_the_budget_that_is_sp
 
 def test_no_limit_is_no_budget():
     async def story():
-        budget = Budget()
-        assert await budget.reserve(Amount(1e9, 10**12))
-        await budget.settle(Amount(1e9, 10**12), Amount(1e9))
+        budget = SpendingLimit()
+        assert await budget.reserve(Usage(1e9, 10**12))
+        await budget.settle(Usage(1e9, 10**12), Usage(1e9))
         assert budget.spent.dollars == 1e9
-        assert budget.limit == NOTHING
+        assert budget.limit == NO_USAGE
 
     asyncio.run(story())

@@ -13,13 +13,13 @@ from common.errors import ConfigError
 from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.checks import verdict
-from data.distill.parse_reply import parse
+from data.distill.checks import reject_reason
+from data.distill.parse_reply import parse_reply
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
 from data.endpoints import embedded as local_endpoint
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.embedded import MODEL, LocalEndpoint, model_file
+from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
@@ -61,10 +61,10 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
         pool.check()
         replies = pool.ask(requests)
         assert all(isinstance(reply, ChatReply) for reply in replies)
-        drafts = [parse(reply.text) for reply in replies]
+        drafts = [parse_reply(reply.text) for reply in replies]
         assert all(draft.reasoning.startswith(p.opening) for draft, p in zip(drafts, PROMPTS, strict=True))
         kept = [
-            verdict(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
+            reject_reason(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
             for draft, reply, prompt in zip(drafts, replies, PROMPTS, strict=True)
         ]
         assert kept.count(None) >= 2
@@ -111,5 +111,5 @@ def test_a_replica_that_cannot_start_says_why(monkeypatch, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model")
     monkeypatch.setattr(local_endpoint, "model_file", lambda: broken)
-    with LocalEndpoint(1) as endpoint, pytest.raises(Retryable, match="did not start"):
+    with EmbeddedServer(1) as endpoint, pytest.raises(Retryable, match="did not start"):
         endpoint.wait()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.endpoints.rate_limit import HEADROOM, Pace, seconds
+from data.endpoints.rate_limit import HEADROOM, RateLimiter, seconds
 
 LATENCY_S = 0.05
 
@@ -68,7 +68,7 @@ def drive(server, pace, until, *, retry_after=0.0, clock):
 
 def run(rate, *, burst, states_it, seconds, retry_after=0.0, **limits):
     clock = [0.0]
-    server, pace = Server(rate, burst, states_it), Pace(**limits, clock=lambda: clock[0])
+    server, pace = Server(rate, burst, states_it), RateLimiter(**limits, clock=lambda: clock[0])
     drive(server, pace, seconds, retry_after=retry_after, clock=clock)
     return server, pace
 
@@ -91,7 +91,7 @@ def test_a_limit_that_nobody_states_is_found(rate, burst, retry_after):
 
 def test_a_limit_that_is_raised_is_found_again():
     clock = [0.0]
-    server, pace = Server(20, 20, False), Pace(clock=lambda: clock[0])
+    server, pace = Server(20, 20, False), RateLimiter(clock=lambda: clock[0])
     drive(server, pace, 60, clock=clock)
     server.rate = 60
     drive(server, pace, 180, clock=clock)
@@ -102,7 +102,7 @@ def test_a_limit_that_is_raised_is_found_again():
 
 def test_a_configured_limit_is_kept_and_a_stated_one_below_it_too():
     clock = [0.0]
-    pace = Pace(600, clock=lambda: clock[0])
+    pace = RateLimiter(600, clock=lambda: clock[0])
     for _ in range(20):
         clock[0] += pace.delay()
         pace.sent(0)
@@ -116,7 +116,7 @@ def test_a_configured_limit_is_kept_and_a_stated_one_below_it_too():
 )
 def test_tokens_are_paced_by_what_is_set_aside_and_then_by_what_was_used(name):
     clock = [0.0]
-    pace = Pace(clock=lambda: clock[0])
+    pace = RateLimiter(clock=lambda: clock[0])
     pace.told({name: "60000"})
     pace.sent(2000)
     assert pace.delay() == pytest.approx(2000 / 1000 / HEADROOM, abs=0.06)
@@ -125,7 +125,7 @@ def test_tokens_are_paced_by_what_is_set_aside_and_then_by_what_was_used(name):
 
 
 def test_a_limit_a_day_is_spread_over_what_is_left_of_it():
-    pace = Pace(clock=lambda: 0.0)
+    pace = RateLimiter(clock=lambda: 0.0)
     headers = {"x-ratelimit-limit-requests": "10000", "x-ratelimit-reset-requests": "60m0s"}
     pace.told({**headers, "x-ratelimit-remaining-requests": "9600"})
     assert pace.requests.rate == pytest.approx(HEADROOM * 160)
@@ -145,7 +145,7 @@ def test_durations_are_read_as_the_vendors_write_them():
     )
 )
 def test_headers_that_nobody_can_read_change_nothing_or_leave_a_rate(headers):
-    pace = Pace(clock=lambda: 0.0)
+    pace = RateLimiter(clock=lambda: 0.0)
     pace.told(headers)
     assert pace.requests.rate > 0
     assert math.isfinite(pace.delay())

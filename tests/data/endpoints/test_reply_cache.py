@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from common.events import silent
 from data.endpoints import reply_cache as replies_index
-from data.endpoints.budget import Amount
+from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.reply_cache import Ledger
+from data.endpoints.reply_cache import ReplyCache
 
 
 def reply(number, text="text"):
@@ -23,8 +23,8 @@ def keep(path, *replies, emit=silent):
     """Record replies all at once, each with an event."""
 
     async def record():
-        ledger = Ledger(path, emit)
-        await asyncio.gather(*(ledger.record({"tag": one.digest}, one, Amount(0.25, 7)) for one in replies))
+        ledger = ReplyCache(path, emit)
+        await asyncio.gather(*(ledger.record({"tag": one.digest}, one, Usage(0.25, 7)) for one in replies))
         return ledger
 
     return asyncio.run(record())
@@ -34,7 +34,7 @@ def test_replies_are_found_again_and_their_cost_is_counted(tmp_path):
     path = tmp_path / "deep" / "replies.jsonl"
     first = keep(path, *(reply(i, f"text {i}\u2028\n") for i in range(50)))
     first.close()
-    again = Ledger(path, silent)
+    again = ReplyCache(path, silent)
     assert len(again) == 50
     assert again.total.dollars == pytest.approx(12.5)
     assert again.total.tokens == 350
@@ -63,13 +63,13 @@ def test_a_torn_last_line_is_passed_over_and_written_on_after(tmp_path, cut):
     assert ledger.reply(f"{1:064x}") is not None
     assert ledger.reply(f"{2:064x}") is None
     ledger.close()
-    assert len(Ledger(path, silent)) == 2
+    assert len(ReplyCache(path, silent)) == 2
 
 
 def test_lines_that_are_no_replies_are_passed_over(tmp_path):
     path = tmp_path / "replies.jsonl"
     path.write_bytes(b'\x00\x00\x00\n[]\n{"digest": "zz"}\nnot json\n')
-    assert len(Ledger(path, silent)) == 0
+    assert len(ReplyCache(path, silent)) == 0
 
 
 def test_a_listener_that_cannot_write_stops_the_caller(tmp_path):
@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypa
         return write(descriptor, content)
 
     async def record():
-        ledger = Ledger(path, silent)
+        ledger = ReplyCache(path, silent)
         await ledger.record(None, reply(1))
         with monkeypatch.context() as full:
             full.setattr(os, "write", short)
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypa
         return ledger
 
     ledger = asyncio.run(record())
-    for one in (ledger, Ledger(path, silent)):
+    for one in (ledger, ReplyCache(path, silent)):
         assert one.reply(f"{1:064x}").text == one.reply(f"{3:064x}").text == "text"
         assert one.reply(f"{2:064x}") is None
         one.close()
@@ -110,17 +110,17 @@ def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypa
 def test_the_quick_look_at_a_line_reads_what_a_parse_does(tmp_path, text):
     path = tmp_path / "replies.jsonl"
     keep(path, reply(1, text), reply(2)).close()
-    again = Ledger(path, silent)
+    again = ReplyCache(path, silent)
     assert again.reply(f"{1:064x}").text == text
-    assert again.total == Amount(0.5, 14)
+    assert again.total == Usage(0.5, 14)
 
 
 def test_files_of_an_earlier_form_are_read(tmp_path):
     row = {"digest": f"{5:064x}", "text": "old", "finish": "stop", "tokens_in": 3, "tokens_out": 4, "latency_s": 0.5}
     (tmp_path / "replies.jsonl").write_text(json.dumps({**row, "dollars": None}) + "\n")
-    ledger = Ledger(tmp_path / "replies.jsonl", silent)
+    ledger = ReplyCache(tmp_path / "replies.jsonl", silent)
     assert ledger.reply(f"{5:064x}").text == "old"
-    assert ledger.total == Amount(0.0, 7)
+    assert ledger.total == Usage(0.0, 7)
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**40)), max_size=120))
@@ -140,14 +140,14 @@ def test_the_index_is_a_dict_however_often_it_merges(pairs):
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another folder"):
-        Ledger(tmp_path / "file" / "replies.jsonl", silent)
+        ReplyCache(tmp_path / "file" / "replies.jsonl", silent)
 
 
 def test_an_event_alone_writes_no_reply(tmp_path):
     told = []
 
     async def record():
-        ledger = Ledger(tmp_path / "replies.jsonl", lambda kind, **fields: told.append(fields))
+        ledger = ReplyCache(tmp_path / "replies.jsonl", lambda kind, **fields: told.append(fields))
         await ledger.record({"status": "500"})
 
     asyncio.run(record())

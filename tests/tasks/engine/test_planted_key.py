@@ -6,7 +6,7 @@ import pytest
 
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.endpoints import circuit_breaker as retry
-from data.endpoints.batch import requests as batches
+from data.endpoints.batch import queue as batches
 from data.endpoints.chat_types import ChatRequest
 from data.endpoints.pool import EndpointPool
 from store.artifacts import Store

@@ -18,13 +18,22 @@ from typing import Any, TypeVar
 
 from common.errors import ConfigError
 from data.endpoints.batch.jobs import PendingJob, pending_jobs
-from data.endpoints.batch.vendors import BatchClient, Job, batch_client, read_line
-from data.endpoints.budget import NOTHING, Amount
-from data.endpoints.chat_types import CallError, ChatFailure, ChatReply, ChatRequest, call_row, dollars, most, used
+from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, read_line
+from data.endpoints.budget import NO_USAGE, Usage
+from data.endpoints.chat_types import (
+    CallError,
+    ChatFailure,
+    ChatReply,
+    ChatRequest,
+    actual_usage,
+    call_row,
+    max_usage,
+    reply_cost,
+)
 from data.endpoints.circuit_breaker import backoff
-from data.endpoints.clients import LONGEST_MESSAGE, check_key, read_completion, struck
+from data.endpoints.clients import LONGEST_MESSAGE, check_key, parse_completion, redact_key
 from data.endpoints.endpoint import Endpoint
-from data.endpoints.reply_cache import Ledger
+from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +46,15 @@ Value = TypeVar("Value")
 Result = ChatReply | ChatFailure | CallError  # the last: the request may be put into another job
 
 
-def folder_of(cache: Path) -> Path:
+def jobs_folder(cache: Path) -> Path:
     """Where the jobs of a file of replies are kept."""
     return cache.with_name(f"{cache.name}.batches")
 
 
-class BatchDesk:
+class BatchQueue:
     """The batch interface of one endpoint. Lives in the pool's loop. Raises `ConfigError` for unreadable job files."""
 
-    def __init__(self, endpoint: Endpoint, folder: Path, ledger: Ledger) -> None:
+    def __init__(self, endpoint: Endpoint, folder: Path, ledger: ReplyCache) -> None:
         self._endpoint, self._folder, self._ledger = endpoint, folder, ledger
         self._config, self._batch = endpoint.config, endpoint.config.batch
         self._made: BatchClient | None = None
@@ -149,17 +158,17 @@ class BatchDesk:
 
     async def _next_job(self) -> PendingJob | None:
         """The first requests of the queue as a job on disk, as many as it may hold and as there is money for."""
-        purse, taken, size, reserved = self._endpoint.purse, list[tuple[str, ChatRequest, int]](), 0, NOTHING
+        purse, taken, size, reserved = self._endpoint.purse, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
         while self._queue and len(taken) < self._batch.requests_per_job:
             digest, request, _ = self._queue[0]
             size += len(self._line(digest, request))
-            amount = most(self._config, request)
+            amount = max_usage(self._config, request)
             if taken and (size > self._batch.bytes_per_job or not purse.fits(reserved + amount)):
                 break
             if not taken and not purse.fits(amount):
                 spent_up = await purse.reserve(amount)  # waits for the jobs under way: they may cost less
                 if spent_up is None:
-                    await purse.settle(amount, NOTHING)
+                    await purse.settle(amount, NO_USAGE)
                 else:
                     self._queue.popleft()
                     self._tell(digest, ChatFailure("budget", str(spent_up), 0))
@@ -195,7 +204,7 @@ class BatchDesk:
         """From wherever the job is to its end. A failure of ours or the vendor's leaves it for the next time."""
         try:
             if job.phase != "created" and (refusal := await self._send(job)) is not None:
-                results, spent = dict.fromkeys(job.requests, refusal), NOTHING
+                results, spent = dict.fromkeys(job.requests, refusal), NO_USAGE
             else:
                 results, spent = await self._collect(job, await self._poll(job))
         except CallError as error:
@@ -246,7 +255,7 @@ class BatchDesk:
         logger.info("endpoint %r: batch job %s of %d requests is under way", name, job.id, count)
         return None
 
-    async def _poll(self, job: PendingJob) -> Job:
+    async def _poll(self, job: PendingJob) -> BatchJob:
         wait = self._batch.poll_s
         while True:
             seen = await self._patiently(lambda: self._client.look(str(job.id)))
@@ -258,7 +267,7 @@ class BatchDesk:
             await asyncio.sleep(wait * random.uniform(0.8, 1.0))
             wait = min(wait * 2, self._batch.poll_s * SLOWEST_POLL)
 
-    async def _collect(self, job: PendingJob, seen: Job) -> tuple[dict[str, Result], Amount]:
+    async def _collect(self, job: PendingJob, seen: BatchJob) -> tuple[dict[str, Result], Usage]:
         """The results of a job that has ended, all of them in the ledger, and what they used up."""
         bodies: dict[str, dict[str, Any] | CallError] = {}
         for file in seen.files:
@@ -274,7 +283,7 @@ class BatchDesk:
         if seen.failed:
             full = "limit" in seen.message
             why = CallError("rate_limited" if full else "refused", f"batch job {job.id}: {seen.message}", seen.state)
-        results, spent = dict[str, Result](), NOTHING
+        results, spent = dict[str, Result](), NO_USAGE
         digests = list(job.requests)
         for start in range(0, len(digests), GROUP):
             group = digests[start : start + GROUP]
@@ -284,24 +293,24 @@ class BatchDesk:
                 spent += amount
         return results, spent
 
-    async def _record(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> tuple[Result, Amount]:
+    async def _record(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> tuple[Result, Usage]:
         request, name, config = job.requests[digest], self._endpoint.name, self._config
         row = {"attempt": job.attempts.get(digest, 1), "latency_s": None, "job": job.id}
         if (known := self._ledger.reply(digest)) is not None:
-            return known, NOTHING  # by an earlier process, which counted it
+            return known, NO_USAGE  # by an earlier process, which counted it
         try:
             if isinstance(body, CallError):
                 raise body
-            said = read_completion(body, config)
+            said = parse_completion(body, config)
         except (CallError, AttributeError, TypeError, LookupError) as caught:
             error = caught if isinstance(caught, CallError) else CallError("invalid_reply", "no chat completion in it")
-            message = " ".join(struck(error.message, config).split())[:LONGEST_MESSAGE]
+            message = " ".join(redact_key(error.message, config).split())[:LONGEST_MESSAGE]
             error = CallError(error.reason, message, error.status)
             await self._ledger.record(call_row(request, digest, name, config, error, **row))
-            return error, NOTHING
+            return error, NO_USAGE
         reply = ChatReply(said.text, said.finish, said.tokens_in, said.tokens_out, None, False, digest, name)
-        cost = dollars(config, said.tokens_in, said.tokens_out)
-        spent = used(reply, cost, most(config, request))
+        cost = reply_cost(config, said.tokens_in, said.tokens_out)
+        spent = actual_usage(reply, cost, max_usage(config, request))
         await self._ledger.record(call_row(request, digest, name, config, reply, cost=cost, **row), reply, spent)
         return reply, spent
 
