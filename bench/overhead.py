@@ -79,14 +79,17 @@ def stage(options: argparse.Namespace) -> None:
             from overhead_stages import empty
             from prefect import flow
 
+            from tasks.engine.attempt import run_stage
+            from tasks.engine.prefect_task import as_prefect_task
             from tasks.engine.stage import RunContext
 
             def alone() -> None:
-                empty.run({"n": uuid.uuid4().hex}, {}, RunContext("bench", str(store.root)))
+                run_stage(empty, {"n": uuid.uuid4().hex}, {}, RunContext("bench", str(store.root)))
 
             @flow(name="overhead")
             def through_prefect() -> list[tuple[float, float]]:
-                return [timed(lambda: empty({"n": uuid.uuid4().hex}, {}, RunContext("bench", str(store.root))))]
+                context = RunContext("bench", str(store.root))
+                return [timed(lambda: as_prefect_task(empty)({"n": uuid.uuid4().hex}, {}, context))]
 
             code = f"open({str(Path(folder) / 'nothing.txt')!r}, 'w').write('nothing')"
             ways: dict[str, Callable[[], tuple[float, float]]] = {

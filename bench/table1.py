@@ -30,6 +30,7 @@ from configs.schema import RunConfig
 from flows.dag import stage_named
 from store.artifacts import Store
 from store.catalog import Catalog
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ class Bench:
         section[name] = section[name] | changes
         context = RunContext(self.run, str(self.store.root), label=label, config=self.config.name)
         print(f"  {label}", flush=True)
-        return stage_named(name).run(section, inputs, context)
+        return run_stage(stage_named(name), section, inputs, context)
 
     def start(self) -> str:
         """The pretrained checkpoint that every arm starts from."""

@@ -21,6 +21,7 @@ from flows.selection import Selection, choose, given_artifacts, way_on
 from store.artifacts import Store
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_page import run_page
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
             try:
                 questions.before(store, config, execution, selection.force, run_id)
                 with turns.turn(execution.label) if take_turns else nullcontext():
-                    outputs = planning.stage_named(execution.stage)(execution.section, inputs, context)
+                    outputs = as_prefect_task(planning.stage_named(execution.stage))(execution.section, inputs, context)
                 questions.after(store, config, execution, outputs, run_id)
             except Exception as error:
                 raise StageFailed(execution.label, error) from error

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.text import amount, duration
-from tasks.engine.progress import Pace
+from tasks.engine.progress import RateMeter
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 
@@ -33,7 +33,7 @@ class Line:
     artifacts: tuple[str, ...] = ()
     started: float | None = None
     seconds: float | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: RateMeter = field(default_factory=RateMeter)
 
     def rate(self) -> float | None:
         return self.pace.rate()

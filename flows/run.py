@@ -27,7 +27,7 @@ from flows.progress_view import Board, Display, display_for, summary
 from flows.selection import Selection, choose, given_artifacts
 from store.artifacts import Store
 from tasks.engine import prefect_page as links
-from tasks.engine.failure import WAY_ON, advice, reason
+from tasks.engine.failure import RESUME_HEADING, advice, reason
 from tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
         board.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     display = display_for(board, out)
     if page := url_of(store, "dashboard"):
-        os.environ.setdefault(links.VARIABLE, page)
+        os.environ.setdefault(links.DASHBOARD_URL, page)
     begun = time.monotonic()
     unsubscribe = subscribe(Watch(board, display))
     try:
@@ -160,7 +160,7 @@ def account(
     why = with_config(visible(str(cause).removeprefix(f"stage {label}: ")), typed)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
     err.print(Text(advice(cause)), soft_wrap=True)
-    err.print(Text(f"{WAY_ON} {command(typed, selection, label)}"), soft_wrap=True)
+    err.print(Text(f"{RESUME_HEADING} {command(typed, selection, label)}"), soft_wrap=True)
     err.print(Text(f"The run's log is {log_file}"), soft_wrap=True)
 
 

@@ -28,7 +28,7 @@ from data.sources.file_list import SourceFile, read_file_list, write_file_list
 from data.tokens.build import PublishedTokens, pack_file, publish_tokens
 from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
-from tasks.engine.fanout import Round, set_aside, units
+from tasks.engine.fanout import FanOut, finished_items, skipped_items
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
@@ -71,7 +71,7 @@ def tokenise(job: Job, unit: str) -> None:
 
 def settle_copies(job: Job) -> list[str]:
     """Which documents of all files are copies; then every file's can be packed."""
-    done = units(job, TOKENISE)
+    done = finished_items(job, TOKENISE)
     remove_partial_files(job.scratch / UNITS)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
     earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
@@ -89,15 +89,15 @@ def pack(job: Job, unit: str) -> None:
     version=2,
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
-    rounds=(
-        Round(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
-        Round(PACK, settle_copies, pack),
+    fan_outs=(
+        FanOut(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
+        FanOut(PACK, settle_copies, pack),
     ),
 )
 def ingest(job: Job) -> None:
     """Index, count and describe what the rounds left."""
     plan, source = _plan(job), _source(job)
-    done, aside = units(job, TOKENISE), set_aside(job, TOKENISE)
+    done, aside = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
     files = read_file_list(_manifest(job))
     corpus = publish_tokens(
         [_folder(job, unit) for unit in done], [_mark(job, unit) for unit in done], plan, _tokens(job)

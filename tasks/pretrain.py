@@ -8,7 +8,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 
-@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, together=True)
+@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, multihost=True)
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The vocabulary is that of the tokens, which must all agree."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.

@@ -8,6 +8,7 @@ from common.errors import ConfigError
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
 from store.artifacts import Store
+from tasks.engine.attempt import run_stage
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext
 from tasks.reporting.capacity import planning
@@ -37,7 +38,7 @@ def plan_pretraining(
 
     unsubscribe = subscribe(hear)
     try:
-        made = planning.run({name: part.model_dump(mode="json") for name, part in section.items()}, {}, context)
+        made = run_stage(planning, {name: part.model_dump(mode="json") for name, part in section.items()}, {}, context)
     finally:
         unsubscribe()
     return store.get(made["plan"]).path

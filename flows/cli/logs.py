@@ -46,7 +46,7 @@ class Told:
 
     def units(self, store: Store) -> list[Path]:
         """Logs of the units under way, which come to the stage's when they end."""
-        return rounds.logs(store.root / "staging" / self.key)
+        return rounds.item_logs(store.root / "staging" / self.key)
 
     def at_work(self, store: Store) -> bool:
         return store.lock(self.key).held_elsewhere()

@@ -19,7 +19,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import STALE_DAYS, collect, find_garbage
 from store.manifest import KEY
-from tasks.engine.staging import journal
+from tasks.engine.attempt_log import write_attempt_row
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _settle_attempt(store: Store, row: dict[str, Any]) -> Settled:
     else:
         fields |= {"state": "interrupted", "outputs": None, "error": "the process was killed"}
         outcome = "its process is gone; marked interrupted" + ("; its work is kept" if known else "")
-    journal(store).run(fields)
+    write_attempt_row(store, fields)
     if isinstance(known, dict) and (known.get("run") or {}).get("id") == row["id"]:
         write_json(store.root / "staging" / row["key"] / "execution.json", {**known, "run": None})
     return Settled("stage", f"{who} of run {run}", outcome)

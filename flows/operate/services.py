@@ -59,10 +59,11 @@ def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: C
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
     server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
+    where = {"PREFECT_API_URL": api}
     wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[Service], bool]]] = [
         ("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _answers_health),
-        ("deployments", [*nautile, "deploy", config], {"PREFECT_API_URL": api, links.VARIABLE: page}, api, _deployed),
-        ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], {"PREFECT_API_URL": api}, page, _answers),
+        ("deployments", [*nautile, "deploy", config], where | {links.DASHBOARD_URL: page}, api, _deployed),
+        ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], where, page, _answers),
     ]
     for name, command, more, url, ready in wanted:
         if name in running:

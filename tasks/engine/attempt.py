@@ -22,15 +22,16 @@ from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter, read_live
 from store.manifest import code_commit, host, now
 from store.mirror import is_absent
-from tasks.engine.child_process import command, crash, environment, judge, pause, run_child
+from tasks.engine.attempt_log import write_attempt_row
+from tasks.engine.child_process import command, crash, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCancelled, StageCrash
-from tasks.engine.executors import Crews, threads
+from tasks.engine.executors import ExecutorFactory, local_executor
 from tasks.engine.failure import LOG_LINES, Failure
-from tasks.engine.fanout_runner import Effort
+from tasks.engine.fanout_runner import FanOutRunner
 from tasks.engine.prefect_page import run_page
 from tasks.engine.progress import StageUpdate, State, notify
 from tasks.engine.stage import RunContext, Stage
-from tasks.engine.staging import Workspace, journal, open_workspace
+from tasks.engine.staging import Staging, open_staging
 from tasks.engine.telemetry import Forwarder, forwarder
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,11 @@ INGEST_PATIENCE_S = 0.5
 
 
 def run_stage(
-    stage: Stage, section: dict[str, Any], inputs: dict[str, str], context: RunContext, crews: Crews = threads
+    stage: Stage,
+    section: dict[str, Any],
+    inputs: dict[str, str],
+    context: RunContext,
+    crews: ExecutorFactory = local_executor,
 ) -> dict[str, str]:
     """See `Stage.run`. `crews` gives who does the units of a stage that has rounds."""
     store = Store(context.store_root)
@@ -59,7 +64,7 @@ class _Attempt:
     inputs: dict[str, Artifact]
     context: RunContext
     key: str
-    crews: Crews
+    crews: ExecutorFactory
     row: dict[str, Any] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
     ingested: float = field(default_factory=time.monotonic)
@@ -141,10 +146,12 @@ class _Attempt:
                 self._notify("waiting", note=f"{artifact.id} is fetched from {self.store.place}")
                 _ = artifact.path
         with writing(self.store.root):
-            space = open_workspace(self.store, self.key, self.inputs, force=self.context.force)
+            space = open_staging(self.store, self.key, self.inputs, force=self.context.force)
             if space.last_run:
                 # Its process had no chance to say how it ended; holding its lock, we know that it did.
-                journal(self.store).run({**space.last_run, "state": "interrupted", "error": "the process was killed"})
+                write_attempt_row(
+                    self.store, {**space.last_run, "state": "interrupted", "error": "the process was killed"}
+                )
             self._record(execution=space.execution, attempt=space.attempt, state="running", started=now())
             space.record(self.row)
         self.update = replace(self.update, attempt=space.attempt)
@@ -163,7 +170,7 @@ class _Attempt:
         self._notify("done", outputs=outputs)
         return outputs
 
-    def _work(self, space: Workspace) -> None:
+    def _work(self, space: Staging) -> None:
         """The work itself, its metrics sent on to whoever the configuration names."""
         self._notify("running")
         request = self._request(space)
@@ -173,10 +180,12 @@ class _Attempt:
         finally:
             self._count_lost(space, self.forwarder.close())
 
-    def _rounds_and_child(self, space: Workspace, request: str) -> None:
+    def _rounds_and_child(self, space: Staging, request: str) -> None:
         """Run the rounds and the child to their end; raise what its exit code means."""
-        if self.stage.rounds:
-            effort = Effort(self.stage.rounds, space, Path(request), self.context.launch, self.crews, self._hear)
+        if self.stage.fan_outs:
+            effort = FanOutRunner(
+                self.stage.fan_outs, space, Path(request), self.context.launch, self.crews, self._hear
+            )
             try:
                 effort.run()
             finally:
@@ -196,16 +205,16 @@ class _Attempt:
         self.row |= {"peak_bytes": max(ended.peak_bytes, self.row.get("peak_bytes", 0)), "exit_code": ended.code}
         tick()
         who = f"stage {self.update.label}"
-        judge(ended, space.traces, who)
+        raise_for_exit(ended, space.traces, who)
         if space.done() is None:
             raise crash(ended, space.traces, who)
 
-    def _forwarder(self, space: Workspace) -> Forwarder:
+    def _forwarder(self, space: Staging) -> Forwarder:
         events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}"
         context = self.context
         return forwarder(context.telemetry, events, context.run_id, self.stage.name, self.update.label)
 
-    def _count_lost(self, space: Workspace, points: int) -> None:
+    def _count_lost(self, space: Staging, points: int) -> None:
         """A row about measurements that a collector did not take."""
         if not points:
             return
@@ -229,11 +238,11 @@ class _Attempt:
         wanted = self.context.launch
         if wanted.processes == 1 or self.stage.name not in wanted.stages:
             return False
-        if not self.stage.together:
+        if not self.stage.multihost:
             raise ConfigError(f"launch.stages names {self.stage.name!r}, which only one process can do: leave it out")
         return True
 
-    def _request(self, space: Workspace) -> str:
+    def _request(self, space: Staging) -> str:
         path = space.path / "request.json"
         events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}.jsonl"
         write_json(
@@ -258,7 +267,7 @@ class _Attempt:
         )
         return str(path)
 
-    def _publish(self, space: Workspace) -> dict[str, str]:
+    def _publish(self, space: Staging) -> dict[str, str]:
         """One rename a kind. What an earlier attempt of this execution has published already is left as it is."""
         self._notify("publishing")
         written = space.done() or []
@@ -279,7 +288,7 @@ class _Attempt:
             self.store.discard(space.path)
         return published
 
-    def _publish_one(self, kind: str, kinds: list[str], space: Workspace) -> Artifact:
+    def _publish_one(self, kind: str, kinds: list[str], space: Staging) -> Artifact:
         try:
             return self.store.publish(
                 kind,
@@ -303,7 +312,7 @@ class _Attempt:
             space.undo()
             raise StageCrash(f"stage {self.update.label}: its output {kind} cannot be published: {error}") from error
 
-    def _lost(self, space: Workspace, error: BaseException) -> None:
+    def _lost(self, space: Staging, error: BaseException) -> None:
         """Write down how the attempt ended. Must not hide `error` by one of its own."""
         stopped = isinstance(error, (KeyboardInterrupt, StageCancelled)) or not isinstance(error, Exception)
         text = "cancelled" if stopped else str(error)
@@ -319,7 +328,7 @@ class _Attempt:
             logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
         self._notify("cancelled" if stopped else "failed", error=text, failure=account)
 
-    def _account(self, space: Workspace, error: Exception) -> str:
+    def _account(self, space: Staging, error: Exception) -> str:
         """What is to be known of a failure, kept in the store's logs as well."""
         failure = Failure(
             self.update.label,
@@ -364,7 +373,7 @@ class _Attempt:
             }
         self.row |= fields
         with writing(self.store.root):
-            journal(self.store).run(self.row)
+            write_attempt_row(self.store, self.row)
 
     def _send(self, outputs: dict[str, str] | None = None) -> None:
         """Send what was made, and how it was made, to the store's remote, where it has one."""

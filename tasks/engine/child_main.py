@@ -24,7 +24,7 @@ from common.events import Emit, silent
 from common.files import is_full_or_read_only, not_writable, write_json
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
-from tasks.engine.fanout import Place, do_unit, from_unit, make_list
+from tasks.engine.fanout import Markers, from_unit, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     staging = Path(request["staging"])
-    traces = Place.of(staging, part[0]).work(part[1]) if part and part[1] else staging
+    traces = Markers.of(staging, part[0]).work(part[1]) if part and part[1] else staging
     try:
         _work(request, staging, process, part)
     except ConfigError as error:
@@ -153,16 +153,16 @@ def _work(request: dict[str, Any], staging: Path, process: int | None, part: lis
 
 def _work_part(request: dict[str, Any], staging: Path, stage: Stage, part: list[str]) -> None:
     name, unit, slot, _ = part
-    step = next(step for step in stage.rounds if step.name == name)
+    step = next(step for step in stage.fan_outs if step.name == name)
     events = Path(request["events"])
-    live = (Place.of(staging, name).work(unit) if unit else staging) / "live.json"
+    live = (Markers.of(staging, name).work(unit) if unit else staging) / "live.json"
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
     try:
         if unit:
-            do_unit(step, _job(request, staging, stage, from_unit(emit, name, unit), 0), unit)
+            process_item(step, _job(request, staging, stage, from_unit(emit, name, unit), 0), unit)
         else:
-            make_list(step, _job(request, staging, stage, emit, 0))
+            write_item_list(step, _job(request, staging, stage, emit, 0))
     finally:
         emit.close()
 

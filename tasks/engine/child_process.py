@@ -156,7 +156,7 @@ ALLOCATOR = {
 
 
 @dataclass(frozen=True)
-class Traces:
+class ChildFiles:
     """Where one child leaves its traces: log.txt, live.json, error.json."""
 
     folder: Path
@@ -211,7 +211,7 @@ def environment(store: str, *, accelerator: bool) -> dict[str, str]:
     return settings
 
 
-def judge(ended: Exit, traces: Traces, who: str) -> None:
+def raise_for_exit(ended: Exit, traces: ChildFiles, who: str) -> None:
     """Raise what the exit code means, if not success. `who` begins the message of a crash."""
     if ended.code == launch.OK:
         return
@@ -223,7 +223,7 @@ def judge(ended: Exit, traces: Traces, who: str) -> None:
     raise crash(ended, traces, who)
 
 
-def crash(ended: Exit, traces: Traces, who: str) -> StageCrash:
+def crash(ended: Exit, traces: ChildFiles, who: str) -> StageCrash:
     """The end of a child that gave no verdict of its own."""
     how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with exit code {ended.code}"
     if ended.code == -9:

@@ -10,24 +10,24 @@ from typing import Any, Protocol
 
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
-from tasks.engine.fanout_item import Order, Outcome, do
+from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 
-class Flight(Protocol):
+class Future(Protocol):
     """A unit under way. `result` raises what `fanout_item.do` does, or `StageCrash` if the worker was lost."""
 
     def add_done_callback(self, call: Callable[[Any], Any]) -> object: ...
-    def result(self) -> Outcome: ...
+    def result(self) -> ItemResult: ...
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Does units, as many at a time as there is room for."""
 
     def room(self) -> int: ...
-    def submit(self, order: Order) -> Flight: ...
+    def submit(self, order: WorkItem) -> Future: ...
 
 
-Crews = Callable[[LaunchConfig], AbstractContextManager[Crew]]
+ExecutorFactory = Callable[[LaunchConfig], AbstractContextManager[Executor]]
 
 
 def workers_here(launch: LaunchConfig) -> int:
@@ -38,7 +38,7 @@ def workers_here(launch: LaunchConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Threads:
+class LocalExecutor:
     """Each unit once: whoever called decides what is tried again."""
 
     pool: ThreadPoolExecutor
@@ -47,15 +47,15 @@ class Threads:
     def room(self) -> int:
         return self.workers
 
-    def submit(self, order: Order) -> Flight:
-        return self.pool.submit(do, order)
+    def submit(self, order: WorkItem) -> Future:
+        return self.pool.submit(run_item, order)
 
 
 @contextmanager
-def threads(launch: LaunchConfig) -> Iterator[Crew]:
+def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
     """Local processes without Prefect."""
     if launch.engine != "processes":
         raise ConfigError(f"launch.engine {launch.engine!r} is reached through Prefect: run the stage in a flow")
     workers = workers_here(launch)
     with ThreadPoolExecutor(workers, "unit") as pool:
-        yield Threads(pool, workers)
+        yield LocalExecutor(pool, workers)

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.errors import ConfigError, Retryable
 from common.text import fenced, visible
 
-WAY_ON = "What was finished is kept. Go on with:"
+RESUME_HEADING = "What was finished is kept. Go on with:"
 LOG_LINES = 15
 
 
@@ -43,7 +43,7 @@ class Failure:
             f"**What to do.** {advice(self.error)}",
         ]
         if self.resume:
-            parts += [f"**{WAY_ON}**", fenced(self.resume)]
+            parts += [f"**{RESUME_HEADING}**", fenced(self.resume)]
         if self.tail.strip():
             parts += [f"**The last lines of its log**, `{self.log}`", fenced(visible(self.tail))]
         if self.page:

@@ -31,7 +31,7 @@ def _none(job: Job) -> float:
 
 
 @dataclass(frozen=True)
-class Round:
+class FanOut:
     """A part of a stage whose units can be done apart from each other, in any order, in any process on any host.
 
     `list` gives the names of the units, fit for file names; it is called once, in a child process, and what it
@@ -47,18 +47,18 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Place:
+class Markers:
     """The marks of one round in a staging folder."""
 
     folder: Path
 
     @classmethod
-    def of(cls, staging: Path, name: str) -> "Place":
+    def of(cls, staging: Path, name: str) -> "Markers":
         return cls(staging / "rounds" / name)
 
     @property
     def listing(self) -> dict[str, Any] | None:
-        """`units` and `tolerated`; None until the list was made."""
+        """`finished_items` and `tolerated`; None until the list was made."""
         return read_json(self.folder / "list.json")
 
     @property
@@ -75,27 +75,27 @@ class Place:
     def work(self, unit: str) -> Path:
         return self.folder / "work" / unit
 
-    def settle(self, set_aside: dict[str, str]) -> None:
-        write_json(self.folder / "settled.json", {"set_aside": set_aside})
+    def settle(self, skipped_items: dict[str, str]) -> None:
+        write_json(self.folder / "settled.json", {"set_aside": skipped_items})
 
 
-def units(job: Job, name: str) -> list[str]:
+def finished_items(job: Job, name: str) -> list[str]:
     """The units of round `name` that were done, in the order of its list. For what comes after that round."""
-    aside = set_aside(job, name)
-    return [unit for unit in (Place.of(job.staging, name).listing or {})["units"] if unit not in aside]
+    aside = skipped_items(job, name)
+    return [unit for unit in (Markers.of(job.staging, name).listing or {})["units"] if unit not in aside]
 
 
-def set_aside(job: Job, name: str) -> dict[str, str]:
+def skipped_items(job: Job, name: str) -> dict[str, str]:
     """Unit -> message of those of round `name` that were set aside. For what comes after that round."""
-    found = Place.of(job.staging, name).settled
+    found = Markers.of(job.staging, name).settled
     if found is None:
         raise RuntimeError(f"stage {job.stage}: round {name!r} is not over (or there is none of that name)")
     return found
 
 
-def make_list(step: Round, job: Job) -> None:
+def write_item_list(step: FanOut, job: Job) -> None:
     """Call `step.list` and keep what it gives. Raises `RuntimeError` for names that no file could have."""
-    place, names = Place.of(job.staging, step.name), list(step.list(job))
+    place, names = Markers.of(job.staging, step.name), list(step.list(job))
     if wrong := [name for name in names if not _NAME.fullmatch(name)]:
         raise RuntimeError(f"round {step.name}: {wrong[0]!r} is not fit for a file name ({len(wrong)} like it)")
     if len(set(names)) < len(names):
@@ -107,15 +107,15 @@ def make_list(step: Round, job: Job) -> None:
     write_json(place.folder / "list.json", {"units": names, "tolerated": share})
 
 
-def do_unit(step: Round, job: Job, unit: str) -> None:
+def process_item(step: FanOut, job: Job, unit: str) -> None:
     """Call `step.work` and mark the unit as done."""
-    place = Place.of(job.staging, step.name)
+    place = Markers.of(job.staging, step.name)
     step.work(job, unit)
     (place.folder / "done").mkdir(parents=True, exist_ok=True)
     write_json(place.folder / "done" / unit, {})
 
 
-def logs(staging: Path) -> list[Path]:
+def item_logs(staging: Path) -> list[Path]:
     """Logs of the units under way, in whatever round of this staging folder."""
     return sorted(log for work in staging.glob("rounds/*/work") for log in work.glob("*/log.txt"))
 

@@ -15,15 +15,15 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import read_json, write_json
 from store.manifest import code_commit, host
-from tasks.engine.child_process import Traces, command, environment, judge, pause, run_child
+from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCancelled
-from tasks.engine.fanout import Place
+from tasks.engine.fanout import Markers
 
 RETRY_AFTER_S = (2.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True)
-class Order:
+class WorkItem:
     """One unit to be done, as any process that shares the store can be told of it."""
 
     request: str  # the path of the attempt's request
@@ -41,14 +41,14 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ItemResult:
     """How a unit ended, if it did not fail: done, or set aside with a message."""
 
     set_aside: str | None = None
     peak_bytes: int = 0
 
 
-def do(order: Order, before: int = 0) -> Outcome:
+def run_item(order: WorkItem, before: int = 0) -> ItemResult:
     """Do the unit; `before` is how often that was tried, which is waited for accordingly.
 
     Raises `Retryable` and `StageCrash` for what may pass, `ConfigError` for what concerns more than this unit, and
@@ -57,10 +57,10 @@ def do(order: Order, before: int = 0) -> Outcome:
     _check_order(order)
     if before:
         _wait(order, RETRY_AFTER_S[min(before, len(RETRY_AFTER_S)) - 1] * random.uniform(1.0, 1.5))
-    place = Place.of(order.staging, order.step)
+    place = Markers.of(order.staging, order.step)
     if (place.folder / "done" / order.unit).exists():
-        return Outcome()  # its process was lost after the last write
-    traces = Traces(place.work(order.unit))
+        return ItemResult()  # its process was lost after the last write
+    traces = ChildFiles(place.work(order.unit))
     traces.folder.mkdir(parents=True, exist_ok=True)
     traces.forget()
     request = json.loads(Path(order.request).read_text(encoding="utf-8"))
@@ -74,26 +74,26 @@ def do(order: Order, before: int = 0) -> Outcome:
         finished=lambda: (place.folder / "done" / order.unit).exists(),
     )
     try:
-        judge(ended, traces, f"{order.step} {order.unit}")
+        raise_for_exit(ended, traces, f"{order.step} {order.unit}")
     except ConfigError as error:
         if traces.of_the_store():
             raise
-        return Outcome(str(error), ended.peak_bytes)
-    return Outcome(None, ended.peak_bytes)
+        return ItemResult(str(error), ended.peak_bytes)
+    return ItemResult(None, ended.peak_bytes)
 
 
-def open_orders(staging: Path, attempt: int) -> None:
+def open_lease(staging: Path, attempt: int) -> None:
     """From now on the orders of `attempt` hold, and no others."""
     (staging / "rounds").mkdir(exist_ok=True)
     write_json(staging / "rounds" / "attempt.json", {"attempt": attempt})
 
 
-def withdraw_orders(staging: Path) -> None:
+def revoke_lease(staging: Path) -> None:
     """End every unit that is under way, on whichever host."""
     (staging / "rounds" / "attempt.json").unlink(missing_ok=True)
 
 
-def _check_order(order: Order) -> None:
+def _check_order(order: WorkItem) -> None:
     found = read_json(order.staging / "rounds" / "attempt.json")
     if found is None and not order.staging.exists() and not order.staging.parent.exists():
         raise ConfigError(
@@ -113,7 +113,7 @@ def _check_code(request: dict[str, Any]) -> None:
         )
 
 
-def _wait(order: Order, seconds: float) -> None:
+def _wait(order: WorkItem, seconds: float) -> None:
     """Between two tries. Not Prefect's own waiting, which nothing can interrupt."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

@@ -18,12 +18,12 @@ from common.errors import ConfigError, Retryable
 from common.files import read_json
 from configs.operation import LaunchConfig
 from store.events import EventWriter, read_live
-from tasks.engine.child_process import TICK_S, command, environment, judge, merged, pause, run_child
+from tasks.engine.child_process import TICK_S, command, environment, merged, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
-from tasks.engine.executors import Crew, Crews, Flight
-from tasks.engine.fanout import Place, Round
-from tasks.engine.fanout_item import Order, open_orders, withdraw_orders
-from tasks.engine.staging import Workspace
+from tasks.engine.executors import Executor, ExecutorFactory, Future
+from tasks.engine.fanout import FanOut, Markers
+from tasks.engine.fanout_item import WorkItem, open_lease, revoke_lease
+from tasks.engine.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -32,40 +32,40 @@ _POLL_S = 0.1
 
 
 @dataclass
-class Effort:
+class FanOutRunner:
     """Does what is left of `rounds`. `hear` is given live values (done, total, unit, note) as a child writes them."""
 
-    rounds: Sequence[Round]
-    space: Workspace
+    rounds: Sequence[FanOut]
+    space: Staging
     request: Path
     launch: LaunchConfig
-    crews: Crews
+    crews: ExecutorFactory
     hear: Callable[[dict[str, Any]], object]
     peak_bytes: int = 0
 
     def run(self) -> None:
         """Raises `ConfigError` if too much is set aside, and what the units failed with, once the others are done."""
         staging = self.space.path
-        if all(Place.of(staging, step.name).settled is not None for step in self.rounds):
+        if all(Markers.of(staging, step.name).settled is not None for step in self.rounds):
             return
-        open_orders(staging, self.space.attempt)
+        open_lease(staging, self.space.attempt)
         try:
             with self.crews(self.launch) as crew:
                 try:
                     for step in self.rounds:
                         self._round(step, crew)
                 finally:
-                    withdraw_orders(staging)  # the crew waits for units under way: they see it, and end
+                    revoke_lease(staging)  # the crew waits for units under way: they see it, and end
         finally:
-            withdraw_orders(staging)
+            revoke_lease(staging)
 
-    def _round(self, step: Round, crew: Crew) -> None:
-        place = Place.of(self.space.path, step.name)
+    def _round(self, step: FanOut, crew: Executor) -> None:
+        place = Markers.of(self.space.path, step.name)
         if place.settled is not None:
             return
         if place.listing is None:
             self._list(step)
-        sweep = _Sweep(step, place, self, crew)
+        sweep = _Pass(step, place, self, crew)
         try:
             sweep.run()
         finally:
@@ -74,7 +74,7 @@ class Effort:
         place.settle(sweep.aside)
         shutil.rmtree(place.folder / "work", ignore_errors=True)
 
-    def _list(self, step: Round) -> None:
+    def _list(self, step: FanOut) -> None:
         traces = self.space.traces
         traces.forget()
         request = read_json(self.request) or {}
@@ -85,9 +85,9 @@ class Effort:
             tick=lambda: self.hear({"note": f"{step.name}: listing {step.noun}"} | read_live(traces.live)),
         )
         self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)
-        judge(ended, traces, f"list of {step.name}")
+        raise_for_exit(ended, traces, f"list of {step.name}")
 
-    def _tell(self, step: Round, sweep: "_Sweep") -> None:
+    def _tell(self, step: FanOut, sweep: "_Pass") -> None:
         """Events of the parent's own: how many units there were, and each that was set aside with its reason."""
         request = read_json(self.request) or {}
         events = Path(request["events"])
@@ -101,19 +101,19 @@ class Effort:
 
 
 @dataclass
-class _Sweep:
+class _Pass:
     """One pass over the units of a round that are not done."""
 
-    step: Round
-    place: Place
-    effort: Effort
-    crew: Crew
+    step: FanOut
+    place: Markers
+    effort: FanOutRunner
+    crew: Executor
     units: list[str] = field(init=False)
     tolerated: float = field(init=False)
     done: set[str] = field(init=False)
     aside: dict[str, str] = field(default_factory=dict)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
-    under_way: dict[str, tuple[Flight, int]] = field(default_factory=dict)
+    under_way: dict[str, tuple[Future, int]] = field(default_factory=dict)
     ended: "queue.SimpleQueue[str]" = field(default_factory=queue.SimpleQueue)
     peak_bytes: int = 0
     shown_at: float = -math.inf
@@ -149,7 +149,7 @@ class _Sweep:
     def _start(self, unit: str) -> None:
         taken = {slot for _, slot in self.under_way.values()}
         slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
-        order = Order(str(self.effort.request), self.effort.space.attempt, self.step.name, unit, slot)
+        order = WorkItem(str(self.effort.request), self.effort.space.attempt, self.step.name, unit, slot)
         flight = self.crew.submit(order)
         self.under_way[unit] = (flight, slot)
         flight.add_done_callback(lambda _: self.ended.put(unit))

@@ -24,8 +24,8 @@ from prefect.transactions import BaseTransaction
 from common.errors import Retryable
 from configs.operation import LaunchConfig
 from tasks.engine.errors import StageCrash
-from tasks.engine.executors import Crew, Flight, workers_here
-from tasks.engine.fanout_item import Order, Outcome, do
+from tasks.engine.executors import Executor, Future, workers_here
+from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def unit_run(request: str, attempt: int, step: str, unit: str, slot: int) -> Sta
     """Do one unit. A unit that is set aside shows as a state of that name, with the reason."""
     context = TaskRunContext.get()
     before = context.task_run.run_count - 1 if context else 0
-    outcome = do(Order(request, attempt, step, unit, slot), before)
+    outcome = run_item(WorkItem(request, attempt, step, unit, slot), before)
     if outcome.set_aside is not None:
         return Completed(name="SetAside", message=outcome.set_aside, data=asdict(outcome))
     return Completed(data=asdict(outcome))
@@ -68,9 +68,9 @@ class TaskFlight:
     def add_done_callback(self, call: Callable[[Any], Any]) -> object:
         return self.future.add_done_callback(call)
 
-    def result(self) -> Outcome:
+    def result(self) -> ItemResult:
         try:
-            return Outcome(**self.future.result())
+            return ItemResult(**self.future.result())
         except self.lost as error:
             raise StageCrash(f"its worker was lost, and so were those that tried after it: {error}") from error
 
@@ -86,17 +86,17 @@ class TaskCrew:
     def room(self) -> int:
         return self.capacity()
 
-    def submit(self, order: Order) -> Flight:
+    def submit(self, order: WorkItem) -> Future:
         return TaskFlight(copy_context().run(self._submit, order), self.lost)
 
-    def _submit(self, order: Order) -> PrefectFuture[Any]:
+    def _submit(self, order: WorkItem) -> PrefectFuture[Any]:
         # Apart from the stage's transaction: one unit that fails would roll back all that have ended before it.
         BaseTransaction.__var__.set(None)
         return self.runner.submit(unit_run, order.plain())
 
 
 @contextmanager
-def task_crew(launch: LaunchConfig) -> Iterator[Crew]:
+def task_crew(launch: LaunchConfig) -> Iterator[Executor]:
     """The crew that the configuration asks for. Raises `ConfigError` if there is no such cluster."""
     if launch.engine == "ray":
         from tasks.engine.ray_executor import ray_crew  # an extra, which most runs do not have

@@ -104,7 +104,7 @@ def _code(text: object) -> str:
     return f"`{clean}`" if clean else ""
 
 
-VARIABLE = "NAUTILE_DASHBOARD_URL"
+DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"
 _PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
 _PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
 
@@ -125,5 +125,5 @@ def artifact_page(artifact_id: str, run: str) -> str:
 
 
 def _address(page: str, **asked: str) -> str:
-    base = os.environ.get(VARIABLE, "").rstrip("/")
+    base = os.environ.get(DASHBOARD_URL, "").rstrip("/")
     return f"{base}/{page}?{urlencode(asked)}" if base else ""

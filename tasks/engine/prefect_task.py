@@ -25,7 +25,7 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.failure import slug
 from tasks.engine.prefect_executor import task_crew
 from tasks.engine.prefect_page import summary
-from tasks.engine.progress import Pace, StageUpdate, notify, subscribe
+from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
 from tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
 
 
 @cache
-def task_of(stage: Stage) -> Task[..., dict[str, str]]:
+def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
     """The one Prefect task of `stage`."""
 
     @task(
@@ -111,7 +111,7 @@ class _Board:
         self._artifact: UUID | None = None
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
-        self._pace = Pace()
+        self._pace = RateMeter()
 
     def hear(self, update: StageUpdate) -> None:
         if (update.label, update.run_id) != (self._label, self._run_id):
@@ -157,7 +157,7 @@ class _Board:
             logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
 
 
-def _words(update: StageUpdate, pace: Pace | None = None) -> str:
+def _words(update: StageUpdate, pace: RateMeter | None = None) -> str:
     parts: list[str] = [update.state]
     if update.done is not None:
         whole = f" of {update.total:g}" if update.total else ""

@@ -43,7 +43,7 @@ class StageUpdate:
 RATE_WINDOW_S = 30.0
 
 
-class Pace:
+class RateMeter:
     """How fast a count rises, over the last half minute; over longer if it has risen only once in that time.
 
     Files of five minutes each must not show a rate that comes and goes.

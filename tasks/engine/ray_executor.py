@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
-from tasks.engine.executors import Crew
+from tasks.engine.executors import Executor
 from tasks.engine.prefect_executor import TaskCrew
 
 LOST_WORKERS = 4  # per unit, before it counts as failed
@@ -31,7 +31,7 @@ ABSENT = (
 
 
 @contextmanager
-def ray_crew(launch: LaunchConfig) -> Iterator[Crew]:
+def ray_crew(launch: LaunchConfig) -> Iterator[Executor]:
     """Connected to the cluster for the length of the block. Raises `ConfigError` if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     wanted = launch.ray_address or os.environ.get("RAY_ADDRESS") or "auto"

@@ -6,8 +6,6 @@ An execution is one making of the artifacts of a key; it may take several attemp
     execution.json  request.json  live.json  error.json  done.json  log.txt  rounds/  scratch/  output/<kind>/  facts/
 """
 
-import os
-import threading
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +13,11 @@ from typing import Any
 
 from common.files import read_json, write_json
 from store.artifacts import Artifact, Store
-from store.events import EventWriter
-from tasks.engine.child_process import Traces
+from tasks.engine.child_process import ChildFiles
 
 
 @dataclass
-class Workspace:
+class Staging:
     """The open staging folder. Whoever holds it holds the key's lock."""
 
     path: Path
@@ -31,8 +28,8 @@ class Workspace:
     last_run: dict[str, Any] | None = field(default=None)  # the row of the attempt before, if it never ended
 
     @property
-    def traces(self) -> Traces:
-        return Traces(self.path)
+    def traces(self) -> ChildFiles:
+        return ChildFiles(self.path)
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
@@ -60,7 +57,7 @@ class Workspace:
         )
 
 
-def open_workspace(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Workspace:
+def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Staging:
     """Go on with what lies in `staging/<key>`, or begin anew.
 
     Begun anew when an input holds other bytes than it did (it was made again), and when `force` meets work that was
@@ -70,36 +67,10 @@ def open_workspace(store: Store, key: str, inputs: dict[str, Artifact], *, force
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
     known = read_json(folder / "execution.json")
     if isinstance(known, dict) and known["inputs"] == digests and (known["forced"] or not force):
-        space = Workspace(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
+        space = Staging(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
     else:
         if any(folder.iterdir()):
             store.discard(folder)
-        space = Workspace(store.staging(key), uuid.uuid4().hex, 1, force, digests)
+        space = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
     space.traces.forget()
     return space
-
-
-_journals: dict[tuple[Path, int], "Journal"] = {}
-_lock = threading.Lock()
-
-
-class Journal:
-    """Writes run rows; an event's id is the row's, and the newest event of a row is the row."""
-
-    def __init__(self, path: Path) -> None:
-        self._write = EventWriter(path, execution="")
-
-    def run(self, row: dict[str, Any]) -> None:
-        """Take the row of an attempt as it stands now."""
-        self._write("run", **row)
-
-
-def journal(store: Store) -> Journal:
-    """This process's journal in `store`; a forked process gets one of its own, and so does a store made anew."""
-    place = (store.root, os.getpid())
-    with _lock:
-        found = _journals.get(place)
-        if found is None or not found._write.path.exists():
-            path = store.root / "events" / f"runs-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
-            found = _journals[place] = Journal(path)
-        return found

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from flows.cli import inspect as inspection
 from flows.cli.main import app
 from store.artifacts import Store
+from store.events import EventWriter
 from store.manifest import now
-from tasks.engine.staging import Journal
 from tests.support.stage_store import filled
 
 TEXT = (Path(__file__).parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
@@ -24,8 +24,8 @@ def store(made, tmp_path_factory):
     """The made store, with an attempt that failed and an artifact that was made again."""
     store = Store(shutil.copytree(made[0].root, tmp_path_factory.mktemp("asked") / "store"))
     row = {"run": "toy", "stage": "align", "label": "align", "reused": False, "seconds": 1.0, "started": now()}
-    write = Journal(store.root / "events" / "failed.jsonl")
-    write.run(row | {"id": uuid.uuid4().hex, "state": "failed", "attempt": 1, "exit_code": 2, "error": "no judge"})
+    write = EventWriter(store.root / "events" / "failed.jsonl", execution="")
+    write("run", **row | {"id": uuid.uuid4().hex, "state": "failed", "attempt": 1, "exit_code": 2, "error": "no judge"})
     old = store.list("evaluation")[0]
     again = filled(store.root / "staging" / "again", {"scores.json": "{}"})
     fields = {name: old.manifest[name] for name in ("stage", "version", "config", "facts", "label")}

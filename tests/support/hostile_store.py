@@ -12,7 +12,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from store.manifest import now, sealed
-from tasks.engine.staging import journal
+from tasks.engine.attempt_log import write_attempt_row
 
 ELSEWHERE = "http://elsewhere.invalid"
 FORMS = (
@@ -43,7 +43,7 @@ def make_hostile(root: Path, outputs: dict[str, dict[str, str]]) -> None:
     (store.get(outputs["reason"]["rollouts"]).path / "<img src=x onerror=struck()>.jsonl").write_text('{"text": "x"}\n')
     row = {"id": "hostile", "run": NAME, "config": NAME, "stage": "align", "label": NAME, "key": "0" * 64}
     row |= {"execution": NAME, "attempt": 1, "state": "failed", "started": now(), "ended": now(), "error": TEXT}
-    journal(store).run(row)
+    write_attempt_row(store, row)
     Catalog(store).rebuild()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tests.support.stage_sums import sums
 
@@ -56,7 +57,7 @@ def main(root: str, sections: str, run_id: str) -> None:
     before: dict[str, str] = {}
     try:
         for section in json.loads(sections):
-            before = sums.run(section, before, RunContext(run_id, root, label="sums"))
+            before = run_stage(sums, section, before, RunContext(run_id, root, label="sums"))
             sys.stdout.write(f"made {json.dumps(before)}\n")
             sys.stdout.flush()
     except BaseException as error:

@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.files import write_text
 from configs.base import Section
-from tasks.engine.fanout import Round, set_aside, units
+from tasks.engine.fanout import FanOut, finished_items, skipped_items
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
@@ -66,28 +66,30 @@ def double(job: Job, unit: str) -> None:
     "pieces",
     version=1,
     outputs=("numbers",),
-    rounds=(
-        Round("cut", pieces_of, cut, tolerated=lambda job: job.part("pieces", Pieces).tolerated),
-        Round("double", lambda job: units(job, "cut"), double, noun="pieces"),
+    fan_outs=(
+        FanOut("cut", pieces_of, cut, tolerated=lambda job: job.part("pieces", Pieces).tolerated),
+        FanOut("double", lambda job: finished_items(job, "cut"), double, noun="pieces"),
     ),
 )
 def pieces(job: Job) -> None:
     """Joins what the units left."""
-    text = "".join((job.scratch / "double" / unit).read_text() for unit in units(job, "double"))
+    text = "".join((job.scratch / "double" / unit).read_text() for unit in finished_items(job, "double"))
     (job.output("numbers") / "all.txt").write_text(text)
-    job.emit("metric", name="joined", step=0, value=len(units(job, "double")))
+    job.emit("metric", name="joined", step=0, value=len(finished_items(job, "double")))
     times = {path.name: len(path.read_text().split()) for path in (job.scratch / "runs").iterdir()}
-    job.describe("numbers", set_aside=set_aside(job, "cut"), runs=times)
+    job.describe("numbers", set_aside=skipped_items(job, "cut"), runs=times)
 
 
 PARENT = """
 import json, sys
 from configs.schema import LaunchConfig
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tests.support.stage_pieces import pieces
 launch = LaunchConfig(workers=int(sys.argv[3]))
 try:
-    print("made", json.dumps(pieces.run(json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=launch))))
+    context = RunContext("r1", sys.argv[1], launch=launch)
+    print("made", json.dumps(run_stage(pieces, json.loads(sys.argv[2]), {}, context)))
 except BaseException as error:
     print(type(error).__name__, error)
 """

@@ -15,7 +15,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 
-@stage("psum", version=1, outputs=("numbers",), accelerator=True, together=True)
+@stage("psum", version=1, outputs=("numbers",), accelerator=True, multihost=True)
 def psum(job: Job) -> None:
     """Section: `fault` "", "dies", "hangs", "crashes" or "refuses", of the process `host`; the first time only."""
     assert (job.emit is silent) == (job.process > 0)

@@ -14,6 +14,7 @@ from configs.operation import LaunchConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.shards import Shard, read_index
 from store.artifacts import Store
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.ingest import ingest
 from tests.support.fake_hub import FakeHub
@@ -24,8 +25,9 @@ PARENT = """
 import json, sys
 from configs.schema import LaunchConfig
 from tasks.ingest import ingest
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-ingest.run(json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
+run_stage(ingest, json.loads(sys.argv[2]), {}, RunContext("r1", sys.argv[1], launch=LaunchConfig(workers=2)))
 """
 pytestmark = pytest.mark.slow
 
@@ -76,11 +78,11 @@ def test_a_kill_midway_and_another_number_of_workers_change_no_byte(tmp_path, hu
     parent.wait()
     hub.always.clear()
     hub.released.set()
-    again = ingest.run(asked, {}, RunContext("r2", str(store.root), launch=LaunchConfig(workers=1)))
+    again = run_stage(ingest, asked, {}, RunContext("r2", str(store.root), launch=LaunchConfig(workers=1)))
     assert hub.served["0.parquet"] == 1  # what was done was not done again
 
     other = Store(tmp_path / "whole")
-    whole = ingest.run(asked, {}, RunContext("r3", str(other.root), launch=LaunchConfig(workers=3)))
+    whole = run_stage(ingest, asked, {}, RunContext("r3", str(other.root), launch=LaunchConfig(workers=3)))
     assert payload(store, again) == payload(other, whole)
     wanted = {f"file {n} row {row}" for n in range(FILES) if n != BAD for row in range(ROWS)}
     assert documents(store, again) == Counter(dict.fromkeys(wanted, 1))

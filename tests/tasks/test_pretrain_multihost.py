@@ -8,6 +8,7 @@ from configs.operation import LaunchConfig
 from model.weights.files import load_weights
 from store.artifacts import Store
 from store.catalog import Catalog
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.pretrain import pretrain
 from tests.support.pod import pod_settings
@@ -36,7 +37,7 @@ def test_two_processes_publish_what_one_does(inputs, tmp_path, monkeypatch):
         monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(devices))
         launch = LaunchConfig(processes=processes)
         context = RunContext(f"r{processes}", str(store.root), force=processes == 1, launch=launch)
-        made = store.get(pretrain.run(parts, inputs, context)["checkpoint"])
+        made = store.get(run_stage(pretrain, parts, inputs, context)["checkpoint"])
         load_weights(made.path)
         found[processes] = made.manifest["facts"]
     two, one = found[2], found[1]

@@ -11,7 +11,7 @@ from flows.cli import logs
 from flows.cli.logs import choose, follow, last_lines
 from flows.cli.status_watch import changes
 from store.artifacts import Store
-from tasks.engine.staging import journal
+from tasks.engine.attempt_log import write_attempt_row
 from tests.support.stage_parent import wait_for
 from tests.support.stage_store import key_of
 
@@ -25,7 +25,7 @@ def store(tmp_path):
     ):
         row = {"run": run, "label": label, "stage": label.partition(":")[0], "key": key_of(label), "attempt": 1}
         row |= {"id": f"{run}-{label}", "execution": f"made-{label}", "state": state, "reused": state == "reused"}
-        journal(store).run(row | {"started": f"2026-01-02T03:0{minute}:00+00:00"})
+        write_attempt_row(store, row | {"started": f"2026-01-02T03:0{minute}:00+00:00"})
         (store.root / "logs" / f"{row['stage']}-{row['execution']}.txt").write_text(f"one\ntwo\nthe end of {label}\n")
     return store
 

@@ -12,7 +12,7 @@ from flows.operate import reconcile
 from flows.operate.reconcile import Settled, attempts, lock_files, lost_runs, quietly, staging, unfinished
 from store.artifacts import Store
 from store.catalog import Catalog
-from tasks.engine.staging import journal
+from tasks.engine.attempt_log import write_attempt_row
 from tests.support.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stage_store import key_of, published
 from tests.support.stage_sums import section
@@ -31,7 +31,7 @@ def attempt(store, word, **fields):
     """An attempt written down as running."""
     row = {"id": f"id-{word}", "run": "r-1", "stage": "toy", "label": "toy", "key": key_of(word), "attempt": 1}
     row |= {"execution": f"made-{word}", "state": "running", "started": "2026-01-02T03:04:05+00:00"} | fields
-    journal(store).run(row)
+    write_attempt_row(store, row)
     return row
 
 
@@ -74,7 +74,7 @@ def test_an_attempt_that_ended_meanwhile_keeps_its_end(store, monkeypatch):
     acquire = type(store.lock("0" * 64)).try_acquire
 
     def late(lock):
-        journal(store).run(row | {"state": "failed", "error": "by zero"})
+        write_attempt_row(store, row | {"state": "failed", "error": "by zero"})
         return acquire(lock)
 
     monkeypatch.setattr("store.locks.KeyLock.try_acquire", late)

@@ -9,7 +9,7 @@ from common.errors import ConfigError, Retryable
 from store.artifacts import Store
 from store.events import EventWriter
 from tasks.engine.errors import StageCrash
-from tasks.engine.failure import WAY_ON, Failure, advice, reason, slug
+from tasks.engine.failure import RESUME_HEADING, Failure, advice, reason, slug
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import StageUpdate
 from tests.support.stage_store import published
@@ -26,7 +26,7 @@ def test_a_failure_says_what_why_what_to_do_and_the_command():
     told = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
     text = told.markdown()
     assert text.startswith("## evaluate:align failed (attempt 2)\n\n```\nits process ended with exit code 1\n```\n")
-    assert f"**{WAY_ON}**\n\n```\nnautile run a\n```" in text
+    assert f"**{RESUME_HEADING}**\n\n```\nnautile run a\n```" in text
     assert "```\nKeyError: 1\n```" in text
     assert "(http://127.0.0.1:8501/?run=r1)" in text
     assert told.file == "evaluate-align-eeeeeeeeeeee-2.md"

@@ -13,9 +13,10 @@ from configs.operation import LaunchConfig
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine import child_process as child
+from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled, StageCrash
-from tasks.engine.fanout import Place, Round, make_list, set_aside, units
-from tasks.engine.fanout_item import Order, do, open_orders
+from tasks.engine.fanout import FanOut, Markers, finished_items, skipped_items, write_item_list
+from tasks.engine.fanout_item import WorkItem, open_lease, run_item
 from tasks.engine.job import Job
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
@@ -58,7 +59,7 @@ def times(store):
 
 
 def test_rounds_are_done_in_order_and_their_events_reach_the_catalog(store, context, updates):
-    made = pieces.run(section(4), {}, context)
+    made = run_stage(pieces, section(4), {}, context)
     assert text(store, made) == whole(4)
     units_of_both = [f"{start}piece-{index}" for start in ("", "double-") for index in range(4)]
     assert store.get(made["numbers"]).manifest["facts"] == {
@@ -83,12 +84,12 @@ def test_rounds_are_done_in_order_and_their_events_reach_the_catalog(store, cont
     assert run["peak_bytes"] > 10**7
     (log,) = (path.read_text() for path in (store.root / "logs").glob("pieces-*.txt"))
     assert {line for line in log.splitlines() if line.startswith("said by")} == {"said by piece-1", "said by piece-3"}
-    assert pieces.run(section(4), {}, context) == made
+    assert run_stage(pieces, section(4), {}, context) == made
 
 
 def test_a_unit_under_way_counts_as_the_share_it_has_done(store, context, gate, updates):
     asked = section(2, gate=str(gate), gated=["piece-0", "piece-1"])
-    thread = threading.Thread(target=pieces.run, args=(asked, {}, context))
+    thread = threading.Thread(target=run_stage, args=(pieces, asked, {}, context))
     thread.start()
     wait_for(lambda: [update for update in updates if (update.done, update.total) == (1.0, 2)])
     (gate / "open").touch()
@@ -98,7 +99,7 @@ def test_a_unit_under_way_counts_as_the_share_it_has_done(store, context, gate, 
 
 def test_bad_units_are_set_aside_by_name_up_to_the_share(store, context, caplog):
     asked = section(4, faults={"piece-1": {"bad": 99}}, tolerated=0.25)
-    made = pieces.run(asked, {}, context)
+    made = run_stage(pieces, asked, {}, context)
     assert text(store, made) == whole(4, without=(1,))
     assert store.get(made["numbers"]).manifest["facts"]["set_aside"] == {"piece-1": "piece-1: not a text"}
     assert "cut: piece-1 is set aside: piece-1: not a text" in caplog.text
@@ -117,10 +118,10 @@ def test_too_many_bad_units_are_one_message_and_are_tried_again_by_the_next_run(
         r"may be\)$"
     )
     with pytest.raises(ConfigError, match=told):
-        pieces.run(asked, {}, context)
+        run_stage(pieces, asked, {}, context)
     before = times(store)
     assert before == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1, "piece-3": 1}
-    assert text(store, pieces.run(asked, {}, context)) == whole(4)
+    assert text(store, run_stage(pieces, asked, {}, context)) == whole(4)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,11 @@ def test_too_many_bad_units_are_one_message_and_are_tried_again_by_the_next_run(
 def test_a_unit_that_fails_lets_the_others_be_done_and_is_the_only_one_done_again(store, context, fault, error, told):
     asked = section(3, faults={"piece-0": {fault: 1}})
     with pytest.raises(error, match=told):
-        pieces.run(asked, {}, context)
+        run_stage(pieces, asked, {}, context)
     marks = sorted(path.name for path in store.root.glob("staging/*/rounds/cut/done/*"))
     assert marks == ["piece-1", "piece-2"]
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
-    made = pieces.run(asked, {}, context)
+    made = run_stage(pieces, asked, {}, context)
     assert text(store, made) == whole(3)
     assert store.get(made["numbers"]).manifest["facts"]["runs"] == {
         "list": 1,
@@ -150,15 +151,15 @@ def test_three_units_that_fail_end_the_stage(store):
     faults = {f"piece-{index}": {"retry": 9} for index in range(5)}
     one = RunContext("r1", str(store.root), launch=LaunchConfig(workers=1))
     with pytest.raises(Retryable, match="cut: 5 of 5 files left; piece-0: "):
-        pieces.run(section(5, faults=faults), {}, one)
+        run_stage(pieces, section(5, faults=faults), {}, one)
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
 
 
 def test_a_full_disk_is_not_the_unit_s_fault(store, context):
     asked = section(3, faults={"piece-1": {"full": 1}}, tolerated=1.0)
     with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):
-        pieces.run(asked, {}, context)
-    made = pieces.run(asked, {}, context)
+        run_stage(pieces, asked, {}, context)
+    made = run_stage(pieces, asked, {}, context)
     assert text(store, made) == whole(3)
 
 
@@ -208,7 +209,7 @@ def test_cancelling_ends_the_units_of_a_stage_in_another_thread(store, context, 
 
     def run():
         try:
-            pieces.run(section(3, gate=str(gate), gated=["piece-0", "piece-1"]), {}, context)
+            run_stage(pieces, section(3, gate=str(gate), gated=["piece-0", "piece-1"]), {}, context)
         except StageCancelled as error:
             ended.append(error)
 
@@ -243,55 +244,55 @@ def job(staging: Path) -> Job:
     ],
 )
 def test_a_list_must_make_sense(tmp_path, names, share, told):
-    step = Round("cut", lambda job: names, lambda job, unit: None, tolerated=lambda job: share)
+    step = FanOut("cut", lambda job: names, lambda job, unit: None, tolerated=lambda job: share)
     with pytest.raises(RuntimeError, match=told):
-        make_list(step, job(tmp_path))
-    assert Place.of(tmp_path, "cut").listing is None
+        write_item_list(step, job(tmp_path))
+    assert Markers.of(tmp_path, "cut").listing is None
 
 
 def test_what_a_round_left_is_read_only_once_it_is_over(tmp_path):
-    make_list(Round("cut", lambda job: ["a", "b"], lambda job, unit: None), job(tmp_path))
+    write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, unit: None), job(tmp_path))
     with pytest.raises(RuntimeError, match="round 'cut' is not over"):
-        units(job(tmp_path), "cut")
-    Place.of(tmp_path, "cut").settle({"b": "bad"})
-    assert units(job(tmp_path), "cut") == ["a"]
-    assert set_aside(job(tmp_path), "cut") == {"b": "bad"}
+        finished_items(job(tmp_path), "cut")
+    Markers.of(tmp_path, "cut").settle({"b": "bad"})
+    assert finished_items(job(tmp_path), "cut") == ["a"]
+    assert skipped_items(job(tmp_path), "cut") == {"b": "bad"}
 
 
 def test_rounds_are_declared_soundly():
-    one = Round("cut", lambda job: [], lambda job, unit: None)
-    for rounds in ((one, one), (Round("No Name", one.list, one.work),)):
+    one = FanOut("cut", lambda job: [], lambda job, unit: None)
+    for rounds in ((one, one), (FanOut("No Name", one.list, one.work),)):
         with pytest.raises(ValueError, match="its rounds have lower-case names, each its own"):
-            stage("x", version=1, outputs=("a",), rounds=rounds)
-    with pytest.raises(ValueError, match="`together` is for the opposite"):
-        stage("x", version=1, outputs=("a",), rounds=(one,), together=True)
+            stage("x", version=1, outputs=("a",), fan_outs=rounds)
+    with pytest.raises(ValueError, match="`multihost` is for processes that do"):
+        stage("x", version=1, outputs=("a",), fan_outs=(one,), multihost=True)
 
 
 def test_an_order_of_an_attempt_that_is_over_is_not_followed(tmp_path):
     (tmp_path / "staging" / "key").mkdir(parents=True)
-    order = Order(str(tmp_path / "staging" / "key" / "request.json"), 1, "cut", "a", 1)
+    order = WorkItem(str(tmp_path / "staging" / "key" / "request.json"), 1, "cut", "a", 1)
     with pytest.raises(StageCancelled, match="cut a: its attempt is over"):
-        do(order)
-    open_orders(order.staging, 2)
+        run_item(order)
+    open_lease(order.staging, 2)
     with pytest.raises(StageCancelled):
-        do(order)
-    elsewhere = Order("/no/such/store/staging/key/request.json", 1, "cut", "a", 1)
+        run_item(order)
+    elsewhere = WorkItem("/no/such/store/staging/key/request.json", 1, "cut", "a", 1)
     with pytest.raises(ConfigError, match="must lie on a file system that all of them share"):
-        do(elsewhere)
+        run_item(elsewhere)
 
 
 def test_a_host_with_other_code_is_refused(tmp_path):
     folder = tmp_path / "staging" / "key"
     folder.mkdir(parents=True)
     (folder / "request.json").write_text(json.dumps({"host": "head", "commit": "a" * 40}))
-    open_orders(folder, 1)
+    open_lease(folder, 1)
     with pytest.raises(ConfigError, match=r"the run's host head has a{40}: install the same on every host"):
-        do(Order(str(folder / "request.json"), 1, "cut", "a", 1))
+        run_item(WorkItem(str(folder / "request.json"), 1, "cut", "a", 1))
 
 
 def test_ray_is_reached_through_a_flow_only(store):
     launch = LaunchConfig(engine="ray")
     with pytest.raises(ConfigError, match=r"launch\.engine 'ray' is reached through Prefect"):
-        pieces.run(section(), {}, RunContext("r1", str(store.root), launch=launch))
+        run_stage(pieces, section(), {}, RunContext("r1", str(store.root), launch=launch))
     with pytest.raises(ValueError, match=r"launch\.ray_address goes with engine 'ray'"):
         LaunchConfig(ray_address="127.0.0.1:6379")

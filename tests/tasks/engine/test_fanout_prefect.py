@@ -15,6 +15,7 @@ from tasks.engine import prefect_executor as prefect_units
 from tasks.engine import prefect_task
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCrash
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import is_alive, wait_for
 from tests.support.stage_pieces import pieces, runs, section, whole
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """No retries of the whole stage, no waiting between those of a unit, and progress shown from the first moment."""
-    monkeypatch.setattr(pieces.task(), "retries", 0)
+    monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
     monkeypatch.setattr(units, "RETRY_AFTER_S", (0.01,))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
@@ -44,7 +45,9 @@ def through_a_flow(store, asked, workers=2):
     def one_stage():
         launch = LaunchConfig(workers=workers)
         with cancelling():
-            return pieces(asked, {}, RunContext("r1", str(store.root), label="pieces:a", launch=launch))
+            return as_prefect_task(pieces)(
+                asked, {}, RunContext("r1", str(store.root), label="pieces:a", launch=launch)
+            )
 
     return one_stage(return_state=True)
 

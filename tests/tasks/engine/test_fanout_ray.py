@@ -16,6 +16,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine import child_process as child
 from tasks.engine.child_process import cancelling
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tests.support.ray_cluster import cluster, surroundings
 from tests.support.stage_parent import is_alive, wait_for
@@ -39,7 +40,7 @@ def address(prefect_server):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(pieces.task(), "retries", 0)
+    monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
     yield
     child._cancelled.clear()
 
@@ -61,7 +62,7 @@ def through_a_flow(store, asked, address, **launch):
     def one_stage():
         where = LaunchConfig(engine="ray", ray_address=address, **launch)
         with cancelling():
-            return pieces(asked, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
+            return as_prefect_task(pieces)(asked, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
 
     return one_stage(return_state=True)
 

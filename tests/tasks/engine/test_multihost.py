@@ -15,6 +15,7 @@ from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
 from flows.operate.prefect_server import free_port
 from store.artifacts import Store
+from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.multihost import check_commit, command_for
 from tasks.engine.stage import RunContext
@@ -50,7 +51,7 @@ def launch(request, tmp_path, monkeypatch):
 
 def do(store, launch, fault="", host=1):
     context = RunContext("r1", str(store.root), label="psum", launch=launch)
-    return store.get(psum.run({"fault": fault, "host": host}, {}, context)["numbers"])
+    return store.get(run_stage(psum, {"fault": fault, "host": host}, {}, context)["numbers"])
 
 
 def members():
@@ -151,7 +152,7 @@ def test_a_template_that_cannot_work_is_refused(command, said):
 def test_a_stage_that_only_one_process_can_do_is_refused(store):
     context = RunContext("r1", str(store.root), label="sums", launch=LaunchConfig(processes=2, stages=("sums",)))
     with pytest.raises(ConfigError, match=r"launch\.stages names 'sums', which only one process can do"):
-        sums.run(section(1), {}, context)
+        run_stage(sums, section(1), {}, context)
 
 
 def test_a_member_without_its_leader_ends():

@@ -8,6 +8,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from store.artifacts import Store
 from store.catalog import Catalog
+from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
@@ -43,7 +44,7 @@ def runs(store):
 
 
 def test_a_stage_is_made_once_and_then_reused(store, context, updates):
-    made = sums.run(section(totals=True), {}, context)
+    made = run_stage(sums, section(totals=True), {}, context)
     numbers, totals = store.get(made["numbers"]), store.get(made["totals"])
     assert sorted(path.name for path in numbers.path.glob("*.txt")) == ["0.txt", "1.txt", "2.txt"]
     assert (totals.path / "total.txt").read_text() == "3"
@@ -58,7 +59,7 @@ def test_a_stage_is_made_once_and_then_reused(store, context, updates):
     assert (last.label, last.done, last.total, last.unit, last.note) == ("sums:a", 3, 3, "files", "adding")
     assert (last.share, last.metrics, last.outputs, last.key) == (1.0, {"value": 2.0}, made, numbers.key)
 
-    assert sums.run(section(totals=True), {}, RunContext("r2", str(store.root))) == made
+    assert run_stage(sums, section(totals=True), {}, RunContext("r2", str(store.root))) == made
     assert updates[-1].state == "reused"
     first, second = runs(store)
     assert (first["state"], first["exit_code"], first["reused"], first["config"]) == ("done", 0, False, "toy")
@@ -76,24 +77,24 @@ def test_a_stage_is_made_once_and_then_reused(store, context, updates):
 
 
 def test_inputs_are_read_and_are_in_the_key(store, context):
-    one, two = sums.run(section(3), {}, context), sums.run(section(4), {}, context)
-    made = [sums.run(section(1), {"x": given["numbers"]}, context)["numbers"] for given in (one, two)]
+    one, two = run_stage(sums, section(3), {}, context), run_stage(sums, section(4), {}, context)
+    made = [run_stage(sums, section(1), {"x": given["numbers"]}, context)["numbers"] for given in (one, two)]
     assert [(store.get(name).path / "0.txt").read_text() for name in made] == ["3", "6"]
     full = {"x": store.get(one["numbers"]).full_id}
     assert store.get(made[0]).key == sums.key(section(1), full)
-    assert sums.run(section(1), full, context)["numbers"] == made[0]
+    assert run_stage(sums, section(1), full, context)["numbers"] == made[0]
     assert len(Catalog(store).lineage(made[0])) == 2
     with pytest.raises(ConfigError, match="no artifact 'numbers/0123'"):
-        sums.run(section(1), {"x": "numbers/0123"}, context)
+        run_stage(sums, section(1), {"x": "numbers/0123"}, context)
 
 
 def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, updates):
     with pytest.raises(ConfigError, match=r"^sums.count: three is a crowd$"):
-        sums.run(section(faults={"config": 1}), {}, context)
+        run_stage(sums, section(faults={"config": 1}), {}, context)
     with pytest.raises(ConfigError, match=r"^stage sums: `sums.count`: "):
-        sums.run({"sums": {"count": "many"}}, {}, context)
+        run_stage(sums, {"sums": {"count": "many"}}, {}, context)
     with pytest.raises(ConfigError, match=r"its section has no `sums`; there are \['seed'\]"):
-        sums.run({"seed": 1}, {}, context)
+        run_stage(sums, {"seed": 1}, {}, context)
     assert updates[-1].state == "failed"
     assert "has no `sums`" in updates[-1].error
     assert {(run["state"], run["exit_code"]) for run in runs(store)} == {("failed", 2)}
@@ -103,8 +104,8 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
 def test_a_failure_worth_a_retry_goes_on_where_it_was(store, context):
     asked = section(4, faults={"retry": 1})
     with pytest.raises(Retryable, match=r"127.0.0.1:9 does not answer"):
-        sums.run(asked, {}, context)
-    made = store.get(sums.run(asked, {}, context)["numbers"])
+        run_stage(sums, asked, {}, context)
+    made = store.get(run_stage(sums, asked, {}, context)["numbers"])
     found = runs(store)
     assert [(run["state"], run["attempt"], run["exit_code"]) for run in found] == [("failed", 1, 75), ("done", 2, 0)]
     assert {run["execution"] for run in found} == {made.execution}
@@ -123,25 +124,25 @@ def test_a_failure_worth_a_retry_goes_on_where_it_was(store, context):
 )
 def test_a_crash_quotes_the_log_and_can_be_gone_on_from(store, context, fault, told):
     with pytest.raises(StageCrash, match=told):
-        sums.run(section(faults={fault: 1}), {}, context)
+        run_stage(sums, section(faults={fault: 1}), {}, context)
     assert runs(store)[0]["state"] == "failed"
     (staging,) = (store.root / "staging").iterdir()
     for name in ("surprise/a.txt", "numbers/link"):
         (staging / "output" / name).unlink(missing_ok=True)
-    made = sums.run(section(faults={fault: 1}), {}, context)
+    made = run_stage(sums, section(faults={fault: 1}), {}, context)
     assert store.verify(store.get(made["numbers"])) == []
 
 
 def test_a_full_disk_is_the_operator_s_to_mend(store, context):
     with pytest.raises(ConfigError, match=r"the store .* cannot be written \(No space left on device at .*big.bin\)"):
-        sums.run(section(faults={"full": 1}), {}, context)
+        run_stage(sums, section(faults={"full": 1}), {}, context)
 
 
 def test_a_stage_must_write_what_it_says(store, context):
     with pytest.raises(StageCrash, match=r"stage nothing wrote nothing for \['numbers'\]"):
-        nothing.run({}, {}, context)
+        run_stage(nothing, {}, {}, context)
     with pytest.raises(ConfigError, match="is not a stage: @stage must decorate a module-level function"):
-        local_stage().run({}, {}, context)
+        run_stage(local_stage(), {}, {}, context)
     with pytest.raises(ValueError, match="'Bad Name' is not a lower-case name"):
         stage("x", version=1, outputs=("Bad Name",))
     with pytest.raises(ValueError, match="`optional` names some of them"):
@@ -151,43 +152,43 @@ def test_a_stage_must_write_what_it_says(store, context):
 def test_a_store_that_cannot_be_written_is_refused_before_anything(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        sums.run(section(), {}, RunContext("r1", str(tmp_path / "file")))
+        run_stage(sums, section(), {}, RunContext("r1", str(tmp_path / "file")))
 
 
 def test_a_damaged_artifact_is_refused_by_name_and_made_anew_by_force(store, context):
-    made = sums.run(section(), {}, context)
+    made = run_stage(sums, section(), {}, context)
     flip_byte(store.get(made["numbers"]).path / "1.txt")
     told = rf"{made['numbers']} is damaged: 1.txt \(its digest differs\)\. .*`nautile run CONFIG --only sums:a --force`"
     with pytest.raises(ConfigError, match=told):
-        sums.run(section(), {}, context)
+        run_stage(sums, section(), {}, context)
     with pytest.raises(ConfigError, match=told):
-        sums.run(section(7), {"x": made["numbers"]}, context)
-    again = sums.run(section(), {}, forced(context))
+        run_stage(sums, section(7), {"x": made["numbers"]}, context)
+    again = run_stage(sums, section(), {}, forced(context))
     assert again == made
     # The one that was replaced is the same work: it has its byte back.
     assert damage(store) == {made["numbers"]: [], f"{made['numbers']}.1": []}
-    assert sums.run(section(), {}, context) == made
-    assert sums.run(section(7), {"x": made["numbers"]}, context)
+    assert run_stage(sums, section(), {}, context) == made
+    assert run_stage(sums, section(7), {"x": made["numbers"]}, context)
 
 
 def test_a_damaged_manifest_is_refused_and_made_anew_by_force(store, context):
-    made = sums.run(section(), {}, context)
+    made = run_stage(sums, section(), {}, context)
     flip_byte(store.get(made["numbers"]).path / "manifest.json", 50)
     with pytest.raises(ConfigError, match=r"damaged: manifest.json\. .*`nautile run CONFIG --only sums:a --force`"):
-        sums.run(section(), {}, context)
-    assert sums.run(section(), {}, forced(context)) == made
+        run_stage(sums, section(), {}, context)
+    assert run_stage(sums, section(), {}, forced(context)) == made
     assert store.verify(store.get(made["numbers"])) == []
 
 
 def test_force_makes_anew_and_keeps_the_old(store, context):
-    made = sums.run(section(totals=True), {}, context)
+    made = run_stage(sums, section(totals=True), {}, context)
     old = store.get(made["numbers"])
-    assert sums.run(section(totals=True), {}, forced(context)) == made
+    assert run_stage(sums, section(totals=True), {}, forced(context)) == made
     new = store.get(made["numbers"])
     assert new.execution != old.execution == store.get(f"{made['numbers']}.1").execution
     assert new.manifest["digest"] == old.manifest["digest"]
     # A retry within the same run finds its own work and takes it.
-    assert sums.run(section(totals=True), {}, forced(context)) == made
+    assert run_stage(sums, section(totals=True), {}, forced(context)) == made
     assert store.get(made["numbers"]).execution == new.execution
     Catalog(store).ingest()
     steps = Catalog(store).query("SELECT execution, count(*) AS n FROM metrics GROUP BY 1")
@@ -197,21 +198,21 @@ def test_force_makes_anew_and_keeps_the_old(store, context):
 def test_force_drops_unforced_work_but_goes_on_with_its_own(store, context):
     asked = section(faults={"retry": 2})
     with pytest.raises(Retryable):
-        sums.run(asked, {}, context)
+        run_stage(sums, asked, {}, context)
     with pytest.raises(Retryable):
-        sums.run(asked, {}, forced(context))
+        run_stage(sums, asked, {}, forced(context))
     assert [run["attempt"] for run in runs(store)] == [1, 1]
     with pytest.raises(Retryable):
-        sums.run(asked, {}, forced(context, "r3"))
+        run_stage(sums, asked, {}, forced(context, "r3"))
     assert [run["attempt"] for run in runs(store)] == [1, 1, 2]
     assert len({run["execution"] for run in runs(store)}) == 2
 
 
 def test_work_on_an_input_that_was_made_anew_with_other_bytes_begins_anew(store, context):
-    given = sums.run(section(2), {}, context)
+    given = run_stage(sums, section(2), {}, context)
     asked = section(1, faults={"retry": 1})
     with pytest.raises(Retryable):
-        sums.run(asked, {"x": given["numbers"]}, context)
+        run_stage(sums, asked, {"x": given["numbers"]}, context)
     live = store.get(given["numbers"])
     source = store.root / "staging/other"
     source.mkdir()
@@ -219,8 +220,8 @@ def test_work_on_an_input_that_was_made_anew_with_other_bytes_begins_anew(store,
     told = {name: live.manifest[name] for name in ("stage", "version", "config", "facts")}
     store.publish("numbers", live.key, source, inputs={}, supersede=True, **told)
     with pytest.raises(Retryable):
-        sums.run(asked, {"x": given["numbers"]}, context)
-    made = sums.run(asked, {"x": given["numbers"]}, context)
+        run_stage(sums, asked, {"x": given["numbers"]}, context)
+    made = run_stage(sums, asked, {"x": given["numbers"]}, context)
     assert (store.get(made["numbers"]).path / "0.txt").read_text() == "41"
     assert [run["attempt"] for run in runs(store)][1:] == [1, 1, 2]
 
@@ -237,9 +238,9 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
     with monkeypatch.context() as patch:
         patch.setattr(Store, "publish", killed_after_the_first)
         with pytest.raises(KeyboardInterrupt):
-            sums.run(section(totals=True), {}, context)
+            run_stage(sums, section(totals=True), {}, context)
     assert [artifact.kind for artifact in store.list()] == kinds == ["numbers"]
-    made = sums.run(section(totals=True), {}, context)
+    made = run_stage(sums, section(totals=True), {}, context)
     numbers, totals = store.get(made["numbers"]), store.get(made["totals"])
     assert numbers.execution == totals.execution
     assert numbers.manifest["facts"]["made"] == 3
@@ -248,7 +249,7 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
 
 
 def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(store, context, monkeypatch):
-    made = sums.run(section(totals=True), {}, context)
+    made = run_stage(sums, section(totals=True), {}, context)
     old = store.get(made["numbers"]).execution
     set_aside = Store._set_aside
 
@@ -259,18 +260,18 @@ def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(s
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_set_aside", killed_after)
         with pytest.raises(KeyboardInterrupt):
-            sums.run(section(totals=True), {}, forced(context))
+            run_stage(sums, section(totals=True), {}, forced(context))
     assert [artifact.kind for artifact in store.list()] == ["totals"]
-    assert sums.run(section(totals=True), {}, context) == made
+    assert run_stage(sums, section(totals=True), {}, context) == made
     new = store.get(made["numbers"])
     assert new.execution == store.get(made["totals"]).execution != old
     assert {store.get(f"{name}.1").execution for name in made.values()} == {old}
 
 
 def test_a_kind_that_is_missing_has_its_siblings_made_anew_with_it(store, context):
-    made = sums.run(section(totals=True), {}, context)
+    made = run_stage(sums, section(totals=True), {}, context)
     store.discard(store.get(made["totals"]).path)
-    assert sums.run(section(totals=True), {}, context) == made
+    assert run_stage(sums, section(totals=True), {}, context) == made
     assert store.get(made["numbers"]).execution == store.get(made["totals"]).execution
     assert store.get(f"{made['numbers']}.1")
 
@@ -279,7 +280,7 @@ def test_two_runs_of_one_key_work_once(store, context, updates, tmp_path):
     gate = tmp_path / "gate"
     gate.mkdir()
     asked, made = section(gate=str(gate)), []
-    threads = [threading.Thread(target=lambda: made.append(sums.run(asked, {}, context))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: made.append(run_stage(sums, asked, {}, context))) for _ in range(2)]
     for thread in threads:
         thread.start()
     while not any(update.state == "waiting" for update in list(updates)) and any(t.is_alive() for t in threads):
@@ -294,7 +295,7 @@ def test_two_runs_of_one_key_work_once(store, context, updates, tmp_path):
 def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
     store.prepare()
     store.catalog_path.write_text("this is no database")
-    made = sums.run(section(), {}, context)
+    made = run_stage(sums, section(), {}, context)
     assert Catalog(store).rebuild()["metrics"] == 3
     assert Catalog(store).lineage(made["numbers"])
 
@@ -302,7 +303,7 @@ def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
 def test_a_listener_that_fails_fails_no_stage(store, context, caplog):
     unsubscribe = subscribe(lambda update: 1 / 0)
     try:
-        assert sums.run(section(), {}, context)
+        assert run_stage(sums, section(), {}, context)
     finally:
         unsubscribe()
     assert "a progress listener failed on sums:a" in caplog.text

@@ -21,6 +21,7 @@ from common.errors import ConfigError, Retryable
 from store.artifacts import Store
 from tasks.engine import prefect_task
 from tasks.engine.errors import StageCrash
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import wait_for
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Retries without the waiting, and progress shown from the first moment."""
-    monkeypatch.setattr(sums.task(), "retry_delay_seconds", [0.01])
+    monkeypatch.setattr(as_prefect_task(sums), "retry_delay_seconds", [0.01])
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
 
@@ -48,7 +49,7 @@ def through_a_flow(store, asked):
     @flow(name="one-stage")
     def one_stage():
         context = RunContext("r1", str(store.root), label="sums:A b", resume="nautile run toy --from sums")
-        return sums(asked, {}, context)
+        return as_prefect_task(sums)(asked, {}, context)
 
     heard = []
     unsubscribe = subscribe(heard.append)
@@ -147,7 +148,7 @@ def test_an_attempt_that_got_on_starts_the_count_anew(monkeypatch):
 
     def again(error, after):
         moment[0] += after
-        return prefect_task.worth_a_retry(sums.task(), run, SimpleNamespace(data=error))
+        return prefect_task.worth_a_retry(as_prefect_task(sums), run, SimpleNamespace(data=error))
 
     assert all(again(StageCrash("x"), 1.0) for _ in range(prefect_task.CRASHES))
     assert again(StageCrash("x"), prefect_task.GOT_ON_S + 1)

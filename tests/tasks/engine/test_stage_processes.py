@@ -12,6 +12,7 @@ import pytest
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine import child_process as child
+from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled, StageCrash
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import is_alive, reached, start, start_chain, wait_for
@@ -46,7 +47,7 @@ def finish(store, gate, asked, states):
     """Let the work go on in a new run, and look at what came of it."""
     (gate / "reached").unlink(missing_ok=True)
     (gate / "open").touch()
-    made = store.get(sums.run(asked, {}, RunContext("r2", str(store.root), label="sums"))["numbers"])
+    made = store.get(run_stage(sums, asked, {}, RunContext("r2", str(store.root), label="sums"))["numbers"])
     assert made.manifest["facts"]["made"] == 3  # the other three are of the attempt before
     assert [(made.path / f"{n}.txt").read_text() for n in range(6)] == [str(n) for n in range(6)]
     catalog = Catalog(store)
@@ -64,7 +65,7 @@ def test_a_killed_child_is_a_crash_and_the_next_attempt_goes_on(store, gate, ask
 
     def run():
         try:
-            sums.run(asked, {}, RunContext("r1", str(store.root), label="sums"))
+            run_stage(sums, asked, {}, RunContext("r1", str(store.root), label="sums"))
         except StageCrash as error:
             failed.append(str(error))
 
@@ -139,7 +140,7 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, asked):
 
     def run():
         try:
-            sums.run(asked, {}, RunContext("r1", str(store.root), label="sums"))
+            run_stage(sums, asked, {}, RunContext("r1", str(store.root), label="sums"))
         except StageCancelled as error:
             ended.append(error)
 
@@ -163,7 +164,7 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, asked):
 def test_a_process_that_has_finished_and_hangs_is_ended(store, monkeypatch):
     monkeypatch.setattr(child, "LINGER_S", 0.5)
     monkeypatch.setattr(child, "TERMINATE_GRACE_S", 0.5)
-    made = sums.run(section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
+    made = run_stage(sums, section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
     assert store.verify(store.get(made["numbers"])) == []
 
 

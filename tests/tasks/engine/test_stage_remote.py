@@ -8,6 +8,7 @@ from flows.cli import inspect as inspection
 from store import remote as remotes
 from store.catalog import Catalog
 from store.manifest import MIRRORED
+from tasks.engine.attempt import run_stage
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
 from tests.support.stage_sums import section, sums
@@ -23,13 +24,13 @@ def states(store):
 
 def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     a, b = machine("a"), machine("b")
-    base = sums.run(section(2), {}, context(a))
+    base = run_stage(sums, section(2), {}, context(a))
     heard = []
     unsubscribe = subscribe(heard.append)
     try:
-        assert sums.run(section(2), {}, context(b)) == base
+        assert run_stage(sums, section(2), {}, context(b)) == base
         assert not (b.get(base["numbers"]).folder / "0.txt").exists()
-        made = sums.run(section(3), {"x": base["numbers"]}, context(b))
+        made = run_stage(sums, section(3), {"x": base["numbers"]}, context(b))
     finally:
         unsubscribe()
     assert [update.state for update in heard if update.state != "running"] == [
@@ -58,7 +59,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     remedies = {made["numbers"]: "make it anew: `nautile run CONFIG --only sums:a --force`"}
     assert inspection.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
     with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
-        sums.run(section(1), {"x": made["numbers"]}, context(a))
+        run_stage(sums, section(1), {"x": made["numbers"]}, context(a))
     inspection.push(b, made["numbers"])
     assert inspection.fetch(a, made["numbers"])["at"] == "both"
     assert inspection.verify(a, None)["damaged"] == {}
@@ -74,11 +75,11 @@ def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(m
 
     monkeypatch.setattr(remotes.Remote, "put", cut)
     with pytest.raises(Retryable, match="the store s3://"):
-        sums.run(section(2), {}, context(a))
+        run_stage(sums, section(2), {}, context(a))
     monkeypatch.setattr(remotes.Remote, "put", real)
     (artifact,) = a.list("numbers")
     assert not (artifact.folder / MIRRORED).exists()
-    assert sums.run(section(2), {}, context(a)) == {"numbers": artifact.id}
+    assert run_stage(sums, section(2), {}, context(a)) == {"numbers": artifact.id}
     assert (a.get(artifact.id).folder / MIRRORED).exists()
     assert a.get(artifact.id).execution == artifact.execution
     other = machine("b")
@@ -95,5 +96,5 @@ def test_without_the_remote_nothing_is_begun(machine, monkeypatch):
     monkeypatch.setattr(remotes, "TRIES", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(Retryable, match=rf"the store {a.url} cannot be reached"):
-        sums.run(section(2), {}, context(a))
+        run_stage(sums, section(2), {}, context(a))
     assert list((a.root / "staging").iterdir()) == []

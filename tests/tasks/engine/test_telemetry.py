@@ -17,6 +17,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from tasks.engine import telemetry
+from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder
 from tests.support.otlp_collector import collecting
@@ -44,7 +45,7 @@ def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, mon
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=from-the-environment")
     with collecting() as collected:
         wanted = TelemetryConfig(tensorboard=str(tmp_path / "boards"), otlp=collected.url)
-        sums.run(section(4), {}, RunContext("r1", str(store.root), label="sums:A", telemetry=wanted))
+        run_stage(sums, section(4), {}, RunContext("r1", str(store.root), label="sums:A", telemetry=wanted))
     assert set(collected.paths) == {"/v1/metrics"}
     assert {headers.get("api-key") for headers in collected.headers} == {"from-the-environment"}
     about = {"service.name": "nautile", "nautile.run": "r1", "nautile.stage": "sums", "nautile.label": "sums:A"}
@@ -67,7 +68,7 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
         if status is None:
             collected.url = f"http://127.0.0.1:{free_port()}"
         wanted = TelemetryConfig(otlp=collected.url, timeout_s=0.2)
-        made = sums.run(section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
+        made = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
     assert store.get(made["numbers"])
     told = [record.message for record in caplog.records if "does not take metrics" in record.message]
     assert told == [f"telemetry: {collected.url} does not take metrics; the run goes on without it"]
