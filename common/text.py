@@ -1,6 +1,7 @@
-"""Values as people read them in a terminal or a report, and text from outside (a model, a corpus) made fit to show."""
+"""Values formatted for a terminal or a report, Markdown tables, and text from outside (a model, a corpus) made safe."""
 
 import re
+from collections.abc import Iterable, Sequence
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -15,6 +16,16 @@ def fenced(text: str) -> str:
     """A code block of markdown that no run of backticks inside can close."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
+
+
+def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A pipe table without a final newline. A pipe or a line break in a cell stays inside its cell."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def amount(value: float) -> str:
@@ -43,3 +54,8 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} B"
+
+
+def dollars(value: float) -> str:
+    """Money: $0.0123 under one dollar, $1,234.50 above."""
+    return f"${value:,.4f}" if 0 < value < 1 else f"${value:,.2f}"

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-Mode = Literal["equalise", "cap", "off"]
+BalanceMode = Literal["equalise", "cap", "off"]
 
 
 def norm(tree: Any) -> Array:
@@ -15,7 +15,7 @@ def norm(tree: Any) -> Array:
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
-def factor(positive: Array, negative: Array, mode: Mode, epsilon: float) -> Array:
+def factor(positive: Array, negative: Array, mode: BalanceMode, epsilon: float) -> Array:
     """What g- is multiplied by, given both norms.
 
     `equalise` is the paper's; `cap` never amplifies g-; `off` is plain GRPO. Where there are no positive completions
@@ -27,7 +27,7 @@ def factor(positive: Array, negative: Array, mode: Mode, epsilon: float) -> Arra
     return jnp.minimum(ratio, 1.0) if mode == "cap" else ratio
 
 
-def combine(g_plus: Any, g_minus: Any, mode: Mode, epsilon: float) -> tuple[Any, dict[str, Array]]:
+def combine(g_plus: Any, g_minus: Any, mode: BalanceMode, epsilon: float) -> tuple[Any, dict[str, Array]]:
     """The balanced gradient, and what was measured on the way: both norms and the factor."""
     positive, negative = norm(g_plus), norm(g_minus)
     scale = factor(positive, negative, mode, epsilon)

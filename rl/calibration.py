@@ -23,7 +23,7 @@ KINDS = ("right", "wrong", "long", "front")
 PASSES = 50  # the overall mark from which an answer counts as called right
 FILLER = "So this is what comes out, and with that the question that was asked is answered."
 
-Scores = Sequence[JudgeScore | None]
+JudgeScores = Sequence[JudgeScore | None]
 
 
 def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _front(answer: str) -> str:
     return f"{result}\n{working}" if working else answer
 
 
-def _lead(scores: Scores, over: Scores) -> float | None:
+def _lead(scores: JudgeScores, over: JudgeScores) -> float | None:
     """Mean difference of the overall marks of pairs that both have one."""
     pairs = [(a.overall, b.overall) for a, b in zip(scores, over, strict=True) if a is not None and b is not None]
     return round(float(np.mean([a - b for a, b in pairs])), 4) if pairs else None
@@ -101,7 +101,7 @@ def _changed(answer: str, draw: random.Random) -> str:
     return " ".join(words) if words != answer.split() else f"not {answer}"
 
 
-def _marks(scores: Scores, mark: str) -> list[int]:
+def _marks(scores: JudgeScores, mark: str) -> list[int]:
     return [getattr(score, mark) for score in scores if score is not None]
 
 

@@ -19,12 +19,12 @@ from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
-from rl.balance import Mode
-from rl.learner import ROWS, Program
+from rl.balance import BalanceMode
+from rl.learner import ROWS, LearnerProgram
 
 
-def plan(
-    model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, mode: Mode | None, mesh: Mesh
+def estimate_memory(
+    model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, mode: BalanceMode | None, mesh: Mesh
 ) -> dict[str, Any]:
     """Bytes of a step by part, `rollout` and `update` as peaks. `policy` None: rollouts alone (self-distillation).
 
@@ -34,7 +34,7 @@ def plan(
     for what, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
             raise ConfigError(f"{count} {what} do not divide among {mesh.size} chips")
-    program = Program(model, policy, mode is not None, mesh) if policy else None
+    program = LearnerProgram(model, policy, mode is not None, mesh) if policy else None
     kinds = shapes(model)
     whole = _placed(kinds, parameter_shardings(kinds, mesh))
     resident = _bytes(whole)
@@ -63,7 +63,7 @@ def plan(
     return {**told, "micro_rows": policy.micro_rows, "gradients": sums * trained, "update": update}
 
 
-def _pulled(program: Program, policy: PolicyConfig, length: int) -> Any:
+def _pulled(program: LearnerProgram, policy: PolicyConfig, length: int) -> Any:
     """The compiler's account of the learner's program for one micro-batch."""
     rows = (policy.micro_rows, length)
     floats = {"weights", "sampled", "advantage"}

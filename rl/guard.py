@@ -23,7 +23,7 @@ from rl.rewards import verifiable
 
 
 @dataclass(frozen=True)
-class Reading:
+class GuardReading:
     """Greedy accuracy on the guard problems after `step` updates, with its 95 % Wilson interval.
 
     `went_back`: it was so low that the run went back to the best policy before it.
@@ -65,22 +65,22 @@ class Guard:
             thinking_budget=rollout.thinking_budget,
         )
         self._generate = Generator(model, sampling, rollout.prompts * rollout.group, rollout.prompt_length, mesh)
-        self.readings: list[Reading] = []
+        self.readings: list[GuardReading] = []
 
-    def read(self, params: Params, step: int) -> Reading:
+    def read(self, params: Params, step: int) -> GuardReading:
         """Measure, and keep these parameters if none before were better. Reading a step again changes nothing."""
         prompts = [encode_prompt(self._words, problem.question) for problem in self.problems]
         completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
         replies = [parse_completion(self._words, completion.ids) for completion in completions]
         correct = sum(verifiable(p, reply) == 1.0 for p, reply in zip(self.problems, replies, strict=True))
-        reading = Reading(step, correct, len(self.problems))
+        reading = GuardReading(step, correct, len(self.problems))
         self.readings = [*(r for r in self.readings if r.step < step), reading]
         if self.best == reading:
             save_weights(self.folder, params, self.model, self.tokenizer)
         return reading
 
     @property
-    def best(self) -> Reading:
+    def best(self) -> GuardReading:
         """The best reading; the later of equals, for it has seen more."""
         return max(self.readings, key=lambda r: (r.correct, r.step))
 

@@ -29,9 +29,9 @@ from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put
 from model.training import optimizer
 from rl import balance, objectives
 from rl.advantages import carries_signal
-from rl.parameter_subset import Trainable
+from rl.parameter_subset import ParameterSubset
 from rl.rollouts import Group
-from rl.training_rows import Batch, Row, batches, by_length
+from rl.training_rows import RowBatch, TrainingRow, batches, by_length
 
 Metrics = dict[str, float]
 ROWS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
@@ -46,12 +46,12 @@ class Learner:
         config: PolicyConfig,
         params: Params,
         length: int,
-        mode: balance.Mode | None,
+        mode: balance.BalanceMode | None,
         mesh: Mesh,
         epsilon: float = 1e-8,
     ) -> None:
         self.config, self.length, self.mode, self.epsilon, self.mesh = config, length, mode, epsilon, mesh
-        self.program = Program(model, config, mode is not None, mesh)
+        self.program = LearnerProgram(model, config, mode is not None, mesh)
         self.trained, self.frozen = self.program.placed(params)
         # The reference is the start itself: the same arrays, kept alive only where a KL term needs them, and what is
         # frozen is never held twice.
@@ -84,7 +84,7 @@ class Learner:
         self.seconds += time.perf_counter() - began
         return measured
 
-    def _pass(self, rows: list[Row], first: bool) -> Metrics:
+    def _pass(self, rows: list[TrainingRow], first: bool) -> Metrics:
         positive = [row for row in rows if row.advantage > 0]
         negative = [row for row in rows if row.advantage < 0]
         idle = [row for row in rows if row.advantage == 0 and self.reference is not None]
@@ -131,12 +131,12 @@ class Learner:
         return optax.apply_updates(params, updates), state, norms
 
 
-class Program:
+class LearnerProgram:
     """The jitted gradients of a run, and where its arrays live: also what `rl.capacity` compiles without any data."""
 
     def __init__(self, model: ModelConfig, config: PolicyConfig, apart: bool, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.trainable = Trainable(model, config.train)
+        self.trainable = ParameterSubset(model, config.train)
         self.tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
         kinds, still = jax.eval_shape(self.trainable.part, shapes(model))
         self.kinds, self.still = kinds, still
@@ -168,7 +168,7 @@ class Program:
         return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
 
 
-def rows_of(groups: Sequence[Group]) -> list[Row]:
+def rows_of(groups: Sequence[Group]) -> list[TrainingRow]:
     """Every scored completion of the groups with a signal, with the paper's token weights.
 
     A token that the sampler put in itself (the end of a thinking budget) is no choice of the policy and weighs nothing.
@@ -177,7 +177,7 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
     scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
     weights = objectives.token_weights([[len(r.ids) - (r.forced is not None) for r in group] for group in scored])
     return [
-        Row(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight, r.forced)
+        TrainingRow(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight, r.forced)
         for group, group_weights in zip(scored, weights, strict=True)
         for r, weight in zip(group, group_weights, strict=True)
     ]
@@ -187,12 +187,12 @@ def pull(
     model: ModelConfig,
     config: PolicyConfig,
     apart: bool,
-    trainable: Trainable,
+    trainable: ParameterSubset,
     first: bool,
     trained: Params,
     frozen: Params,
     reference: Params | None,
-    batch: Batch | Mapping[str, Array],
+    batch: RowBatch | Mapping[str, Array],
 ) -> tuple[Any, Any, dict[str, Array]]:
     """Gradients of the weighted sums of one micro-batch: (policy, KL, counts). KL is None unless kept `apart`.
 
@@ -230,7 +230,7 @@ def pull(
     return back((one, none))[0], back((none, one))[0], counts
 
 
-def logprobs(params: Params, model: ModelConfig, batch: Batch | Mapping[str, Array]) -> tuple[Array, Array]:
+def logprobs(params: Params, model: ModelConfig, batch: RowBatch | Mapping[str, Array]) -> tuple[Array, Array]:
     """Of every target: log-probability and the entropy of its distribution [B, L], in float32."""
     hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
     return token_logprobs(params, model, hidden_BLD, batch["targets"])

@@ -21,7 +21,7 @@ from model.weights.files import flatten, unflatten
 BLOCKS = "blocks"
 
 
-class Trainable:
+class ParameterSubset:
     """Takes parameters apart into (trained, frozen) trees, and puts them together. Raises `ConfigError` for a name."""
 
     def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:

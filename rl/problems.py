@@ -84,7 +84,7 @@ def load_guard(config: ProblemsConfig, policy: PolicyConfig, seed: int, screen: 
     return load(config.model_copy(update={"count": policy.guard_problems}), seed, "guard", screen)
 
 
-class Order:
+class ProblemOrder:
     """An endless shuffled order over `count` problems: every epoch its own permutation, addressed by position."""
 
     def __init__(self, count: int, seed: int) -> None:

@@ -25,11 +25,11 @@ from model.layers.common import Params
 from model.sharding import make_mesh
 from model.training.checkpoint import TrainCheckpoints
 from rl.advantages import advantages, carries_signal
-from rl.balance import Mode
-from rl.guard import Guard, Reading
+from rl.balance import BalanceMode
+from rl.guard import Guard, GuardReading
 from rl.learner import Learner
-from rl.parameter_subset import Trainable
-from rl.problems import Order
+from rl.parameter_subset import ParameterSubset
+from rl.problems import ProblemOrder
 from rl.rollouts import Group, RolloutEngine
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Reinforcement:
     """What a reinforcement run is made of; `mode` None is the plain sum of gradients.
 
     `identity` says what makes two runs the same one; `work` keeps checkpoints and the best policy; every rollout goes
@@ -63,26 +63,26 @@ class Plan:
     work: Path
     rollouts: Path
     seed: int
-    mode: Mode | None = None
+    mode: BalanceMode | None = None
     epsilon: float = 1e-8
     guard_problems: Sequence[Problem] = ()
     emit: Emit = silent
 
 
-def check(plan: Plan) -> tuple[Mesh, RolloutEngine]:
+def check(plan: Reinforcement) -> tuple[Mesh, RolloutEngine]:
     """Refuse with a `ConfigError`, before any compute or call is paid for, what does not fit together."""
     mesh = make_mesh(plan.policy.fsdp, part="policy")
     if plan.policy.micro_rows % mesh.size:
         raise ConfigError(
             f"policy.micro_rows {plan.policy.micro_rows} does not divide among the {mesh.size} devices of this run"
         )
-    Trainable(plan.model, plan.policy.train)
+    ParameterSubset(plan.model, plan.policy.train)
     engine = RolloutEngine(plan.model, tokenizer_for(plan.tokenizer), plan.rollout, plan.seed, mesh)
     engine.check([*plan.problems, *plan.guard_problems])
     return mesh, engine
 
 
-def reinforce(plan: Plan, params: Params) -> tuple[Params, dict[str, Any]]:
+def reinforce(plan: Reinforcement, params: Params) -> tuple[Params, dict[str, Any]]:
     """Run `plan.policy.steps` updates from `params`; returns the parameters to publish and facts about the run.
 
     With `policy.guard_every` the parameters returned are those of the best guard reading. Raises `ConfigError` for
@@ -92,12 +92,12 @@ def reinforce(plan: Plan, params: Params) -> tuple[Params, dict[str, Any]]:
 
 
 class _Run:
-    def __init__(self, plan: Plan, params: Params) -> None:
+    def __init__(self, plan: Reinforcement, params: Params) -> None:
         self.plan = plan
         self.mesh, self.engine = check(plan)
         length = plan.rollout.prompt_length + plan.rollout.max_tokens
         self.learner = Learner(plan.model, plan.policy, params, length, plan.mode, self.mesh, plan.epsilon)
-        self.order = Order(len(plan.problems), plan.seed)
+        self.order = ProblemOrder(len(plan.problems), plan.seed)
         self.checkpoints = TrainCheckpoints(plan.work / "checkpoints", keep=2, identity=plan.identity)
         self.guard = self._guard()
         self.step, self.cursor, self.draw = 0, 0, 0
@@ -219,7 +219,7 @@ class _Run:
             self.learner.trained, self.learner.state = state["params"], state["state"]
             self.step, self.cursor, self.draw, self.totals = latest, extra["cursor"], extra["draw"], extra["totals"]
             if self.guard:
-                self.guard.readings = [Reading(**reading) for reading in extra["guard"]]
+                self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         keep_steps(self.plan.rollouts, self.step)
 
 

@@ -36,14 +36,14 @@ from rl.advantages import advantages
 from rl.reinforce import keep_steps
 from rl.rewards import verifiable
 from rl.rollouts import Group, RolloutEngine
-from rl.training_rows import Batch, Row, batches
+from rl.training_rows import RowBatch, TrainingRow, batches
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Student:
-    """The model that learns from its own traces, what it is asked, and where it works (as `rl.reinforce.Plan`)."""
+class SelfDistillation:
+    """Inputs of one self-distillation; the fields are those of `rl.reinforce.Reinforcement`."""
 
     model: ModelConfig
     tokenizer: TokenizerConfig
@@ -56,7 +56,7 @@ class Student:
     emit: Emit = silent
 
 
-def self_distil(student: Student, params: Params) -> tuple[Params, dict[str, Any]]:
+def self_distil(student: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
     """`config.rounds` times: sample every problem, keep the traces with A > 0 in `traces`, train on them.
 
     Returns the new parameters and facts. Resumes after the last draw of sampling and the last finished round.
@@ -87,7 +87,7 @@ def self_distil(student: Student, params: Params) -> tuple[Params, dict[str, Any
     return state, facts
 
 
-def _sample(student: Student, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
+def _sample(student: SelfDistillation, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
     """Groups for every problem, a batch at a time, each appended to the round's log with rewards and advantages."""
     log, problems, emit = student.work / f"samples-{number}.jsonl", student.problems, student.emit
     engine = RolloutEngine(student.model, tokenizer_for(student.tokenizer), student.config.rollout, student.seed, mesh)
@@ -123,7 +123,7 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 
 
 def _train(
-    student: Student, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
+    student: SelfDistillation, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
 ) -> tuple[Params, list[float]]:
     """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are."""
     config, rollout, emit = student.config, student.config.rollout, student.emit
@@ -131,7 +131,7 @@ def _train(
         logger.warning("round %d: no completion has a positive advantage; nothing is learnt from it", number)
         return params, []
     rows = [
-        Row(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
+        TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in kept
     ]
     per_epoch = -(-len(rows) // config.batch_rows)
@@ -155,7 +155,7 @@ def _train(
 
 
 def update(
-    model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: Batch
+    model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: RowBatch
 ) -> tuple[Params, Any, Array]:
     """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Batch = dict[str, np.ndarray]
+RowBatch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One completion and what the loss needs of it; `weight` is that of each token but the one at index `forced`."""
 
     prompt_ids: Sequence[int]
@@ -23,12 +23,12 @@ class Row:
 WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest there may be
 
 
-def by_length(rows: Sequence[Row]) -> list[Row]:
+def by_length(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     """The rows from short to long, so that those of one micro-batch are padded little; equals keep their order."""
     return sorted(rows, key=_length)
 
 
-def batches(rows: Sequence[Row], size: int, length: int) -> Iterator[Batch]:
+def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[RowBatch]:
     """Batches of `size` rows in their order; the last is filled up with empty rows, which weigh nothing.
 
     Each is a quarter, a half, three quarters or all of `length` tokens wide, so that four shapes are compiled at most.
@@ -39,7 +39,7 @@ def batches(rows: Sequence[Row], size: int, length: int) -> Iterator[Batch]:
         chosen = rows[first : first + size]
         longest = max(map(_length, chosen))
         width = next(w for part in range(1, WIDTHS + 1) if (w := -(-length * part // WIDTHS)) >= longest)
-        batch: Batch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
+        batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
         batch["positions"] = np.tile(np.arange(width, dtype=np.int32), (size, 1))
         batch["advantage"] = np.zeros(size, np.float32)
@@ -48,11 +48,11 @@ def batches(rows: Sequence[Row], size: int, length: int) -> Iterator[Batch]:
         yield batch
 
 
-def _length(row: Row) -> int:
+def _length(row: TrainingRow) -> int:
     return len(row.prompt_ids) + len(row.ids)
 
 
-def _lay(batch: Batch, place: int, row: Row) -> None:
+def _lay(batch: RowBatch, place: int, row: TrainingRow) -> None:
     every = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
     start, end = len(row.prompt_ids), len(every)
     batch["tokens"][place, :end] = every

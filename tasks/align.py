@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rl.rollouts import Group, Rollout
 
 
-class Scorer:
+class JudgeScorer:
     """Asks the judge about every completion at once. What it could not score stays unscored."""
 
     def __init__(self, judge: Judge, config: JudgeConfig) -> None:
@@ -55,7 +55,7 @@ def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
     from model.weights.files import load_weights, save_weights
-    from rl.reinforce import Plan, check, on_device, reinforce
+    from rl.reinforce import Reinforcement, check, on_device, reinforce
 
     config = job.part("align", AlignConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
@@ -67,13 +67,13 @@ def align(job: Job) -> None:
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
         judge = Judge(pool, config.judge)
-        plan = Plan(
+        plan = Reinforcement(
             model=model,
             tokenizer=tokenizer,
             rollout=config.rollout,
             policy=config.policy,
             problems=problems,
-            scorer=Scorer(judge, config.judge),
+            scorer=JudgeScorer(judge, config.judge),
             identity={"execution": job.key},
             work=job.scratch,
             rollouts=job.output("rollouts") / "rollouts.jsonl",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rl.rollouts import Group
 
 
-class Verifier:
+class AnswerScorer:
     """Rewards 1 for what the strict grader accepts; no group is ever mastered, for one without a signal drops out."""
 
     def score(self, groups: "Sequence[Group]") -> None:
@@ -32,20 +32,20 @@ def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
     from model.weights.files import load_weights, save_weights
-    from rl.reinforce import Plan, on_device, reinforce
+    from rl.reinforce import Reinforcement, on_device, reinforce
 
     config = job.part("reason", ReasonConfig)
     screen = Screen(load_contamination_index(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     guard = load_guard(config.problems, config.policy, job.seed, screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    plan = Plan(
+    plan = Reinforcement(
         model=model,
         tokenizer=tokenizer,
         rollout=config.rollout,
         policy=config.policy,
         problems=problems,
-        scorer=Verifier(),
+        scorer=AnswerScorer(),
         identity={"execution": job.key},
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",

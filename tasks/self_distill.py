@@ -13,13 +13,13 @@ def self_distill(job: Job) -> None:
     # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
     from model.weights.files import load_weights, save_weights
     from rl.reinforce import on_device
-    from rl.self_distillation import Student, self_distil
+    from rl.self_distillation import SelfDistillation, self_distil
 
     config = job.part("self_distill", SelfDistillConfig)
     screen = Screen(load_contamination_index(job.inputs.get("questions")))
     problems = load(config.problems, job.seed, screen=screen)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    student = Student(
+    student = SelfDistillation(
         model=model,
         tokenizer=tokenizer,
         config=config,

@@ -16,7 +16,7 @@ from evals.running.rows import Row
 from evals.scoring.intervals import paired, paired_bootstrap
 from evals.scoring.scores import Scores, title_of
 from evals.tables import paper_figures as paper
-from evals.tables.results import Table, signed
+from evals.tables.results import ResultTable, signed
 
 Comparison = dict[str, Any]
 Verdicts = tuple[list[bool], list[bool]]
@@ -49,7 +49,7 @@ def compare(a: Sequence[Row], b: Sequence[Row], verdict: str = "strict", seed: i
     }
 
 
-def comparison_table(found: Comparison, a: str, b: str) -> Table:
+def comparison_table(found: Comparison, a: str, b: str) -> ResultTable:
     """One row a benchmark, then the means; `a` and `b` name the models."""
     columns = ("Benchmark", "n", a, b, f"{b} leads by", f"Only {a}", f"Only {b}", "p")
     rows = []
@@ -68,7 +68,7 @@ def comparison_table(found: Comparison, a: str, b: str) -> Table:
     ]
     if found["only_in_a"] or found["only_in_b"]:
         notes.append(f"Left out: {found['only_in_a']:,} rows of the first alone, {found['only_in_b']:,} of the second.")
-    return Table("Compared on the same questions", columns, tuple(rows), tuple(notes), ())
+    return ResultTable("Compared on the same questions", columns, tuple(rows), tuple(notes), ())
 
 
 def _common(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from evals.scoring.scores import Scores
-from evals.tables.results import MISSING, Table, with_interval
+from evals.tables.results import MISSING, ResultTable, with_interval
 
 _LEVELS = ("prompt", "instruction")
 
 
-def breakdown(scores: Scores) -> list[Table]:
+def breakdown(scores: Scores) -> list[ResultTable]:
     """The tables that `scores.json` has anything for, the counts first."""
     found = [counts_table(scores), ways_table(scores), *category_tables(scores), *instruction_tables(scores)]
     return [table for table in found if table is not None and table.rows]
 
 
-def counts_table(scores: Scores) -> Table:
+def counts_table(scores: Scores) -> ResultTable:
     """One row a benchmark: both verdicts, and every reason for which a reply was no answer."""
     names = ("no_answer", "many_answers", "unfinished", "truncated")
     columns = (
@@ -42,10 +42,10 @@ def counts_table(scores: Scores) -> Table:
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
         "the 95 % Wilson interval. Cut: the limit of tokens came first. Left out: could not be asked, and in no score.",
     )
-    return Table("What was answered, and what was not", columns, tuple(rows), notes, tuple(data))
+    return ResultTable("What was answered, and what was not", columns, tuple(rows), notes, tuple(data))
 
 
-def ways_table(scores: Scores) -> Table | None:
+def ways_table(scores: Scores) -> ResultTable | None:
     """The generated answers beside the likelihood of the options, where both were asked for."""
     weighed = scores.get("likelihood") or {}
     rows, data = [], []
@@ -57,17 +57,17 @@ def ways_table(scores: Scores) -> Table | None:
         data.append({"benchmark": name, "generated": generated and generated["accuracy"], "likelihood": one})
     columns = ("Benchmark", "Generated, strict", "Likelihood per byte", "Likelihood, sum", "Chance", "n")
     notes = ("Likelihood: the option that is likeliest after the bare question, no letters and no chat template.",)
-    return Table("Two ways to ask", columns, tuple(rows), notes, tuple(data)) if rows else None
+    return ResultTable("Two ways to ask", columns, tuple(rows), notes, tuple(data)) if rows else None
 
 
-def category_tables(scores: Scores) -> Iterator[Table]:
+def category_tables(scores: Scores) -> Iterator[ResultTable]:
     """Of each benchmark with several categories (MMLU's subjects, say), one row a category."""
     for one in scores["benchmarks"].values():
         if len(one["categories"]) > 1:
             yield _shares(f"{one['title']} by category", "Category", one["categories"])
 
 
-def instruction_tables(scores: Scores) -> Iterator[Table]:
+def instruction_tables(scores: Scores) -> Iterator[ResultTable]:
     """IFEval's four scores, and its instruction level by type."""
     for one in scores["benchmarks"].values():
         if found := one["instructions"]:
@@ -75,14 +75,14 @@ def instruction_tables(scores: Scores) -> Iterator[Table]:
             yield _shares(f"{one['title']} by instruction", "Instruction", found["types"])
 
 
-def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> Table:
+def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultTable:
     rows = tuple(
         (name, f"{one['n']:,}", with_interval(one), with_interval(_lenient(one))) for name, one in groups.items()
     )
     kept = ("n", "correct", "accuracy", "interval", "correct_lenient", "accuracy_lenient", "interval_lenient")
     data = tuple({what.lower(): name, **{key: one[key] for key in kept}} for name, one in groups.items())
     lenient = "Loose" if "instruction" in title or "levels" in title else "Lenient"
-    return Table(title, (what, "n", "Strict", lenient), rows, (), data)
+    return ResultTable(title, (what, "n", "Strict", lenient), rows, (), data)
 
 
 def _lenient(one: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from common.text import markdown_table
 from evals.benchmarks.catalogue import COMPOSITES
 from evals.benchmarks.stand_ins import HELD_OUT
 from evals.scoring.scores import Scores, title_of
@@ -18,7 +19,7 @@ MISSING = "—"
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """`rows` are as shown; `data` holds the same unrounded, a mapping a row, for JSON."""
 
     title: str
@@ -28,7 +29,7 @@ class Table:
     data: tuple[dict[str, Any], ...]
 
 
-def table_2(models: Mapping[str, Scores]) -> Table:
+def table_2(models: Mapping[str, Scores]) -> ResultTable:
     """One row a benchmark (paper Table 2, then the stand-ins that were run), one column a model of `models`.
 
     `models` maps a column's title to its `scores.json`. Behind a model that fills a column of the paper's table stands
@@ -69,7 +70,7 @@ def table_2(models: Mapping[str, Scores]) -> Table:
         "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
         "The average is that of all eleven rows and is not formed while one is missing.",
     )
-    return Table("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
+    return ResultTable("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
 
 
 def _datum(
@@ -89,7 +90,7 @@ def _datum(
     }
 
 
-def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Table:
+def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> ResultTable:
     """One row a stage (paper Table 1: GSM8K after each). `stages` maps pretrain, align, reason, self_distill to scores.
 
     `benchmark`: what of ours stands beside; None: GSM8K where it was run, else the held-out problems.
@@ -138,17 +139,15 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Table
         notes.append(
             f"Ours is {title_of(name)}, not GSM8K: the two columns are not comparable, the direction of the gains is."
         )
-    return Table("Table 1. After each stage", columns, tuple(rows), tuple(notes), tuple(data))
+    return ResultTable("Table 1. After each stage", columns, tuple(rows), tuple(notes), tuple(data))
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: ResultTable) -> str:
     """A pipe table under its title, the notes below."""
-    lines = [f"**{table.title}**", "", _pipes(table.columns), _pipes("---" for _ in table.columns)]
-    lines += [_pipes(row) for row in table.rows]
-    return "\n".join([*lines, "", *table.notes, ""])
+    return "\n".join([f"**{table.title}**", "", markdown_table(table.columns, table.rows), "", *table.notes, ""])
 
 
-def to_html(table: Table) -> str:
+def to_html(table: ResultTable) -> str:
     """A `<table class="results">` with caption and notes; every text escaped, no style of its own."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
@@ -159,7 +158,7 @@ def to_html(table: Table) -> str:
     )
 
 
-def to_json(table: Table) -> dict[str, Any]:
+def to_json(table: ResultTable) -> dict[str, Any]:
     """Plain data: title, columns, rows as shown, notes, and `data` unrounded."""
     return asdict(table)
 
@@ -199,7 +198,3 @@ def _reported(stages: Mapping[str, Scores]) -> str:
 
 def _points(share: float) -> float:
     return 100 * share
-
-
-def _pipes(cells: Any) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from evals.tables import paper_figures as paper
-from evals.tables.results import Table
+from evals.tables.results import ResultTable
 
 _LEFT, _WIDTH, _LINE, _TOP = 240, 520, 26, 64
 _OURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c")
@@ -24,7 +24,7 @@ class Mark:
     interval: tuple[float, float] | None = None
 
 
-def picture(table: Table) -> str:
+def picture(table: ResultTable) -> str:
     """An `<svg>` of a table that `table_1` or `table_2` made."""
     rows = [str(one.get("title") or one["benchmark"]) for one in table.data]
     marks = [mark for row, one in enumerate(table.data) for mark in _marks(row, one)]

@@ -11,7 +11,7 @@ from common.files import read_json
 from common.text import visible
 from evals.running.rows import Row, read_rows
 from evals.scoring.comparison import compare, comparison_table
-from evals.tables.results import Table
+from evals.tables.results import ResultTable
 from flows.cli.tables import query_table
 from store.artifacts import Store
 
@@ -33,7 +33,7 @@ def compared(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, 
 
 def view(found: dict[str, Any], shown: int) -> RenderableType:
     """The table, and the first `shown` samples whose verdict changed, those lost first."""
-    table: Table = comparison_table(found, "A", "B")
+    table: ResultTable = comparison_table(found, "A", "B")
     changed = sorted(found["changed"], key=lambda one: (one["change"] != "lost", one["benchmark"], one["index"]))
     parts: list[RenderableType] = [Text(f"{side.upper()}: {found[side]}") for side in ("a", "b")]
     parts.append(query_table(list(table.columns), list(table.rows)))

@@ -10,7 +10,7 @@ import streamlit as st
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.tables.results import Table, table_1, table_2
+from evals.tables.results import ResultTable, table_1, table_2
 from flows.dashboard import queries
 from flows.dashboard import samples as texts
 from flows.dashboard import shared as frame
@@ -70,7 +70,7 @@ def _table_1(stages: dict[str, Scores]) -> None:
     _show(table_1(stages))
 
 
-def _show(table: Table) -> None:
+def _show(table: ResultTable) -> None:
     """A table of the paper as a grid, whose cells are never markup; the notes below."""
     st.subheader(table.title)
     columns: list[str] = []

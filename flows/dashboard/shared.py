@@ -15,7 +15,7 @@ from urllib.parse import quote
 import streamlit as st
 
 from common.errors import ConfigError
-from common.text import duration
+from common import text as formats
 from flows.dashboard import queries
 from flows.dashboard.queries import Row
 from store.artifacts import Store
@@ -127,11 +127,11 @@ def lineage_link(artifact: str) -> str:
 
 
 def seconds(value: float | None) -> str:
-    return "" if value is None else duration(value)
+    return "" if value is None else formats.duration(value)
 
 
 def dollars(value: float | None) -> str:
-    return "" if value is None else f"${value:,.4f}" if 0 < value < 1 else f"${value:,.2f}"
+    return "" if value is None else formats.dollars(value)
 
 
 def plain(text: str | None) -> None:

@@ -13,7 +13,7 @@ from prefect.events import emit_event
 
 from common.text import visible
 from configs.schema import RunConfig
-from evals.tables.results import Table, to_markdown
+from evals.tables.results import ResultTable, to_markdown
 from store.artifacts import Artifact
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def raise_regression(
     return faults
 
 
-def publish(name: str, headline: str, tables: list[Table], lost: list[dict[str, Any]], notes: list[str]) -> None:
+def publish(name: str, headline: str, tables: list[ResultTable], lost: list[dict[str, Any]], notes: list[str]) -> None:
     """The comparison as a markdown artifact, and what has fallen as a table, under keys of the configuration."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     text = "\n\n".join([visible(headline), *notes, *(to_markdown(table) for table in tables)])

@@ -14,7 +14,7 @@ from configs.operation import ScheduleConfig
 from evals.running.rows import read_rows
 from evals.scoring.comparison import Comparison, best, compare, comparison_table, fallen, scored, unmatched
 from evals.scoring.scores import Scores
-from evals.tables.results import Table
+from evals.tables.results import ResultTable
 from store.artifacts import Artifact, Store
 
 ROWS = "rows.jsonl"
@@ -86,13 +86,15 @@ def stand(new: Artifact, before: Earlier, schedule: ScheduleConfig) -> tuple[lis
     return sides, refused
 
 
-def table_of(side: Side) -> Table:
+def table_of(side: Side) -> ResultTable:
     """The paired comparison as `nautile compare` shows it, and what was left out."""
     table = comparison_table(side.found, side.role.capitalize(), "New")
     notes = list(table.notes)
     if side.unmatched:
         notes.append(f"Scored on one side only, and left out: {len(side.unmatched)} ({', '.join(side.unmatched)}).")
-    return Table(f"Against the {side.role}: {side.artifact.id}", table.columns, table.rows, tuple(notes), table.data)
+    return ResultTable(
+        f"Against the {side.role}: {side.artifact.id}", table.columns, table.rows, tuple(notes), table.data
+    )
 
 
 def _unlike(store: Store, one: Artifact, new: Artifact, mine: Scores) -> str:

@@ -7,12 +7,11 @@ SVG in the page's own text (a data URL), for Prefect's server has no place for f
 import base64
 import logging
 import os
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from common.errors import ConfigError
-from common.text import amount, size, visible
+from common.text import amount, markdown_table, size, visible
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from tasks.engine.progress import StageUpdate
@@ -40,15 +39,19 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
     os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
     made = [store.get(artifact_id) for artifact_id in outputs.values()]
     parts = [f"## {update.label}: {update.state}"]
-    parts.append(_table(("artifact", "files", "size"), [_made(artifact, update.run_id) for artifact in made]))
+    parts.append(markdown_table(("artifact", "files", "size"), [_made(artifact, update.run_id) for artifact in made]))
     if made and update.state == "done":
         parts += curve(store, made[0].execution, update.label)
     facts = [(f"{a.kind}.{name}", value) for a in made for name, value in _scalars(a.manifest["facts"])]
     if facts:
-        parts.append(_table(("fact", "value"), [(_code(name), _code(value)) for name, value in facts[:MOST_FACTS]]))
+        parts.append(
+            markdown_table(("fact", "value"), [(_code(name), _code(value)) for name, value in facts[:MOST_FACTS]])
+        )
     newest = sorted(update.metrics.items())[:MOST_METRICS]
     if newest:
-        parts.append(_table(("metric", "last value"), [(_code(name), f"{value:.6g}") for name, value in newest]))
+        parts.append(
+            markdown_table(("metric", "last value"), [(_code(name), f"{value:.6g}") for name, value in newest])
+        )
     pages = {"this stage": stage_page(update.stage, update.run_id), "the run": run_page(update.run_id)}
     links = [f"[{name} in the dashboard]({page})" for name, page in pages.items() if page]
     return "\n\n".join([*parts, " · ".join(links)]).strip() + "\n"
@@ -91,11 +94,6 @@ def _scalars(facts: dict[str, Any]) -> list[tuple[str, str]]:
                 told = amount(one) if isinstance(one, (int, float)) and not isinstance(one, bool) else str(one)
                 found.append((f"{name}.{part}".rstrip("."), told))
     return found
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _code(text: object) -> str:

@@ -20,7 +20,7 @@ def planning(job: Job) -> None:
     topology.compilers()  # before JAX is used
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
-    from rl.capacity import plan as plan_reinforcement
+    from rl.capacity import estimate_memory as plan_reinforcement
 
     pass
 

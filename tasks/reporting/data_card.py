@@ -11,10 +11,10 @@ from common.files import write_json, write_text
 from common.text import amount, size, visible
 from configs.distill import DistillConfig
 from data.distill.stats import BINS, DistillStats
-from evals.tables.results import MISSING, Table
+from evals.tables.results import MISSING, ResultTable
 from tasks.reporting.charts import Bars, Curve
 from tasks.reporting.render import html_page, markdown
-from tasks.reporting.sections import Block, Paragraph, Samples, Section
+from tasks.reporting.sections import Block, Paragraph, ReportSection, Samples
 
 Facts = Mapping[str, Any]
 TITLE = "Data card: distilled documents"
@@ -26,16 +26,16 @@ def write_card(folder: Path, facts: Facts, tally: DistillStats, config: DistillC
     `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: nothing was held out).
     """
     sections = [
-        Section("What it is", tuple(_counts(facts))),
-        Section("Prompts", tuple(_prompts(facts, tally, config))),
-        Section("Teachers and difficulty", tuple(_teachers(facts, tally, config))),
-        Section("Refused", tuple(_refused(facts))),
-        Section("Lengths and languages", tuple(_lengths(facts, tally))),
-        Section("Cost", tuple(_cost(facts, tally))),
-        Section(
+        ReportSection("What it is", tuple(_counts(facts))),
+        ReportSection("Prompts", tuple(_prompts(facts, tally, config))),
+        ReportSection("Teachers and difficulty", tuple(_teachers(facts, tally, config))),
+        ReportSection("Refused", tuple(_refused(facts))),
+        ReportSection("Lengths and languages", tuple(_lengths(facts, tally))),
+        ReportSection("Cost", tuple(_cost(facts, tally))),
+        ReportSection(
             "Kept, for example", (Samples("Kept", [_sample("kept", row) for row in tally.samples.get("kept", [])]),)
         ),
-        Section("Refused, for example", tuple(_bad(tally))),
+        ReportSection("Refused, for example", tuple(_bad(tally))),
     ]
     shown = [section for section in sections if section.blocks]
     subtitle = f"{amount(facts['documents'])} documents out of {amount(facts['prompts'])} prompts."
@@ -66,7 +66,7 @@ def _counts(facts: Facts) -> Iterator[Block]:
         "decontaminated": checked,
         "replies without token counts": amount(facts["replies_without_token_counts"]),
     }
-    yield Table("Counts", ("What", "Value"), tuple(rows.items()), (), ())
+    yield ResultTable("Counts", ("What", "Value"), tuple(rows.items()), (), ())
 
 
 def _prompts(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterator[Block]:
@@ -77,7 +77,9 @@ def _prompts(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterat
         where = " ".join(part for part in (one.path or one.source, one.subset, one.revision[:12]) if part)
         counts = (amount(tally.sets[one.name]), amount(tally.sets_kept[one.name]))
         rows.append((one.name, visible(where, 120), one.license or MISSING, *counts, why))
-    yield Table("Prompt sets", ("Set", "From", "Licence", "Prompts", "Documents", "Rows left out"), tuple(rows), (), ())
+    yield ResultTable(
+        "Prompt sets", ("Set", "From", "Licence", "Prompts", "Documents", "Rows left out"), tuple(rows), (), ()
+    )
     if len(tally.kinds) > 1:
         yield Bars("prompts by kind", {"prompts": tally.kinds}, tuple(dict(tally.kinds.most_common())), "", "prompts")
 
@@ -88,7 +90,7 @@ def _teachers(facts: Facts, tally: DistillStats, config: DistillConfig) -> Itera
         (name, *(amount(told[key]) if isinstance(told[key], int) else str(told[key]) for key in names))
         for name, told in facts["teachers"].items()
     )
-    yield Table("Teachers", ("Teacher", *(name.replace("_", " ") for name in names)), rows, (), ())
+    yield ResultTable("Teachers", ("Teacher", *(name.replace("_", " ") for name in names)), rows, (), ())
     mix = {"asked": tally.asked, "kept": tally.kept}
     yield Bars("mix by teacher", mix, tuple(facts["teachers"]), "", "prompts")
     edges = tuple(f"{number / BINS:.2f}" for number in range(BINS))
@@ -113,7 +115,9 @@ def _refused(facts: Facts) -> Iterator[Block]:
         yield Bars("refused, by reason", {"replies": named}, tuple(named), "", "prompts")
         total = sum(rejected.values())
         rows = tuple((name, amount(count), f"{count / facts['prompts']:.1%}") for name, count in named.items())
-        yield Table("Refused, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ())
+        yield ResultTable(
+            "Refused, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ()
+        )
 
 
 def _lengths(facts: Facts, tally: DistillStats) -> Iterator[Block]:
@@ -123,13 +127,13 @@ def _lengths(facts: Facts, tally: DistillStats) -> Iterator[Block]:
             yield Bars(f"length of the {name}", {"documents": named}, tuple(named), "words", "documents")
     rows = tuple((code.replace("?", "not to be told"), amount(count)) for code, count in facts["languages"].items())
     if rows:
-        yield Table("Languages of the documents", ("Language", "Documents"), rows, (), ())
+        yield ResultTable("Languages of the documents", ("Language", "Documents"), rows, (), ())
 
 
 def _cost(facts: Facts, tally: DistillStats) -> Iterator[Block]:
     rows = tuple((purpose, f"{cost:.4f}") for purpose, cost in facts["dollars_by_purpose"].items())
     if rows:
-        yield Table("Dollars by purpose", ("Purpose", "Dollars"), rows, (), ())
+        yield ResultTable("Dollars by purpose", ("Purpose", "Dollars"), rows, (), ())
     total, points = 0.0, []
     for when, spent in sorted(map(tuple, tally.curve)):
         total += spent

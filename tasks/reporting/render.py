@@ -13,12 +13,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.text import fenced
-from evals.tables.results import Table, to_html, to_markdown
+from evals.tables.results import ResultTable, to_html, to_markdown
 from tasks.reporting.charts import Bars, Curve, bars_svg, curve_svg, line_chart, pipeline_picture
-from tasks.reporting.sections import Block, Chart, Drawing, Paragraph, Picture, Samples, Section
+from tasks.reporting.sections import Block, Chart, Drawing, Paragraph, Picture, ReportSection, Samples
 
 
-def html_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """The whole page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -31,7 +31,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     return environment.get_template("report.html.j2").render(title=title, subtitle=subtitle, sections=drawn)
 
 
-def markdown(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+def markdown(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """The same in Markdown; a chart becomes the first, best and last value of its lines."""
     lines = [f"# {title}", "", subtitle, ""]
     for section in sections:
@@ -61,13 +61,13 @@ def _drawn(block: Block) -> Any:
         return Markup(pipeline_picture(block.boxes, block.arrows))
     if isinstance(block, Drawing):
         return Markup(block.svg)
-    return Markup(to_html(block)) if isinstance(block, Table) else block
+    return Markup(to_html(block)) if isinstance(block, ResultTable) else block
 
 
 def _markdown(block: Block) -> Iterator[str]:
     if isinstance(block, Paragraph):
         yield block.text
-    elif isinstance(block, Table):
+    elif isinstance(block, ResultTable):
         yield to_markdown(block)
     elif isinstance(block, Chart):
         yield f"**{block.title}** ({block.y_label})"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.text import visible
-from evals.tables.results import Table
+from evals.tables.results import ResultTable
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> 
     return found
 
 
-def tables(found: Row) -> Iterator[Table]:
+def tables(found: Row) -> Iterator[ResultTable]:
     """The tables of the section; none where nothing was held out."""
     questions, overlaps = found["questions"], found["overlaps"]
     if questions:
@@ -64,11 +64,11 @@ def tables(found: Row) -> Iterator[Table]:
             for name in names
         )
         columns = ("Benchmark", "Questions", *(f"Overlaps in {label}" for label in labels))
-        yield Table("Held-out questions", columns, rows, (), notes)
+        yield ResultTable("Held-out questions", columns, rows, (), notes)
     if any(any(counts.values()) for counts in found["copies"].values()):
         rows = tuple((label, *map(_count, counts.values())) for label, counts in found["copies"].items())
         columns = ("Source", "Exact copies", "Near copies", "Exact, of another source", "Near, of another source")
-        yield Table("Copies left out", columns, rows, (), ())
+        yield ResultTable("Copies left out", columns, rows, (), ())
 
 
 def samples(found: Row) -> list[Row]:

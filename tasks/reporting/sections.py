@@ -11,7 +11,7 @@ from typing import Any
 from common.text import duration, size
 from evals.tables import paper_figures as paper
 from evals.tables.breakdown import breakdown
-from evals.tables.results import MISSING, Table, table_1, table_2
+from evals.tables.results import MISSING, ResultTable, table_1, table_2
 from evals.tables.svg import picture
 from tasks.reporting import screening as report_screening
 from tasks.reporting.charts import Bars, Curve
@@ -57,11 +57,11 @@ class Samples:
     rows: Sequence[Row]
 
 
-Block = Paragraph | Picture | Drawing | Table | Chart | Bars | Curve | Samples
+Block = Paragraph | Picture | Drawing | ResultTable | Chart | Bars | Curve | Samples
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     title: str
     blocks: tuple[Block, ...]
 
@@ -103,13 +103,13 @@ REINFORCEMENT = (
 )
 
 
-def compose(found: Row) -> list[Section]:
+def compose(found: Row) -> list[ReportSection]:
     """The sections that have anything to say, from what `report_data.gather` found."""
     sections = [
-        Section("The run", tuple(_run(found))),
-        Section("Results", tuple(_results(found["scores"]))),
-        Section("Pretraining", (*_charts(found["curves"], TRAINING), *_counts(found["stages"], ("pretrain",)))),
-        Section(
+        ReportSection("The run", tuple(_run(found))),
+        ReportSection("Results", tuple(_results(found["scores"]))),
+        ReportSection("Pretraining", (*_charts(found["curves"], TRAINING), *_counts(found["stages"], ("pretrain",)))),
+        ReportSection(
             "Reinforcement and self-distillation",
             (
                 *_judge(found["stages"]),
@@ -119,12 +119,12 @@ def compose(found: Row) -> list[Section]:
                 *_counts(found["stages"], ("align", "reason", "self_distill")),
             ),
         ),
-        Section("Distillation", tuple(_distillation(found["stages"]))),
-        Section("Kept out of training", tuple(_kept_out(found["screening"]))),
-        Section("Cost", tuple(_cost(found))),
-        Section("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
-        Section("What is a stand-in", tuple(_stand_ins(found["stand_ins"]))),
-        Section("Lineage", tuple(_lineage(found["lineage"]))),
+        ReportSection("Distillation", tuple(_distillation(found["stages"]))),
+        ReportSection("Kept out of training", tuple(_kept_out(found["screening"]))),
+        ReportSection("Cost", tuple(_cost(found))),
+        ReportSection("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
+        ReportSection("What is a stand-in", tuple(_stand_ins(found["stand_ins"]))),
+        ReportSection("Lineage", tuple(_lineage(found["lineage"]))),
     ]
     return [section for section in sections if section.blocks]
 
@@ -136,7 +136,7 @@ def _run(found: Row) -> Iterator[Block]:
     boxes = tuple((row["label"], _took(row["seconds"])) for row in stages)
     yield Picture(boxes, tuple((source, row["label"]) for row in stages for source in row["reads"]))
     rows = tuple((row["label"], _took(row["seconds"]), ", ".join(row["artifacts"].values())) for row in stages)
-    yield Table("What ran", ("Stage", "Time", "Artifacts"), rows, (), ())
+    yield ResultTable("What ran", ("Stage", "Time", "Artifacts"), rows, (), ())
 
 
 def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
@@ -153,7 +153,7 @@ def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
     names = list(dict.fromkeys(name for one in scores.values() for name in one["benchmarks"]))
     titles = {name: _title(scores, name) for name in names}
     rows = tuple((titles[name], *(_cell(one["benchmarks"].get(name)) for one in scores.values())) for name in names)
-    yield Table("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,), ())
+    yield ResultTable("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,), ())
     yield second
     yield Drawing(picture(second))
     for name in _last_and_others(scores):
@@ -161,7 +161,7 @@ def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
             yield replace(table, title=f"{name}: {table.title}")
 
 
-def paper_tables(scores: Mapping[str, Row]) -> tuple[Table, Table]:
+def paper_tables(scores: Mapping[str, Row]) -> tuple[ResultTable, ResultTable]:
     """Table 1 over the stages; Table 2 of the last stage's model and of the models behind endpoints."""
     columns = {f"Ours ({name})" if name in paper.TABLE_1 else name: scores[name] for name in _last_and_others(scores)}
     return table_1(scores), table_2(columns)
@@ -235,7 +235,7 @@ _CALIBRATED = (
 )
 
 
-def _calibrations(stages: Sequence[Row]) -> Iterator[Table]:
+def _calibrations(stages: Sequence[Row]) -> Iterator[ResultTable]:
     """The judge on answers of known quality, beside its rewards."""
     for row in stages:
         found = row["facts"].get("calibration")
@@ -246,7 +246,7 @@ def _calibrations(stages: Sequence[Row]) -> Iterator[Table]:
         rows += [(title, _value(found.get(name)), said) for title, name, said in _CALIBRATED if name in found]
         asked = found.get("judge", {})
         title = f"{row['label']}: the judge {asked.get('model', '')} measured, rubric {asked.get('rubric', '')}"
-        yield Table(title, ("What", "Value", "Meaning"), tuple(rows), (), ())
+        yield ResultTable(title, ("What", "Value", "Meaning"), tuple(rows), (), ())
 
 
 def _curricula(stages: Sequence[Row]) -> Iterator[Chart]:
@@ -265,13 +265,13 @@ def _curricula(stages: Sequence[Row]) -> Iterator[Chart]:
         yield Chart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
 
 
-def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[Table]:
+def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
     """What each stage wrote of itself in its checkpoint's manifest, as far as it is numbers."""
     for row in stages:
         if row["stage"] in chosen:
             counts = tuple(_numbers(row["facts"].get("checkpoint", {})))
             if counts:
-                yield Table(f"{row['label']}: as counted", ("What", "Value"), counts, (), ())
+                yield ResultTable(f"{row['label']}: as counted", ("What", "Value"), counts, (), ())
 
 
 def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -295,14 +295,14 @@ def _distillation(stages: Sequence[Row]) -> Iterator[Block]:
             continue
         counts = tuple(_numbers({name: value for name, value in facts.items() if not isinstance(value, dict)}))
         if counts:
-            yield Table(f"{row['label']}: counts", ("What", "Value"), counts, (), ())
+            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts, (), ())
         if teachers := facts.get("teachers"):
             names = ("model", "up_to", "asked", "kept", "tokens_in", "tokens_out")
             rows = tuple((name, *(_value(told.get(key)) for key in names)) for name, told in teachers.items())
-            yield Table(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows, (), ())
+            yield ResultTable(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows, (), ())
         if rejected := facts.get("rejected"):
             rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
-            yield Table(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
+            yield ResultTable(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
 
 
 def _kept_out(found: Row) -> Iterator[Block]:
@@ -347,7 +347,9 @@ def _cost(found: Row) -> Iterator[Block]:
             )
             for row in found["calls"]
         )
-        yield Table("Calls", columns, rows, ("A call is one attempt; a cached one was answered from the ledger.",), ())
+        yield ResultTable(
+            "Calls", columns, rows, ("A call is one attempt; a cached one was answered from the ledger.",), ()
+        )
 
 
 def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[Block]:
@@ -356,7 +358,7 @@ def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[Block]:
         for note in notes:
             by_note.setdefault(note["note"], []).append(note["label"])
         rows = tuple((", ".join(labels), note) for note, labels in by_note.items())
-        yield Table("Not the real thing", ("Stage", "What stands in for what"), rows, (), ())
+        yield ResultTable("Not the real thing", ("Stage", "What stands in for what"), rows, (), ())
 
 
 def _lineage(rows: Sequence[Row]) -> Iterator[Block]:
@@ -365,7 +367,7 @@ def _lineage(rows: Sequence[Row]) -> Iterator[Block]:
     )
     if shown:
         note = "`nautile show ID` tells everything about an artifact, `nautile lineage ID` all that it was made from."
-        yield Table("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,), ())
+        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,), ())
 
 
 def _code(commit: str | None) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.text import amount, duration, size, visible
+from common.text import amount, dollars, duration, markdown_table, size, visible
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,13 @@ def test_terminal_escapes_and_direction_overrides_are_marked():
 
 def test_long_text_is_cut_and_says_so():
     assert visible("x" * 10, most=4) == "xxxx […]"
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "$0.00"), (0.0123, "$0.0123"), (1234.5, "$1,234.50")])
+def test_dollars(value, text):
+    assert dollars(value) == text
+
+
+def test_no_cell_of_a_markdown_table_can_end_its_cell_or_its_line():
+    table = markdown_table(("a", "b"), [(1, "x | y\nz")])
+    assert table == "| a | b |\n| --- | --- |\n| 1 | x \\| y z |"

@@ -9,7 +9,7 @@ import pytest
 
 from model.sharding import make_mesh
 from rl.learner import Learner, logprobs, pull, rows_of
-from rl.parameter_subset import Trainable
+from rl.parameter_subset import ParameterSubset
 from rl.training_rows import batches
 from tests.rl.conftest import group, policy
 
@@ -18,7 +18,7 @@ LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 @cache
 def pulling(model):
-    return jax.jit(partial(pull, model, policy(), False, Trainable(model, ()), True))
+    return jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), True))
 
 
 def learner_of(model, params, mode="equalise", **changes):

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from configs.training import RolloutConfig
 from data.tokenizer import tokenizer_for
 from model.sharding import make_mesh
-from rl.capacity import plan
+from rl.capacity import estimate_memory
 from rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER, policy
 
@@ -63,4 +63,4 @@ def test_what_does_not_divide_is_refused(model):
         RolloutEngine(model, tokenizer_for(TOKENIZER), rollout, 0, mesh)
     even = rollout.model_copy(update={"group": 4})
     with pytest.raises(ConfigError, match=r"3 policy\.micro_rows do not divide among 2 chips"):
-        plan(model, even, policy(micro_rows=3), None, mesh)
+        estimate_memory(model, even, policy(micro_rows=3), None, mesh)

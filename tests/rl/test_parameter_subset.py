@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 from model.nautile import initialise
-from rl.parameter_subset import Trainable
+from rl.parameter_subset import ParameterSubset
 from tests.rl.conftest import tiny_model
 
 MODEL = tiny_model().model_copy(update={"blocks": 3})
@@ -27,7 +27,7 @@ def size(tree):
      ("blocks.1.attention", "blocks.attention.q_proj"), ("blocks.sca_0", "blocks.1", "embedding")],
 )  # fmt: skip
 def test_taken_apart_and_put_together_it_is_the_same(params, names):
-    trainable = Trainable(MODEL, names)
+    trainable = ParameterSubset(MODEL, names)
     trained, frozen = trainable.part(params)
     assert size(trained) + size(frozen) == size(params)
     assert size(trained) > 0
@@ -38,7 +38,7 @@ def test_taken_apart_and_put_together_it_is_the_same(params, names):
 
 
 def test_one_block_is_a_third_of_the_blocks(params):
-    trained, _ = Trainable(MODEL, ("blocks.1",)).part(params)
+    trained, _ = ParameterSubset(MODEL, ("blocks.1",)).part(params)
     assert 3 * size(trained) == size(params["blocks"])
     assert list(trained) == ["blocks"]
 
@@ -46,4 +46,4 @@ def test_one_block_is_a_third_of_the_blocks(params):
 @pytest.mark.parametrize("name", ["blocks.3", "block.1", "attention", "blocks.0.mlp", "embed", ""])
 def test_a_name_that_there_is_not_is_refused(name):
     with pytest.raises(ConfigError, match=r"policy\.train: no parameter .*blocks\.attention.*blocks\.2"):
-        Trainable(MODEL, ("embedding", name))
+        ParameterSubset(MODEL, ("embedding", name))

@@ -13,7 +13,7 @@ from configs.base import TaskConfig
 from configs.training import ProblemsConfig
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.sources.reasoning_gym import problem_split, problems
-from rl.problems import Order, Screen, gsm8k_problem, load
+from rl.problems import ProblemOrder, Screen, gsm8k_problem, load
 from tests.rl.conftest import SUMS
 from tests.support.fake_hub import FakeHub
 
@@ -56,11 +56,11 @@ def test_load_is_fixed_by_config_and_seed_and_says_when_there_are_too_few():
 
 
 def test_order_visits_everything_once_an_epoch_and_can_be_entered_anywhere():
-    order = Order(7, seed=5)
+    order = ProblemOrder(7, seed=5)
     first, second = [order[i] for i in range(7)], [order[i] for i in range(7, 14)]
     assert sorted(first) == sorted(second) == list(range(7))
     assert first != second
-    assert Order(7, seed=5)[9] == second[2]
+    assert ProblemOrder(7, seed=5)[9] == second[2]
 
 
 def test_gsm8k_record():

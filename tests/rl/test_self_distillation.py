@@ -10,7 +10,7 @@ import pytest
 
 from model.nautile import forward, initialise
 from rl.self_distillation import curriculum, update
-from rl.training_rows import Row, batches
+from rl.training_rows import TrainingRow, batches
 from tests.model.conftest import tiny_config
 
 MODEL = tiny_config()
@@ -24,7 +24,7 @@ def params():
 
 def row(rng, length, advantage, forced=None):
     ids = rng.integers(1, MODEL.vocabulary, length)
-    return Row(rng.integers(1, MODEL.vocabulary, 3).tolist(), ids, np.zeros(length), advantage, 1.0, forced)
+    return TrainingRow(rng.integers(1, MODEL.vocabulary, 3).tolist(), ids, np.zeros(length), advantage, 1.0, forced)
 
 
 def written_out(params, rows):

@@ -19,7 +19,7 @@ from model.nautile import initialise
 from model.sharding import make_mesh
 from rl import self_distillation
 from rl.advantages import advantages
-from rl.capacity import plan
+from rl.capacity import estimate_memory
 from rl.learner import Learner
 from rl.problems import load
 from rl.rollouts import RolloutEngine
@@ -47,7 +47,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
         found["measured"].append(learner.update(groups))
     table = learner.trained["embedding"]
     found["share"] = table.addressable_shards[0].data.size / table.size
-    found["plan"] = plan(model, ROLLOUT, settings, "equalise", mesh)
+    found["plan"] = estimate_memory(model, ROLLOUT, settings, "equalise", mesh)
     return found
 
 
@@ -59,7 +59,7 @@ def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
     problems = ProblemsConfig(tasks=SUMS, count=8)
     config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)
     folder.mkdir(parents=True)
-    student = self_distillation.Student(
+    student = self_distillation.SelfDistillation(
         tiny_model(), TOKENIZER, config, load(problems, 0), {}, folder, folder / "traces.jsonl", 5
     )
     _, facts = self_distillation.self_distil(student, initialise(student.model, 0))

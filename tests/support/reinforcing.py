@@ -20,9 +20,9 @@ from model.weights.files import save_weights
 from rl.judge import Judge
 from rl.learner import Learner
 from rl.problems import load
-from rl.reinforce import Plan, reinforce
+from rl.reinforce import Reinforcement, reinforce
 from rl.rollouts import RolloutEngine
-from tasks.align import Scorer
+from tasks.align import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 JUDGE = JudgeConfig(endpoint="judge")
@@ -35,13 +35,13 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
     endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
     model = tiny_model()
     with EndpointPool({"judge": endpoint}, folder / "replies.jsonl", emit) as pool:
-        plan = Plan(
+        plan = Reinforcement(
             model=model,
             tokenizer=TOKENIZER,
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, **changes}),
             problems=load(ProblemsConfig(tasks=SUMS, count=12), 0),
-            scorer=Scorer(Judge(pool, JUDGE), JUDGE),
+            scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE),
             identity={"run": 1},
             work=folder,
             rollouts=folder / "rollouts.jsonl",

@@ -8,13 +8,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from configs.load import load
-from evals.tables.results import MISSING, Table
+from evals.tables.results import MISSING, ResultTable
 from store.artifacts import Store
 from tasks.reporting.charts import MOST_POINTS, line_chart, pipeline_picture, thinned
 from tasks.reporting.data import Input, gather, scores
 from tasks.reporting.render import html_page, markdown
 from tasks.reporting.screening import screening, tables
-from tasks.reporting.sections import Chart, Paragraph, Samples, Section, compose
+from tasks.reporting.sections import Chart, Paragraph, ReportSection, Samples, compose
 from tests.support.toy_chain import make_all
 from tests.support.toy_stages import HOSTILE, TOY
 
@@ -130,7 +130,9 @@ def test_samples_show_good_and_bad_ones(data):
 
 
 def test_distillation_counts_and_refusals_are_shown(data):
-    tables = {block.title: block for section in compose(data) for block in section.blocks if isinstance(block, Table)}
+    tables = {
+        block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
+    }
     assert tables["distill: counts"].rows == (("documents", "1"), ("prompts", "4"))
     assert tables["distill: refused, by reason"].rows == (("copied", "1"), ("too short", "2"))
     assert tables["distill: teachers"].rows == (("local", "toy", "1", "4", "1", "30", "60"),)
@@ -139,7 +141,9 @@ def test_distillation_counts_and_refusals_are_shown(data):
 
 
 def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
-    tables = {block.title: block for section in compose(data) for block in section.blocks if isinstance(block, Table)}
+    tables = {
+        block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
+    }
     assert tables["align: as counted"].rows == (
         ("calibration: auc: overall", "0.57"),
         ("rounds, last: traces", "5"),
@@ -159,7 +163,7 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
         {**data["stages"][0], "label": "sd", "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}}},
     ]
     blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    (table,) = [b for b in blocks if isinstance(b, Table) and b.title.startswith("align: the judge toy measured")]
+    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: the judge toy measured")]
     assert [row[:2] for row in table.rows] == [
         ("chance to mark right above wrong: overall", "0.57"),
         ("answers marked", "8"),
@@ -241,7 +245,7 @@ def test_the_picture_puts_readers_to_the_right_and_escapes_labels():
 
 def test_rendering_escapes_titles_and_paragraphs():
     rows = [{"verdict": "<b>", "good": False, "prompt": "p", "text": "```x```", "expected": "`<i>`"}]
-    sections = [Section("<h>", (Paragraph("<p>"), Samples("<s>", rows)))]
+    sections = [ReportSection("<h>", (Paragraph("<p>"), Samples("<s>", rows)))]
     page = html_page("<t>", "<u>", sections)
     for raw in ("<b>", "<i>", "<t>", "<u>", "<s>", "<h>"):
         assert raw not in page
