@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from common.errors import ConfigError
 from common import text as formats
+from common.errors import ConfigError
 from flows.dashboard import queries
 from flows.dashboard.queries import Row
 from store.artifacts import Store
