@@ -7,7 +7,6 @@ import pytest
 
 from flows.cli import main as cli
 from model.capacity.planner import CompiledStep, _largest
-from model.capacity.topology import AHEAD
 from store.artifacts import Store
 
 SMALL = """
@@ -35,7 +34,7 @@ def nautile(tmp_path, monkeypatch, capfd):
     return call
 
 
-@pytest.mark.skipif(not (AHEAD / ".ready").exists(), reason="`make ahead` has not fetched the compilers")
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # seven compilations for the largest batch: 155 s of processor time
 def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
