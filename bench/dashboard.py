@@ -25,8 +25,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from common.processes import free_port
 from flows.dashboard import queries
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter

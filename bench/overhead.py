@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.operate.prefect_server import free_port, healthy, quiet
+from common.processes import free_port
+from flows.operate.prefect_server import healthy, quiet
 from store.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[1]

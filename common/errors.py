@@ -1,8 +1,4 @@
-"""The base of every configuration section: frozen, unknown keys refused, one canonical form.
-
-The canonical JSON (sorted keys, no spaces, ASCII) is what content keys hash, so it must not depend on the platform,
-the process or the order in which a file lists its keys.
-"""
+"""The two errors that a caller can act on; anything else that is raised is a crash."""
 
 
 class ConfigError(ValueError):

@@ -1,8 +1,11 @@
-"""How plain functions report: a callable `emit(kind, **fields)` handed to them, so that they know no store.
+"""Progress and metrics of plain functions: a callable `emit(kind, **fields)` is passed in, so that they know no store.
 
 Kinds: `metric` (name, step, value), `sample` (index, fields of one rollout, trace or evaluated item), `call` (one
 attempt at an endpoint) and `progress` (done, total, unit, note). `metric`, `sample` and `call` become catalog rows;
-`progress` only moves the bar.
+`progress` only moves the progress bar.
+
+An `Emit` may have two more methods, which `emit_all` and `flush` use where they exist: `many(kind, rows)` writes
+several events with one wait for the disk, `sync()` fsyncs everything written so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,7 @@ class Emit(Protocol):
 
 
 def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Hand over several events: together, where the taker has a way (`many`) that waits for the disk only once."""
+    """Emit several events of one kind, in one write if `emit` can."""
     many = getattr(emit, "many", None)
     if rows and many is not None:
         many(kind, rows)
@@ -25,13 +28,13 @@ def emit_all(emit: Emit, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         emit(kind, **row)
 
 
-def settle(emit: Emit) -> None:
-    """Have all that was told on disk. To be called before a save after which it will not be told again: a power cut may
-    else keep the save and lose the rows."""
+def flush(emit: Emit) -> None:
+    """Fsync all emitted events. Call it before saving a checkpoint, so that a crash cannot keep the checkpoint but lose
+    the metrics before it: a resumed run would not emit those again."""
     sync = getattr(emit, "sync", None)
     if sync is not None:
         sync()
 
 
 def silent(kind: str, **fields: Any) -> None:
-    """The `Emit` for notebooks and tests that look only at return values."""
+    """Drop the event: the `Emit` for notebooks and tests that look only at return values."""

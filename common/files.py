@@ -1,7 +1,10 @@
-"""Writes that survive a crash, and the one place where a failing disk becomes a clear message.
+"""Files: writes that survive a crash, bounded reads, digests, and the message for a disk that cannot be written.
 
-A file is written beside its final name, fsynced, and renamed over it; a folder is fsynced after a rename in it, for a
-rename is only as durable as its folder.
+A file is written under a temporary name, fsynced, and renamed to its own; then its folder is fsynced, because a rename
+is only as durable as the folder it happened in. Temporary names are `.*.tmp`, which `Store.publish` removes.
+
+Two kinds of readers: `read_json` for files of our own, where "missing or damaged" is an answer (None), and
+`read_bounded_text` / `read_bounded_json` for files of the operator's, where it is an error that names the file.
 """
 
 import errno
@@ -20,7 +23,9 @@ from common.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-LARGEST_JSON = 512 * 2**20
+LARGEST_JSON = 512 * 2**20  # bytes
+CONFIG_LIMIT = 4 * 2**20  # bytes
+INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
@@ -36,31 +41,31 @@ def writing(root: Path) -> Iterator[None]:
 
 
 def not_writable(root: Path, error: OSError) -> str:
+    """The message for a store under `root` that `error` kept from being written."""
     where = f" at {error.filename}" if error.filename else ""
     return (
-        f"the store {root} cannot be written ({error.strerror}{where}): free some space or mend its permissions, "
+        f"the store {root} cannot be written ({error.strerror}{where}): free some space or fix its permissions, "
         "or point NAUTILE_STORE at another folder"
     )
 
 
 def is_full_or_read_only(error: OSError) -> bool:
-    """True for the errors that mean "this place cannot be written", whichever call met them."""
+    """True for the errors that mean "nothing can be written here": full, read-only, no permission."""
     return error.errno in _NOT_WRITABLE
 
 
-def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Replace `path` by `value` as indented JSON, atomically; `durable=False` skips the fsyncs (live progress)."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", durable=durable)
+@contextmanager
+def atomic_path(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary file name in the folder of `path`, to be written in the block by any means.
 
-
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace `path` by `text` in UTF-8, atomically; `durable=False` skips the fsyncs."""
+    When the block ends, the file is fsynced and renamed over `path`; when it raises, the file is removed and `path`
+    stays as it was. Safe for several writers of one path. `durable=False` skips the fsyncs.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            if durable:
-                file.flush()
+        yield temporary
+        if durable:
+            with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -68,6 +73,26 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def write_atomically(
+    path: Path, content: bytes | memoryview, *, durable: bool = True, create_folder: bool = True
+) -> None:
+    """Replace `path` by `content`, whole or not at all."""
+    if create_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, durable=durable) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace `path` by `text` in UTF-8, whole or not at all. Its folder must exist: one that was removed stays so."""
+    write_atomically(path, text.encode("utf-8"), durable=durable, create_folder=False)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Replace `path` by `value` as indented JSON with sorted keys, whole or not at all. Its folder must exist."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", durable=durable)
 
 
 def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
@@ -84,7 +109,7 @@ def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
 
 
 def parsed(data: bytes) -> Any | None:
-    """The JSON in `data`; None if it is none, or nests deeper than the parser goes."""
+    """The JSON in `data`; None if it is not JSON, or nests deeper than the parser goes."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -108,12 +133,8 @@ def sha256_of(path: Path, *, sync: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-CONFIG_LIMIT = 4 * 2**20
-INDEX_LIMIT = 256 * 2**20  # of some 800,000 shards
-
-
 def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
-    """The whole of a plain file in UTF-8. Raises `ConfigError` if it is none, is over `limit` bytes, or unreadable."""
+    """The text of a plain UTF-8 file. Raises `ConfigError` if it is no such file, over `limit` bytes, or unreadable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path}: is not a plain file")
@@ -130,22 +151,10 @@ def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
 
 
 def read_bounded_json(path: Path, limit: int = CONFIG_LIMIT) -> Any:
-    """The JSON in a plain file. Raises `ConfigError` as `read_bounded_text`, and if it is not JSON or nested too
-    deep."""
+    """The JSON in a plain file. Raises `ConfigError` as `read_bounded_text` does, and for damaged JSON."""
     try:
         return json.loads(read_bounded_text(path, limit))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file or none: a neighbour file, flushed to disk, renamed over `path`. One writer a path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.tmp")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -7,13 +7,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: object, most: int | None = None) -> str:
-    """`text` with terminal escapes and direction overrides replaced by a mark, cut to `most` characters."""
+    """`text` with terminal escapes and direction overrides replaced by U+FFFD, cut to `most` characters."""
     clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
 
 
 def fenced(text: str) -> str:
-    """A code block of markdown that no run of backticks inside can close."""
+    """`text` in a Markdown code block that no run of backticks inside it can close."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
@@ -29,7 +29,7 @@ def _cell(value: object) -> str:
 
 
 def amount(value: float) -> str:
-    """A count: 950, 12,400, 3.10 M; small fractions keep two digits."""
+    """A count: 950, 12,400, 3.10 M; below 100 one decimal, below 1 two significant digits."""
     if abs(value) >= 1e9:
         return f"{value / 1e9:.2f} G"
     if abs(value) >= 1e6:
@@ -49,7 +49,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes: 812 B, 4.1 MB."""
+    """A number of bytes in decimal units: 812 B, 4.1 MB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

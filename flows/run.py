@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError, Retryable
+from common.processes import ExitCode
 from common.text import duration, visible
 from configs.schema import RunConfig
 from flows import dag as planning
@@ -31,8 +32,6 @@ from tasks.engine.failure import RESUME_HEADING, advice, reason
 from tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
-
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
         where = f" in {label}" if label else ""
         err.print(Text(f"stopped{where}; its processes are ended and what was finished is kept."), soft_wrap=True)
         err.print(Text(f"Go on with: {command(typed, selection, label)}"), soft_wrap=True)
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     finally:
         unsubscribe()
     if stopped:
@@ -119,12 +118,12 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
     out.print(f"{len(chosen)} stages in {duration(time.monotonic() - begun)}", highlight=False)
     if page := report_page(store, made.get("report", {}).get("report")):
         out.print(Text(f"report: {page}"), soft_wrap=True)
-    return OK
+    return ExitCode.DONE
 
 
 def exit_code(cause: BaseException | None) -> int:
     """2 for what the operator must mend (bad input, a teacher that does not answer), 1 for a crash."""
-    return BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else FAILED
+    return ExitCode.BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else ExitCode.FAILED
 
 
 def report_page(store: Store, artifact_id: str | None) -> Path | None:

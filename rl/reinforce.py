@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
-from common.events import Emit, settle, silent
+from common.events import Emit, flush, silent
+from common.files import write_text
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PolicyConfig, RolloutConfig
 from data.sources.reasoning_gym import Problem
@@ -207,7 +208,7 @@ class _Run:
     def _save(self) -> None:
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
         extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
-        settle(self.plan.emit)
+        flush(self.plan.emit)
         self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
 
     def _resume(self) -> None:
@@ -232,9 +233,7 @@ def keep_steps(log: Path, before: int) -> None:
         if not line.endswith("\n") or json.loads(line)["step"] >= before:
             break
         kept.append(line)
-    partial = log.with_suffix(".partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(log)
+    write_text(log, "".join(kept))
 
 
 def _measure(groups: Sequence[Group]) -> dict[str, float]:

@@ -21,7 +21,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
-from common.events import Emit, settle, silent
+from common.events import Emit, flush, silent
+from common.files import atomic_path
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import SelfDistillConfig
 from data.sources.reasoning_gym import Problem
@@ -79,7 +80,7 @@ def self_distil(student: SelfDistillation, params: Params) -> tuple[Params, dict
         kept = [row for row in sampled if row["advantage"] is not None and row["advantage"] > 0]
         state, losses = _train(student, state, kept, number, mesh)
         facts["rounds"].append(_facts(sampled, kept, losses))
-        settle(student.emit)
+        flush(student.emit)
         checkpoints.save(number + 1, state, facts)
         checkpoints.wait()
     checkpoints.close()
@@ -210,11 +211,9 @@ def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
 
 def _publish(rounds: int, work: Path, traces: Path) -> None:
     """The kept traces of every round as one JSON-lines file."""
-    partial = traces.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with atomic_path(traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(rounds):
             for line in (work / f"samples-{number}.jsonl").read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 if row["advantage"] is not None and row["advantage"] > 0:
                     file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
-    partial.replace(traces)

@@ -9,9 +9,7 @@ import errno
 import hashlib
 import logging
 import os
-import random
 import re
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,10 +23,11 @@ import fsspec
 
 from common.errors import ConfigError, Retryable
 from common.files import not_writable, read_json, write_json
+from common.retry import Backoff, retry
 
 logger = logging.getLogger(__name__)
 
-TRIES = 4
+BACKOFF = Backoff(attempts=4, first_s=0.6, longest_s=3.0)
 TOGETHER = 8
 CHUNK = 8 * 2**20
 # How long a silent server is waited for. botocore's own tries are off: s3fs's five and ours would multiply them.
@@ -38,6 +37,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _MEND = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)
 
 T = TypeVar("T")
+
+
+class StoreUnreachable(Retryable):
+    """The remote did not answer, several times."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Remote:
         self.url = url
 
     @cached_property
-    def _place(self) -> tuple[Any, str]:
+    def _filesystem(self) -> tuple[Any, str]:
         scheme = self.url.partition("://")[0]
         options = _OPTIONS if _PACKAGES.get(scheme) == "s3" else {}
         try:
@@ -145,21 +148,25 @@ class Remote:
             return list(pool.map(function, items))
 
     def _ask(self, request: Callable[[Any, str], T], doing: str, local: Path | None = None) -> T:
-        for left in reversed(range(TRIES)):
+        """The result of `request(filesystem, base)`, which is tried again after an error of the connection."""
+
+        def attempt() -> T:
             try:
-                return request(*self._place)
+                return request(*self._filesystem)
             except (ConfigError, Retryable):
                 raise
             except Exception as error:
-                problem = self._told(error, doing, local)
-                if isinstance(problem, ConfigError) or not left:
-                    raise problem from None
-                logger.info("%s: %s", self.url, problem)
-            time.sleep(random.uniform(0.3, 0.9) * (TRIES - left))
-        raise AssertionError("unreachable")
+                raise self._translated(error, doing, local) from None
 
-    def _told(self, error: Exception, doing: str, local: Path | None) -> ConfigError | Retryable:
-        """The error as the operator is told it."""
+        return retry(
+            attempt,
+            BACKOFF,
+            should_retry=lambda error: isinstance(error, StoreUnreachable),
+            before_pause=lambda error, attempt, pause_s: logger.info("%s; again in %.1f s", error, pause_s),
+        )
+
+    def _translated(self, error: Exception, doing: str, local: Path | None) -> ConfigError | Retryable:
+        """The error as the operator reads it: something to change, or an outage."""
         if local is not None and isinstance(error, OSError) and error.errno in _FULL:
             return ConfigError(not_writable(local.parent, error))
         lines = str(error).strip().splitlines()
@@ -169,7 +176,7 @@ class Remote:
                 f"the store {self.url} refuses ({doing}; {text}): check the bucket, and the credentials and endpoint "
                 "in the environment"
             )
-        return Retryable(f"the store {self.url} cannot be reached ({doing}; {text})")
+        return StoreUnreachable(f"the store {self.url} cannot be reached ({doing}; {text})")
 
 
 def _written(row: dict[str, Any]) -> float | None:

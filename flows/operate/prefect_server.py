@@ -10,7 +10,6 @@ meets its default limit of 20 s.
 import fcntl
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.processes import die_with_parent, free_port
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class _Keeper:
     def __init__(self, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self._process, self._start = process, start
         self._over = threading.Event()
-        # A thread that stays: the server ends with the thread that started it (`die_with`).
+        # A thread that stays: the server ends with the thread that started it (`die_with_parent`).
         self._thread = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
         self._thread.start()
 
@@ -179,18 +179,9 @@ def _drain() -> None:
         EventsWorker.drain_all(timeout=5)
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _serve(port: int, parent: int) -> None:
     """The server's process: it ends with the run that started it, however that ends."""
-    from tasks.engine.child_main import die_with
-
-    die_with(parent)
+    die_with_parent(parent)
     import uvicorn
 
     uvicorn.run(

@@ -6,7 +6,6 @@ differ from it is set aside in favour of the one before. Donating the saved buff
 device Orbax copies them before `save` returns, and on CPU JAX will not reuse a buffer that a numpy view still holds.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from common.errors import ConfigError, Retryable
+from common.files import sha256_of, write_json
 from model.weights.files import load_weights, save_weights
 
 __all__ = ["TrainCheckpoints", "load_weights", "save_weights"]
@@ -137,7 +137,7 @@ class TrainCheckpoints:
                     "Go back to that configuration, or delete the folder to train from the start"
                 )
         elif jax.process_index() == 0:
-            _write_atomically(path, wanted)
+            write_json(path, wanted)
 
     def _begun(self) -> bool:
         """Whether a step was ever completed here, even if its folder is gone since."""
@@ -148,7 +148,7 @@ class TrainCheckpoints:
         if jax.process_index() != 0:
             return
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
-        _write_atomically(folder / DIGESTS, {name: _digest(folder / name) for name in _payload(folder)})
+        write_json(folder / DIGESTS, {name: sha256_of(folder / name) for name in _payload(folder)})
 
     def _set_aside(self, step: int) -> None:
         place = self.folder / "damaged" / str(step)
@@ -173,7 +173,7 @@ def _fault(folder: Path) -> str | None:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if _digest(path) != digest:
+        if sha256_of(path) != digest:
             return f"{name} has other bytes than were written"
     return None
 
@@ -183,11 +183,6 @@ def _payload(folder: Path) -> list[str]:
     files = (path for path in folder.rglob("*") if path.is_file())
     late = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
     return sorted(path.relative_to(folder).as_posix() for path in files if path.name not in late)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
@@ -201,12 +196,3 @@ def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-
-def _write_atomically(path: Path, value: Any) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

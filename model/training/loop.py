@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from common.errors import ConfigError, Retryable
-from common.events import Emit, settle, silent
+from common.events import Emit, flush, silent
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
@@ -212,7 +212,7 @@ class _Run:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
             extra = {"account": self.meter.saved(), "vitals": asdict(self.health.vitals)}
-            settle(self.emit)
+            flush(self.emit)
             self.checkpoints.save(done, state, extra)
         if stopping or last:
             self.checkpoints.wait()

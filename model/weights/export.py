@@ -4,10 +4,10 @@ The weights keep this project's names and bytes, so `load_weights` on an export 
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from common.files import write_text
 from data.chat_template import encode_prompt
 from data.tokenizer import PATTERN, Tokenizer, tokenizer_for
 from model.weights.files import load_weights, refuse_occupied, save_weights
@@ -27,30 +27,19 @@ def export(checkpoint: Path, out: Path) -> list[Path]:
     params, model, tokenizer_config = load_weights(checkpoint)
     tokenizer = tokenizer_for(tokenizer_config)
     out.mkdir(parents=True, exist_ok=True)
-    _write(out / TOKENIZER, tokenizer_json(tokenizer))
-    _write(
-        out / TOKENIZER_CONFIG,
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": model.context,
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "additional_special_tokens": list(tokenizer.specials),
-            "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
-            "fingerprint": tokenizer.fingerprint,
-        },
-    )
+    write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.context,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "additional_special_tokens": list(tokenizer.specials),
+        "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
+        "fingerprint": tokenizer.fingerprint,
+    }
+    write_text(out / TOKENIZER_CONFIG, json.dumps(settings, ensure_ascii=False, indent=1))
     save_weights(out, params, model, tokenizer_config)
     return sorted(out.iterdir())
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -5,7 +5,6 @@ header, for it would be written in hash order.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from common.errors import ConfigError
-from common.files import read_bounded_json
+from common.files import atomic_path, read_bounded_json, write_text
 from configs.model import ModelConfig, TokenizerConfig
 from model.layers.common import Params
 from model.nautile import shapes
@@ -32,17 +31,14 @@ def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: To
     """Write the two files of a checkpoint into `folder` (made if absent), each whole or not at all, weights first."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten(params).items()}
-    partial = folder / f"{WEIGHTS}.partial"
-    save_file(arrays, partial)
-    _commit(partial, folder / WEIGHTS)
+    with atomic_path(folder / WEIGHTS) as temporary:
+        save_file(arrays, temporary)
     described = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
-    partial = folder / f"{CONFIG}.partial"
-    partial.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _commit(partial, folder / CONFIG)
+    write_text(folder / CONFIG, json.dumps(described, indent=2, sort_keys=True) + "\n")
 
 
 def refuse_occupied(out: Path) -> None:
@@ -122,12 +118,6 @@ def unflatten(flat: Mapping[str, Any]) -> Params:
             node = node.setdefault(parent, {})
         node[last] = leaf
     return tree
-
-
-def _commit(partial: Path, final: Path) -> None:
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, final)
 
 
 def _line(error: Exception) -> str:

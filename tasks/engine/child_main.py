@@ -5,7 +5,6 @@ Exit codes: 0 done, 2 the operator's input is bad (`ConfigError`), 75 worth a re
 crash. `error.json` beside the log holds the message; standard output and error go to the log.
 """
 
-import ctypes
 import importlib
 import json
 import logging
@@ -22,15 +21,14 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
 from common.files import is_full_or_read_only, not_writable, write_json
+from common.processes import ExitCode, die_with_parent
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
 from tasks.engine.fanout import Markers, from_unit, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 
-OK, BAD_INPUT, CRASHED, RETRY = 0, 2, 1, 75
 STOP, BEAT = b"stop\n", b"\x1ebeat\n"  # from the leader of a group to its members, and back
-_PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("tasks.engine.child_main")
 
@@ -41,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     request = json.loads(Path(name).read_text(encoding="utf-8"))
     process = membership()
     if process is None:
-        die_with(int(part[3]) if part else request["parent"])
+        die_with_parent(int(part[3]) if part else request["parent"])
     else:
         follow(request["launch"]["silent_s"] / 10)
     signal.signal(signal.SIGTERM, _terminated)
@@ -51,32 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _work(request, staging, process, part)
     except ConfigError as error:
-        return _failed(traces, BAD_INPUT, error)
+        return _failed(traces, ExitCode.BAD_INPUT, error)
     except Retryable as error:
-        return _failed(traces, RETRY, error)
+        return _failed(traces, ExitCode.RETRY, error)
     except OSError as error:
         traceback.print_exc()
         if is_full_or_read_only(error) and _inside(error.filename, staging):
-            return _failed(traces, BAD_INPUT, NotWritable(not_writable(Path(request["store"]), error)))
-        return _failed(traces, CRASHED, error)
+            return _failed(traces, ExitCode.BAD_INPUT, NotWritable(not_writable(Path(request["store"]), error)))
+        return _failed(traces, ExitCode.FAILED, error)
     except Exception as error:
         traceback.print_exc()
-        return _failed(traces, CRASHED, error)
-    return OK
-
-
-def die_with(parent: int) -> None:
-    """End this process when process `parent` does, however that ends.
-
-    On Linux the kernel sees to it (strictly: when the parent's *thread* that started us ends, which is the one that
-    waits for us). The parent may have died before the call, so that is checked after it. Elsewhere a thread looks.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(CRASHED)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        return _failed(traces, ExitCode.FAILED, error)
+    return ExitCode.DONE
 
 
 def load_stage(module: str, attribute: str) -> Stage:
@@ -211,12 +195,6 @@ def _inside(path: object, folder: Path) -> bool:
 def _terminated(number: int, frame: FrameType | None) -> None:
     """SIGTERM unwinds like an exception, so that servers the work started are ended by their own `finally`."""
     raise SystemExit(128 + number)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

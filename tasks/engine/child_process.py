@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
-from tasks.engine import child_main as launch
+from common.processes import ExitCode
 from tasks.engine.errors import NotWritable, StageCancelled, StageCrash
 
 logger = logging.getLogger(__name__)
@@ -213,12 +213,12 @@ def environment(store: str, *, accelerator: bool) -> dict[str, str]:
 
 def raise_for_exit(ended: Exit, traces: ChildFiles, who: str) -> None:
     """Raise what the exit code means, if not success. `who` begins the message of a crash."""
-    if ended.code == launch.OK:
+    if ended.code == ExitCode.DONE:
         return
     said = traces.error()
-    if ended.code == launch.BAD_INPUT and said:
+    if ended.code == ExitCode.BAD_INPUT and said:
         raise ConfigError(said)
-    if ended.code == launch.RETRY and said:
+    if ended.code == ExitCode.RETRY and said:
         raise Retryable(said)
     raise crash(ended, traces, who)
 

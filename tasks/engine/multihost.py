@@ -24,7 +24,8 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_json
-from tasks.engine.child_main import BAD_INPUT, BEAT, CRASHED, OK, RETRY, STOP, die_with
+from common.processes import ExitCode, die_with_parent, free_port
+from tasks.engine.child_main import BEAT, STOP
 
 logger = logging.getLogger("tasks.engine.multihost")
 
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the members to their end; the exit code is the stage's, as `tasks.engine.child_main` has it."""
     path = Path((sys.argv[1:] if arguments is None else arguments)[0])
     request = json.loads(path.read_text(encoding="utf-8"))
-    die_with(request["parent"])
+    die_with_parent(request["parent"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     members: list[Member] = []
     signal.signal(signal.SIGTERM, lambda _number, _frame: [member.tell(STOP) for member in members])
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             members.append(_start(request, path, host))
         code, why = _watch(members, request["launch"]["silent_s"])
     except ConfigError as error:
-        code, why = BAD_INPUT, str(error)
+        code, why = ExitCode.BAD_INPUT, str(error)
     finally:
         for member in members:
             member.end()
@@ -121,7 +122,7 @@ def _start(request: dict[str, Any], path: Path, host: int) -> Member:
     if launch["command"]:
         command = command_for(request, path, host)
     else:
-        launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{_free_port()}"
+        launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{free_port()}"
         environment |= member_environment(launch, host)
         command = [sys.executable, "-P", "-m", "tasks.engine.child_main", str(path)]
     process = subprocess.Popen(
@@ -142,36 +143,29 @@ def _watch(members: list[Member], silent_s: float) -> tuple[int, str | None]:
     until: float | None = None
     while True:
         codes = [member.process.poll() for member in members]
-        if all(code == OK for code in codes):
-            return OK, None
+        if all(code == ExitCode.DONE for code in codes):
+            return ExitCode.DONE, None
         for member, code in zip(members, codes, strict=True):
             if code is None and time.monotonic() - member.heard > silent_s:
                 return (
-                    RETRY,
+                    ExitCode.RETRY,
                     f"host {member.host} of {len(members)} said nothing for {silent_s:.0f} s; the others ended",
                 )
         ended = [(member, code) for member, code in zip(members, codes, strict=True) if code]
-        for told in (BAD_INPUT, CRASHED):  # who refuses its input brings the others down with it
+        for told in (ExitCode.BAD_INPUT, ExitCode.FAILED):  # who refuses its input brings the others down with it
             if told in codes:
                 return told, None
         for member, code in ended:
-            if code != RETRY:
+            if code != ExitCode.RETRY:
                 how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-                known = code < 0 or code in _BY_SIGNAL
-                return (RETRY if known else CRASHED), f"host {member.host} of {len(members)} ended {how}"
+                by_signal = code < 0 or code in _BY_SIGNAL
+                verdict = ExitCode.RETRY if by_signal else ExitCode.FAILED
+                return verdict, f"host {member.host} of {len(members)} ended {how}"
         if ended:
             until = until or time.monotonic() + GRACE_S
             if None not in codes or time.monotonic() > until:
-                return RETRY, None
+                return ExitCode.RETRY, None
         time.sleep(POLL_S)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

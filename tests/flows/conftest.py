@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from common.processes import free_port
 from configs.load import load
 from configs.schema import RunConfig
-from flows.operate.prefect_server import free_port, healthy
+from flows.operate.prefect_server import healthy
 from store.artifacts import Store
 from tests.support.sockets import watched
 from tests.support.toy_chain import make_all

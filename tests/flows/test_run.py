@@ -16,8 +16,8 @@ from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
 from common.errors import ConfigError, Retryable
+from common.processes import free_port
 from flows.operate import reconcile_prefect
-from flows.operate.prefect_server import free_port
 from flows.operate.reconcile import lost_runs
 from flows.run import account, exit_code
 from flows.selection import Selection

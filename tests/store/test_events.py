@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.events import settle, silent
+from common.events import flush, silent
 from store.events import EventWriter, read_events, read_live
 
 json_data = st.recursive(
@@ -195,9 +195,9 @@ def test_what_was_told_is_on_disk_before_a_save(path, monkeypatch):
     emit = EventWriter(path, "e1")
     emit("metric", name="loss", step=1, value=2.0)
     assert synced == []
-    settle(emit)
+    flush(emit)
     assert synced == [path.stat().st_size]
-    settle(silent)
+    flush(silent)
     emit.close()
-    settle(emit)
+    flush(emit)
     assert len(synced) == 2, "a closed one has nothing to wait for"

@@ -10,6 +10,7 @@ import pytest
 import s3fs
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from store import remote as remotes
 from store.artifacts import Store
 from store.catalog import Catalog
@@ -203,7 +204,7 @@ def test_a_sender_killed_midway_is_finished_by_the_next_run(pair):
 def test_a_cut_connection_is_one_message_and_the_next_try_goes_on(pair, object_store_address, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.bin": str(i) * 50000 for i in range(8)})
-    monkeypatch.setattr(remotes, "TRIES", 1)
+    monkeypatch.setattr(remotes, "BACKOFF", Backoff(attempts=1))
     cutter = Cutter(object_store_address, 150_000)
     monkeypatch.setenv("AWS_ENDPOINT_URL", cutter.address)
     s3fs.S3FileSystem.clear_instance_cache()

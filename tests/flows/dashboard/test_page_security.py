@@ -9,8 +9,9 @@ import urllib.request
 import pytest
 
 from common.files import read_json
+from common.processes import free_port
 from evals.tables.results import table_1, table_2, to_html
-from flows.operate.prefect_server import STARTUP_S, free_port
+from flows.operate.prefect_server import STARTUP_S
 from store.artifacts import Store
 from tests.support.browser import chromium, drawn, keep, watch
 from tests.support.hostile_store import FORMS, NAME, make_hostile

@@ -6,12 +6,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from common.errors import ConfigError
+from common.processes import free_port
 from flows.dashboard import queries
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluations import history
 from flows.dashboard.lineage import graph
 from flows.dashboard.shared import thought
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from common.processes import free_port
 from flows.nightly.alert import PAUSES_S, post
-from flows.operate.prefect_server import free_port
 from tests.support.hook import SECRET, hook
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from common.processes import free_port
 from flows.operate import services
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter

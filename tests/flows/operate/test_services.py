@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from common.processes import free_port
 from configs.load import load
 from flows.operate import services
 from flows.operate.deployments import deployments
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from tests.support.hook import SECRET, hook
 from tests.support.listening import listening

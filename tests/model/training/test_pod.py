@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.operate.prefect_server import free_port
+from common.processes import free_port
 from tests.support.training import compile_once, sources
 
 REPOSITORY = Path(__file__).parents[3]

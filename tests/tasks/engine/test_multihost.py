@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.processes import free_port
 from configs.operation import LaunchConfig
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import ConfigError
+from common.processes import free_port
 from configs.operation import LaunchConfig
-from flows.operate.prefect_server import free_port
 from tasks.engine import ray_executor as ray_crew
 
 

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from tensorboardX.proto.event_pb2 import Event
 
 from common.errors import ConfigError
+from common.processes import free_port
 from configs.load import load
 from configs.operation import TelemetryConfig
 from flows.dag import plan
-from flows.operate.prefect_server import free_port
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter

@@ -1,0 +1,53 @@
+"""Processes: a child that ends with its parent, a free port, and the exit codes that every command here uses."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from enum import IntEnum
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_POLL_S = 0.5
+
+
+class ExitCode(IntEnum):
+    """How a process of this project ended. A negative code is the signal that ended it, as `subprocess` has it."""
+
+    DONE = 0
+    FAILED = 1  # a crash: an error that nobody expected
+    BAD_INPUT = 2  # the operator has something to change (`ConfigError`)
+    RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later (`Retryable`)
+    INTERRUPTED = 130  # Ctrl-C or SIGTERM, as shells report SIGINT
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """End this process when process `parent_pid` ends, even if that was killed by SIGKILL.
+
+    On Linux the kernel sends SIGKILL when the *thread* that started this process ends, so that thread must be the one
+    that waits for it. The parent may have died before the call, so that is checked after it. Elsewhere a thread polls,
+    and kills the whole process group if this process leads one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(ExitCode.FAILED)
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_POLL_S)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(ExitCode.FAILED)
+
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+def free_port() -> int:
+    """A loopback TCP port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

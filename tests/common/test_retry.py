@@ -1,0 +1,128 @@
+"""common/retry.py on a clock of its own: which errors are tried again, how often, and after what pauses."""
+
+import asyncio
+import email.utils
+import itertools
+import time
+
+import pytest
+
+from common.retry import Backoff, retry, retry_after, retry_async
+
+
+class Outage(Exception):
+    """An error worth another attempt; `after` is what the server asked for."""
+
+    after: float | None = None
+
+
+def failing(times, error=Outage):
+    """A call that fails `times` times, then returns the number of its call."""
+    calls = itertools.count(1)
+
+    def call():
+        number = next(calls)
+        if number <= times:
+            raise error(f"failure {number}")
+        return number
+
+    return call
+
+
+def is_outage(error):
+    return isinstance(error, Outage)
+
+
+def test_a_call_is_tried_until_it_succeeds_with_growing_pauses():
+    pauses = []
+    backoff = Backoff(attempts=5, first_s=1.0, longest_s=3.0, jitter=0.0)
+    assert retry(failing(4), backoff, should_retry=is_outage, sleep=pauses.append) == 5
+    assert pauses == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_the_last_error_is_raised_as_it_is():
+    pauses = []
+    with pytest.raises(Outage, match="failure 3"):
+        retry(failing(9), Backoff(attempts=3), should_retry=is_outage, sleep=pauses.append)
+    assert len(pauses) == 2
+
+
+def test_an_error_that_is_not_worth_it_is_raised_at_once():
+    with pytest.raises(KeyError):
+        retry(failing(1, KeyError), Backoff(attempts=3), should_retry=is_outage, sleep=pytest.fail)
+
+
+def test_retry_after_replaces_the_pause_up_to_its_limit():
+    pauses, answers = [], iter([7.0, 1e6, None])
+    backoff = Backoff(attempts=4, first_s=1.0, jitter=0.0, longest_retry_after_s=60.0)
+    retry(failing(3), backoff, should_retry=is_outage, retry_after_s=lambda error: next(answers), sleep=pauses.append)
+    assert pauses == [7.0, 60.0, 4.0]
+
+
+def test_retries_end_with_the_time_for_them():
+    backoff = Backoff(give_up_s=0.05, first_s=0.02, jitter=0.0, factor=1.0)
+    calls = []
+
+    def call():
+        calls.append(time.monotonic())
+        raise Outage
+
+    with pytest.raises(Outage):
+        retry(call, backoff, should_retry=is_outage)
+    assert len(calls) >= 2
+    assert calls[-1] - calls[0] > 0.05
+
+
+def test_a_pause_can_be_interrupted():
+    def stop(seconds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        retry(failing(1), Backoff(attempts=3), should_retry=is_outage, sleep=stop)
+
+
+def test_each_pause_is_announced():
+    announced = []
+    retry(
+        failing(2),
+        Backoff(attempts=3, first_s=1.0, jitter=0.0),
+        should_retry=is_outage,
+        before_pause=lambda error, attempt, pause_s: announced.append((str(error), attempt, pause_s)),
+        sleep=lambda seconds: None,
+    )
+    assert announced == [("failure 1", 1, 1.0), ("failure 2", 2, 2.0)]
+
+
+def test_jitter_only_shortens_a_pause():
+    pauses = [Backoff(first_s=2.0, jitter=0.5).pause_s(1) for _ in range(200)]
+    assert 1.0 <= min(pauses) < max(pauses) <= 2.0
+    assert Backoff(longest_s=20.0).pause_s(5000) <= 20.0
+
+
+def test_a_coroutine_is_retried_alike():
+    call, pauses = failing(2), []
+
+    async def ask():
+        return call()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    backoff = Backoff(attempts=3, first_s=1.0, jitter=0.0)
+    assert asyncio.run(retry_async(ask, backoff, should_retry=is_outage, sleep=sleep)) == 3
+    assert pauses == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "3", "retry-after-ms": "250"}, 0.25),
+        ({"retry-after": email.utils.formatdate(0)}, 0.0),
+    ],
+)
+def test_retry_after_headers(headers, seconds):
+    assert retry_after(headers) == seconds
