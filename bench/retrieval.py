@@ -1,6 +1,6 @@
 """Recall@5 against exact search, queries/s, build time and memory of each kind of index, by the number of vectors.
 
-    python bench/retrieval.py --sizes 10000 100000 [--kinds exact hnsw ivf_pq] [--queries 500] [--repeats 5]
+    python bench/retrieval.py --sizes 10000 100000 [--kinds exact ivf_pq] [--queries 500] [--repeats 5]
 
 The vectors: MiniLM's of the 10,033 Wikipedia summaries (title and first sentence; kept in a file of the temporary
 folder), each a centre. A vector is a centre drawn at random plus noise with the covariance of the differences between
@@ -19,16 +19,24 @@ import tempfile
 import time
 from pathlib import Path
 
+import faiss
 import numpy as np
 
 from configs.distill import IndexConfig
 from data.retrieval.embedders import Encoder
-from data.retrieval.exemplar_index import NEAREST, RERANKED, build, candidates, exact_nearest, recall_at
-from data.retrieval.exemplar_index import SEARCH_BLOCK as BLOCK
+from data.retrieval.exemplar_index import (
+    CANDIDATES_PER_NEIGHBOUR,
+    RECALL_NEIGHBOURS,
+    SEARCH_BLOCK,
+    SPARE_NEIGHBOURS,
+    build_faiss_index,
+    exact_nearest,
+    recall_at,
+    search_candidates,
+)
 from data.sources.wikipedia import articles
 
 BATCH, NOISE = 64, 0.75
-SPARE = 8
 
 
 def centres(folder: Path) -> np.ndarray:
@@ -47,8 +55,8 @@ def draw(base: np.ndarray, count: int, seed: int, out: np.ndarray) -> None:
     differences = base[:2000] - base[near]
     spread = np.linalg.cholesky(np.cov(differences.T) + 1e-6 * np.eye(base.shape[1])).astype(np.float32)
     typical = np.sqrt((spread**2).sum())
-    for start in range(0, count, BLOCK):
-        size = min(BLOCK, count - start)
+    for start in range(0, count, SEARCH_BLOCK):
+        size = min(SEARCH_BLOCK, count - start)
         noise = rng.standard_normal((size, base.shape[1]), np.float32) @ spread.T * (NOISE / typical)
         rows = base[rng.integers(0, len(base), size)] + noise
         out[start : start + size] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -57,29 +65,26 @@ def draw(base: np.ndarray, count: int, seed: int, out: np.ndarray) -> None:
 def measured(
     path: Path, count: int, kind: str, queries: np.ndarray, truth: np.ndarray, repeats: int, threads: int, pipe
 ) -> None:
-    """In a process of its own: build, search, tell."""
+    """Build the index and search it, in a process of its own; send the row of results through `pipe`."""
     vectors = np.memmap(path, "<f4", "r", 0, (count, queries.shape[1]))
-    import faiss
-
     faiss.omp_set_num_threads(threads)
     before = _anonymous()
     began = time.monotonic()
-    index, fitted = build(vectors, IndexConfig(kind=kind))
+    index, fit = build_faiss_index(vectors, IndexConfig(kind=kind))
     seconds = time.monotonic() - began
     size = len(faiss.serialize_index(index))
-    wanted = NEAREST + SPARE if kind == "exact" else (NEAREST + SPARE) * RERANKED
-    found = candidates(index, queries, wanted)
-    recall = recall_at(found, vectors, queries, truth)
+    wanted = (RECALL_NEIGHBOURS + SPARE_NEIGHBOURS) * (1 if kind == "exact" else CANDIDATES_PER_NEIGHBOUR)
+    recall = recall_at(search_candidates(index, queries, wanted), vectors, queries, truth)
     rates = []
     for _ in range(repeats):
         began = time.monotonic()
         for start in range(0, len(queries), BATCH):
             batch = queries[start : start + BATCH]
-            for query, places in zip(batch, candidates(index, batch, wanted), strict=True):
+            for query, places in zip(batch, search_candidates(index, batch, wanted), strict=True):
                 np.einsum("nw,w->n", vectors[np.sort(places[places >= 0])], query)
         rates.append(len(queries) / (time.monotonic() - began))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    row = {"vectors": count, "kind": kind, "recall@5": round(recall, 4), "effort": fitted.effort}
+    row = {"vectors": count, "kind": kind, "recall@5": round(recall, 4), "probes": fit.probes}
     row |= {"queries_per_s": round(statistics.median(rates)), "build_s": round(seconds, 1)}
     pipe.send(row | {"index_MB": round(size / 1e6), "own_MB": round(_anonymous() - before), "peak_rss_MB": round(peak)})
 
@@ -93,7 +98,7 @@ def _anonymous() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
-    parser.add_argument("--kinds", nargs="+", default=["exact", "hnsw", "ivf_pq"])
+    parser.add_argument("--kinds", nargs="+", default=["exact", "ivf_pq"])
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of FAISS: on a busy machine a second one only spins")
@@ -108,7 +113,7 @@ def main() -> None:
         vectors = np.memmap(path, "<f4", "w+", 0, (count, base.shape[1]))
         draw(base, count, 1, vectors)
         vectors.flush()
-        truth = exact_nearest(vectors, queries, NEAREST)
+        truth = exact_nearest(vectors, queries, RECALL_NEIGHBOURS)
         for kind in asked.kinds:
             here, there = spawn.Pipe(duplex=False)
             child = spawn.Process(

@@ -1,6 +1,6 @@
 """Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers, probes and checks."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -37,13 +37,23 @@ class IndexConfig(Section):
     """The index over the exemplars' vectors. "auto": exact below `exact_below` vectors, IVF-PQ from there on."""
 
     embedding: EmbeddingConfig = EmbeddingConfig()
-    kind: Literal["auto", "exact", "hnsw", "ivf_pq"] = "auto"
+    kind: Literal["auto", "exact", "ivf_pq"] = "auto"
     exact_below: PositiveInt = 200_000
-    links: PositiveInt = 32  # hnsw: of a vector, on its level
-    build_effort: PositiveInt = 120  # hnsw: candidates while building
     lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the vectors
     code_bytes: PositiveInt = 48  # ivf_pq: of a vector's product code, refined by one byte a dimension
-    recall: Share = 0.95  # least recall@5 against exact, on a sample; the search effort is raised until it is reached
+    recall: Share = 0.95  # least recall@5 against exact, on a sample; more cells are probed until it is reached
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, values: Any) -> Any:
+        """HNSW was removed: exact search serves small sets and IVF-PQ, with less memory, large ones."""
+        if isinstance(values, dict):
+            if values.get("kind") == "hnsw":
+                raise ValueError("index.kind 'hnsw' was removed; use 'auto', 'exact' or 'ivf_pq'")
+            for name in ("links", "build_effort"):
+                if name in values:
+                    raise ValueError(f"index.{name} was removed with kind 'hnsw'; delete the line")
+        return values
 
 
 class PromptSetConfig(Section):

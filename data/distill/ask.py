@@ -45,7 +45,7 @@ class TeacherRound:
         """Neighbours and difficulty of each prompt. Needs no endpoint, so it can be done while others are asked."""
         config = self.config
         queries = [prompt.query for prompt in prompts]
-        found = self.index.nearest(queries, config.neighbours, config.relevance, config.candidates)
+        found = self.index.nearest(queries, config.neighbours)
         return [RoutedPrompt(p, near, difficulty(p, near)) for p, near in zip(prompts, found, strict=True)]
 
     def run(self, planned: Sequence[RoutedPrompt], tell: OnVerdict) -> list[PromptResult]:

@@ -115,7 +115,7 @@ def test_a_change_of_reason_moves_reason_and_what_follows(toy):
 
 def test_the_index_stands_while_only_the_distillation_changes(toy):
     assert changed(toy, distill=toy.distill.model_dump() | {"prompts": 3})[0] == "distill"
-    assert changed(toy, index={"links": 16})[:2] == ["index", "distill"]
+    assert changed(toy, index={"code_bytes": 24})[:2] == ["index", "distill"]
 
 
 def test_a_change_of_the_report_moves_only_the_report(toy):

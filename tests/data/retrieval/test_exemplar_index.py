@@ -1,15 +1,17 @@
 import itertools
 import json
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from common.errors import ConfigError
 from configs.distill import IndexConfig
 from data.records import SynthRecord
-from data.retrieval import exemplar_index as nearest
+from data.retrieval import exemplar_index
 from data.retrieval.embedders import Encoder
 from data.retrieval.exemplar_index import (
     EXEMPLARS,
@@ -17,13 +19,12 @@ from data.retrieval.exemplar_index import (
     INDEX,
     VECTORS,
     ExemplarIndex,
-    build,
+    build_faiss_index,
     build_index,
-    candidates,
-    chosen_kind,
+    choose_kind,
     exact_nearest,
-    marginal,
     recall_at,
+    search_candidates,
 )
 from data.tokens.exemplar_sample import write_exemplars
 
@@ -79,40 +80,10 @@ def test_many_copies_of_the_prompt_do_not_use_up_its_neighbours(built, encoder):
     assert {one.index for one in found} == {40, 41, 42, 43, 44}
 
 
-@pytest.mark.parametrize("relevance", [1.0, 0.5])
-def test_neighbours_do_not_depend_on_how_many_are_asked_about(index, relevance):
+def test_neighbours_do_not_depend_on_how_many_queries_are_searched_together(index):
     queries = [f"Where do {animal}s live?" for animal in ANIMALS] * 3
-    together = index.nearest(queries, 5, relevance, 8)
-    assert together == [index.nearest([query], 5, relevance, 8)[0] for query in queries]
-
-
-def test_diverse_neighbours_share_less(index):
-    queries = ["What does a dog eat?"]
-    (near,), (diverse,) = index.nearest(queries, 4), index.nearest(queries, 4, relevance=0.3, candidates=12)
-    assert near[0] == diverse[0], "the first is the nearest"
-    assert {one.id for one in diverse} & {"id/10", "id/11"}, "a sum is unlike any animal"
-
-
-def naive_marginal(similar, between, count, relevance):
-    chosen = []
-    while len(chosen) < min(count, len(similar)):
-        scores = {}
-        for i in range(len(similar)):
-            if i not in chosen:
-                shared = max((between[i][j] for j in chosen), default=0.0)
-                scores[i] = round(relevance * similar[i] - (1 - relevance) * shared, 5)
-        chosen.append(max(scores, key=lambda i: (scores[i], -i)))
-    return chosen
-
-
-@given(st.integers(1, 12), st.integers(1, 6), st.floats(0, 1), st.integers(0, 99))
-def test_marginal_relevance_is_that_of_the_naive_form(n, count, relevance, seed):
-    rng = np.random.default_rng(seed)
-    vectors = rng.normal(size=(n, 6)).round(1)
-    query = rng.normal(size=6)
-    similar, between = (vectors @ query).tolist(), vectors @ vectors.T
-    found = marginal(similar, between, count, relevance)
-    assert found == naive_marginal(similar, between, count, relevance)
+    together = index.nearest(queries, 5)
+    assert together == [index.nearest([query], 5)[0] for query in queries]
 
 
 @pytest.mark.parametrize("name", [VECTORS, EXEMPLARS, FACTS, INDEX])
@@ -167,8 +138,6 @@ def clustered(count, width=48, seed=0):
 @pytest.fixture
 def one_thread():
     """On a busy machine a second thread of FAISS only spins, for five times the work."""
-    import faiss
-
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield
@@ -176,49 +145,51 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("kind", ["hnsw", "ivf_pq"])
-def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(kind, monkeypatch):
-    import faiss
-
-    monkeypatch.setattr(nearest, "SAMPLE", 64)
+def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(monkeypatch):
+    monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)
     vectors = clustered(10_000)
-    config = IndexConfig(kind=kind, code_bytes=12, lists=64, build_effort=40)
-    index, fitted = build(vectors, config)
-    assert fitted.recall >= 0.95
+    config = IndexConfig(kind="ivf_pq", code_bytes=12, lists=64)
+    index, fit = build_faiss_index(vectors, config)
+    assert fit.recall >= 0.95
     queries = clustered(80, seed=0)[:80] + 0.0
     truth = exact_nearest(vectors, queries, 5)
     again = faiss.deserialize_index(faiss.serialize_index(index))
-    assert recall_at(candidates(again, queries, 60), vectors, queries, truth) >= 0.9, "the effort is kept with it"
-    twin, _ = build(vectors, config)
+    assert again.nprobe == fit.probes
+    assert recall_at(search_candidates(again, queries, 60), vectors, queries, truth) >= 0.9, "probes are saved with it"
+    twin, _ = build_faiss_index(vectors, config)
     assert faiss.serialize_index(twin).tobytes() == faiss.serialize_index(index).tobytes()
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_recall_that_cannot_be_reached_is_told():
     with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
-        build(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
+        build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
 
 
 def test_the_kind_follows_from_the_count():
-    assert chosen_kind(IndexConfig(), 199_999) == "exact"
-    assert chosen_kind(IndexConfig(), 200_000) == "ivf_pq"
-    assert chosen_kind(IndexConfig(exact_below=1), 4000) == "exact", "too few to train"
-    assert chosen_kind(IndexConfig(kind="hnsw"), 10) == "hnsw"
+    assert choose_kind(IndexConfig(), 199_999) == "exact"
+    assert choose_kind(IndexConfig(), 200_000) == "ivf_pq"
+    assert choose_kind(IndexConfig(exact_below=1), 4000) == "exact", "too few to train"
+    assert choose_kind(IndexConfig(kind="exact"), 300_000) == "exact"
     with pytest.raises(ConfigError, match="needs 9984 exemplars"):
-        chosen_kind(IndexConfig(kind="ivf_pq"), 9983)
+        choose_kind(IndexConfig(kind="ivf_pq"), 9983)
     with pytest.raises(ConfigError, match="does not divide"):
-        build(clustered(9984), IndexConfig(kind="ivf_pq", code_bytes=7))
+        build_faiss_index(clustered(9984), IndexConfig(kind="ivf_pq", code_bytes=7))
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(0, 50))
 def test_brute_force_by_blocks_is_brute_force(count, wanted, seed):
     vectors = clustered(count, 8, seed)
     queries = clustered(3, 8, seed + 1)
-    old, nearest.BLOCK = nearest.BLOCK, 7
-    try:
+    with pytest.MonkeyPatch.context() as patch:  # the fixture's patch would last over all of the examples
+        patch.setattr(exemplar_index, "SEARCH_BLOCK", 7)
         found = exact_nearest(vectors, queries, wanted)
-    finally:
-        nearest.BLOCK = old
     scores = queries @ vectors.T
     best = -np.sort(-scores, axis=1)[:, :wanted]
     np.testing.assert_allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)
+
+
+@pytest.mark.parametrize("section", [{"kind": "hnsw"}, {"links": 16}, {"build_effort": 40}])
+def test_the_options_of_hnsw_are_refused_as_removed(section):
+    with pytest.raises(ValidationError, match=r"index\..* was removed"):
+        IndexConfig.model_validate(section)
