@@ -18,13 +18,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.layers.mixing.operator import mix
+from model.layers.mixing.parts import Operands
 
 CHIPS = {"tpu": "v4:2x2x1", "gpu": "h100:1"}
 KERNELS = {"tpu": "tpu_custom_call", "gpu": "__gpu$xla.gpu.triton"}
 
 
 def gradients(operands, segments, cotangents):
-    outs, back = jax.vjp(lambda *operands: mix(*operands, segments, form="fused")[:2], *operands)
+    outs, back = jax.vjp(lambda *operands: mix(Operands(*operands), segments, form="fused")[:2], *operands)
     return outs, back(cotangents)
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.layers.mixing.operator import empty_state, mix, reference
-from model.layers.mixing.parts import MixState, divide, softsign
+from model.layers.mixing.parts import MixState, Operands, divide, softsign
 
 BATCH, LENGTH, HEADS, HEAD_DIM, SAMPLES = 2, 1024, 16, 64, 2
 
@@ -65,7 +65,7 @@ def cumsum(keys, gates, decay, phase_scale, grid, weights, q_re, q_im):
 
 
 def matrix(*operands):
-    return reference(*operands, None, empty_state(operands[0].shape[0], HEADS, HEAD_DIM, SAMPLES))[:2]
+    return reference(Operands(*operands), None, empty_state(operands[0].shape[0], HEADS, HEAD_DIM, SAMPLES))[:2]
 
 
 def plain_scan(*operands, chunk: int = 32):
@@ -79,7 +79,7 @@ def plain_scan(*operands, chunk: int = 32):
     @jax.checkpoint
     def body(state, block):
         keys, gates, q_re, q_im = block
-        re, im, state = reference(keys, gates, *small, q_re, q_im, None, state)
+        re, im, state = reference(Operands(keys, gates, *small, q_re, q_im), None, state)
         return state, (re, im)
 
     start = empty_state(batch, HEADS, HEAD_DIM, SAMPLES)
@@ -88,7 +88,7 @@ def plain_scan(*operands, chunk: int = 32):
 
 
 def ours(*operands):
-    return mix(*operands)[:2]
+    return mix(Operands(*operands))[:2]
 
 
 FORMS: dict[str, Callable] = {"matrix": matrix, "cumsum": cumsum, "plain scan": plain_scan, "chunked": ours}

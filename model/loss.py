@@ -1,9 +1,9 @@
-"""Cross-entropy over the tied head without ever holding whole logits: rows go in chunks of `chunk` columns.
+"""Cross-entropy over the tied head without ever holding whole logits: rows are processed in chunks of `chunk` columns.
 
-Two forms. `token_logprobs` gives every token's log-probability and entropy and is differentiable in any cotangent:
-its backward pass computes a chunk's logits again. `weighted_loss` needs one scalar, so its forward pass under
-differentiation has the gradients of a chunk at hand and keeps them (three matrix products a chunk in place of four).
-Rows of the table that only pad the vocabulary are masked out.
+Two forms. `token_logprobs` returns every token's log-probability and entropy and is differentiable in any cotangent:
+its backward pass recomputes the logits of each chunk. `weighted_loss` is a single scalar, so its forward pass under
+differentiation computes the gradients of a chunk while its logits are at hand, and keeps them: three matrix products a
+chunk in place of four. Rows of the table that only pad the vocabulary are masked out.
 """
 
 from functools import partial
@@ -50,9 +50,8 @@ def weighted_loss(
     """
     hidden_BLD = forward(params, config, batch["tokens"], batch["segments"], batch["positions"])
     weights_BL = batch["weights"].astype(jnp.float32)
-    loss, row_loss_B = _cross_entropy(
-        params["embedding"], hidden_BLD, batch["targets"], weights_BL, config.vocabulary, chunk, z_loss
-    )
+    inputs = _LossInputs(params["embedding"], hidden_BLD, batch["targets"], weights_BL)
+    loss, row_loss_B = _cross_entropy(inputs, config.vocabulary, chunk, z_loss)
     row_weight_B = jnp.sum(weights_BL, axis=1)
     return LossSums(loss, jnp.sum(row_weight_B), row_loss_B, row_weight_B)
 
@@ -66,14 +65,16 @@ def masked_logits(hidden: Array, table_VD: Array, vocabulary: int) -> Array:
 
 
 def _chunks(array_BL: Array, chunk: int) -> Array:
-    """[B, L, ...] to [N, B, C, ...], the last chunk padded with zeros."""
+    """[B, L, ...] to [N, B, C, ...], with C at most L and the last chunk padded with zeros."""
     batch, length = array_BL.shape[:2]
+    chunk = min(chunk, length)
     missing = -length % chunk
     array_BL = jnp.pad(array_BL, ((0, 0), (0, missing)) + ((0, 0),) * (array_BL.ndim - 2))
     return jnp.swapaxes(array_BL.reshape(batch, -1, chunk, *array_BL.shape[2:]), 0, 1)
 
 
 def _joined(array_NBC: Array, length: int) -> Array:
+    """The inverse of `_chunks`."""
     array_BNC = jnp.swapaxes(array_NBC, 0, 1)
     return array_BNC.reshape(array_BNC.shape[0], -1, *array_BNC.shape[3:])[:, :length]
 
@@ -83,7 +84,7 @@ def _onehot(targets: Array, size: int) -> Array:
 
 
 def _table_gradient(sum_DV: Array, slope_BCV: Array, hidden_BCD: Array) -> Array:
-    """Adds a chunk's part of the table's gradient, in float32; transposed, for then the narrow operand comes first."""
+    """Add a chunk's part of the table's gradient, float32 and transposed: the narrower operand then comes first."""
     slope_BCV = slope_BCV.astype(hidden_BCD.dtype)
     return sum_DV + jnp.einsum("bcd,bcv->dv", hidden_BCD, slope_BCV, preferred_element_type=jnp.float32)
 
@@ -103,19 +104,17 @@ def _token_logprobs(
 def _token_logprobs_forward(
     table_VD: Array, hidden_BLD: Array, targets_BL: Array, vocabulary: int, chunk: int, temperature: float
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    length = hidden_BLD.shape[1]
-    chunk = min(chunk, length)
-
     def body(_: None, part: tuple[Array, Array]) -> tuple[None, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC = part
         logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
+        # Entropy: log Z - Σ p z.
         mean_BC = jnp.sum(jnp.exp(logits_BCV - total_BC[..., None]) * logits_BCV, axis=-1)
         return None, (chosen_BC - total_BC, total_BC - mean_BC, total_BC)
 
     _, parts = jax.lax.scan(body, None, (_chunks(hidden_BLD, chunk), _chunks(targets_BL, chunk)))
-    logprobs_BL, entropy_BL, total_BL = (_joined(part, length) for part in parts)
+    logprobs_BL, entropy_BL, total_BL = (_joined(part, hidden_BLD.shape[1]) for part in parts)
     return (logprobs_BL, entropy_BL), (table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL)
 
 
@@ -123,90 +122,96 @@ def _token_logprobs_backward(
     vocabulary: int, chunk: int, temperature: float, kept: tuple[Array, ...], slopes: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
     table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL = kept
-    length = hidden_BLD.shape[1]
-    chunk = min(chunk, length)
 
     def body(sum_DV: Array, part: tuple[Array, ...]) -> tuple[Array, Array]:
         hidden_BCD, targets_BC, total_BC, entropy_BC, slope_BC, entropy_slope_BC = part
         log_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature - total_BC[..., None]
-        share_BCV = jnp.exp(log_BCV)
-        slope_BCV = slope_BC[..., None] * (_onehot(targets_BC, table_VD.shape[0]) - share_BCV)
+        p_BCV = jnp.exp(log_BCV)
+        # d log p(target)/dz = onehot - p.
+        slope_BCV = slope_BC[..., None] * (_onehot(targets_BC, table_VD.shape[0]) - p_BCV)
         # dH/dz = -p (log p + H); a masked row has p = 0 and log p = -1e30, whose product is 0.
-        slope_BCV -= entropy_slope_BC[..., None] * share_BCV * (log_BCV + entropy_BC[..., None])
+        slope_BCV -= entropy_slope_BC[..., None] * p_BCV * (log_BCV + entropy_BC[..., None])
         slope_BCV /= temperature
         return _table_gradient(sum_DV, slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
 
     parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
     sum_DV, slope_NBCD = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
-    return sum_DV.T.astype(table_VD.dtype), _joined(slope_NBCD, length), None
+    return sum_DV.T.astype(table_VD.dtype), _joined(slope_NBCD, hidden_BLD.shape[1]), None
 
 
 _token_logprobs.defvjp(_token_logprobs_forward, _token_logprobs_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _cross_entropy(
-    table_VD: Array,
-    hidden_BLD: Array,
-    targets_BL: Array,
-    weights_BL: Array,
-    vocabulary: int,
-    chunk: int,
-    z_loss: float,
-) -> tuple[Array, Array]:
-    """The scalar to differentiate, and the cross-entropy of each row (not differentiated)."""
-    chunk = min(chunk, hidden_BLD.shape[1])
+class _LossInputs(NamedTuple):
+    table_VD: Array
+    hidden_BLD: Array
+    targets_BL: Array
+    weights_BL: Array
 
-    def body(_: None, part: tuple[Array, ...]) -> tuple[None, tuple[Array, Array]]:
-        hidden_BCD, targets_BC, weights_BC = part
-        logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary)
-        return None, _chunk_losses(logits_BCV, targets_BC, weights_BC, z_loss)[:2]
-
-    parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, weights_BL))
-    _, (losses_N, rows_NB) = jax.lax.scan(body, None, parts)
-    return jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)
+    def chunks(self, chunk: int) -> tuple[Array, Array, Array]:
+        """Hidden states, targets and weights, cut along L."""
+        return _chunks(self.hidden_BLD, chunk), _chunks(self.targets_BL, chunk), _chunks(self.weights_BL, chunk)
 
 
-def _chunk_losses(logits_BCV: Array, targets_BC: Array, weights_BC: Array, z_loss: float) -> tuple[Array, Array, Array]:
+class _ChunkLoss(NamedTuple):
+    loss: Array  # with the z-loss
+    rows_B: Array  # cross-entropy
+    logits_BCV: Array
+    total_BC: Array  # log Z
+
+
+def _chunk_loss(table_VD: Array, vocabulary: int, z_loss: float, part: tuple[Array, Array, Array]) -> _ChunkLoss:
+    hidden_BCD, targets_BC, weights_BC = part
+    logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary)
     total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
     chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
     rows_B = jnp.sum(weights_BC * (total_BC - chosen_BC), axis=1)
-    return jnp.sum(rows_B) + z_loss * jnp.sum(weights_BC * total_BC**2), rows_B, total_BC
+    loss = jnp.sum(rows_B) + z_loss * jnp.sum(weights_BC * total_BC**2)
+    return _ChunkLoss(loss, rows_B, logits_BCV, total_BC)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _cross_entropy(inputs: _LossInputs, vocabulary: int, chunk: int, z_loss: float) -> tuple[Array, Array]:
+    """The scalar to differentiate, and the cross-entropy of each row (not differentiated)."""
+
+    def body(_: None, part: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        done = _chunk_loss(inputs.table_VD, vocabulary, z_loss, part)
+        return None, (done.loss, done.rows_B)
+
+    _, (losses_N, rows_NB) = jax.lax.scan(body, None, inputs.chunks(chunk))
+    return jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)
 
 
 def _cross_entropy_forward(
-    table_VD: Array,
-    hidden_BLD: Array,
-    targets_BL: Array,
-    weights_BL: Array,
-    vocabulary: int,
-    chunk: int,
-    z_loss: float,
+    inputs: _LossInputs, vocabulary: int, chunk: int, z_loss: float
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    length = hidden_BLD.shape[1]
-    chunk = min(chunk, length)
+    """`_cross_entropy`, and the gradients of its scalar by the table and by the hidden states."""
+    table_VD = inputs.table_VD
 
-    def body(sum_DV: Array, part: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array, Array]]:
+    def body(sum_DV: Array, part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC, weights_BC = part
-        logits_BCV = masked_logits(hidden_BCD, table_VD, vocabulary)
-        loss, rows_B, total_BC = _chunk_losses(logits_BCV, targets_BC, weights_BC, z_loss)
-        share_BCV = jnp.exp(logits_BCV - total_BC[..., None])
-        pull_BC1 = (weights_BC * (1 + 2 * z_loss * total_BC))[..., None]
-        slope_BCV = pull_BC1 * share_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
+        done = _chunk_loss(table_VD, vocabulary, z_loss, part)
+        # d/dz of w (log Z - z_target) + z_loss w (log Z)² = w (1 + 2 z_loss log Z) p - w onehot.
+        p_BCV = jnp.exp(done.logits_BCV - done.total_BC[..., None])
+        pull_BC1 = (weights_BC * (1 + 2 * z_loss * done.total_BC))[..., None]
+        slope_BCV = pull_BC1 * p_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
         sum_DV = _table_gradient(sum_DV, slope_BCV, hidden_BCD)
-        return sum_DV, (loss, rows_B, _hidden_gradient(slope_BCV, table_VD, hidden_BCD))
+        return sum_DV, (done.loss, done.rows_B, _hidden_gradient(slope_BCV, table_VD, hidden_BCD))
 
-    parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, weights_BL))
-    sum_DV, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
-    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, _joined(slope_NBCD, length))
+    start_DV = jnp.zeros(table_VD.shape[::-1], jnp.float32)
+    sum_DV, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, start_DV, inputs.chunks(chunk))
+    slope_BLD = _joined(slope_NBCD, inputs.hidden_BLD.shape[1])
+    return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, slope_BLD)
 
 
 def _cross_entropy_backward(
     _vocabulary: int, _chunk: int, _z_loss: float, kept: tuple[Array, Array], slopes: tuple[Array, Array]
-) -> tuple[Array, Array, None, None]:
+) -> tuple[_LossInputs]:
     slope, _ = slopes
-    sum_VD, hidden_BLD = kept
-    return slope * sum_VD, slope.astype(hidden_BLD.dtype) * hidden_BLD, None, None
+    table_slope_VD, hidden_slope_BLD = kept
+    table = slope * table_slope_VD
+    hidden = slope.astype(hidden_slope_BLD.dtype) * hidden_slope_BLD
+    return (_LossInputs(table, hidden, None, None),)
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

@@ -19,7 +19,7 @@ from jax import Array
 from configs.model import ModelConfig
 from model.layers.common import Params, causal_convolution, linear, matrix, normals, parameter, rms_norm
 from model.layers.mixing.operator import mix, mix_step
-from model.layers.mixing.parts import MixState
+from model.layers.mixing.parts import MixState, Operands
 from model.sharding import ROWS, WHOLE, on_each_device
 
 THETA_LOW, THETA_HIGH = 0.001, 3.0
@@ -114,11 +114,11 @@ def sca(
     gates_BLK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_BL)
     mixing = partial(mix, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
-        mixing = on_each_device(mixing, (ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS, ROWS))
-    re_BLKH, im_BLKH, mixed = mixing(
-        keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im,
-        segments_BL,
-    )  # fmt: skip
+        mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS))
+    operands = Operands(
+        keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im
+    )
+    re_BLKH, im_BLKH, mixed = mixing(operands, segments_BL)
     out_BLD = x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH)
     return out_BLD, SCAState(mixed, _last_inputs(config.convolution - 1, inputs_BLC, segments_BL))
 
@@ -138,9 +138,10 @@ def sca_step(
     history_BTC = jnp.concatenate([state.history_BTC[:, 1:], inputs_BC[:, None]], axis=1)
     keys, scores, q_re, q_im = _split(config, branches_BC)
     gates_BK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_B)
-    re_BKH, im_BKH, mixed = mix_step(
-        keys, gates_BK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im, state.mix
+    operands = Operands(
+        keys, gates_BK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im
     )
+    re_BKH, im_BKH, mixed = mix_step(operands, state.mix)
     return x_BD + _fuse(params, config, normed_BD, re_BKH, im_BKH), SCAState(mixed, history_BTC)
 
 

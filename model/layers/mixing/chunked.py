@@ -1,18 +1,20 @@
-"""The chunked form of the mixing operator: linear in L, with its own gradient; the naive form is `mixing.reference`.
+"""The chunked form of the mixing operator: linear in L, with its own gradient. The naive form is `operator.reference`.
 
-Inside a chunk of C positions the sums are a matrix product with the weights e^{-λ·distance}; the state goes from chunk
-to chunk. Kept for the gradient: the inputs and the state before each chunk, nothing of size B·L·K·H·M. Going back, a
-chunk is computed again and the state's gradient goes from chunk to chunk the other way:
+Inside a chunk of C positions the sums are a matrix product with the weights e^{-λ·distance}; the state is passed from
+chunk to chunk. Kept for the gradient: the inputs and the state before each chunk, nothing of size B·L·K·H·M. The
+backward pass recomputes each chunk, from the last to the first, and passes the gradient of the state back:
 
-    G_s = Σ_{t >= s} e^{-λ(n_t - n_s)} ∂L/∂S_t        (n counts the chunk's tokens; Z alike)
-    ∂L/∂g_s = Re⟨G_s, k_s e^{iφ_s}⟩ + GZ_s            (and so on into keys, phase scale and grid)
-    ∂L/∂Z_t = -Re⟨∂L/∂S_t, S_t⟩ / Z_t                 (the readout does not change when S and Z are scaled together)
-    ∂L/∂λ  = -Σ_s e^{-λ} Re⟨G_s, S_{s-1}⟩                (likewise with GZ and Z)
+    (1) ∂L/∂Z_t = -Re⟨∂L/∂S_t, S_t⟩ / Z_t               the readout does not change when S and Z are scaled together
+    (2) G_s = Σ_{t >= s} e^{-λ(n_t - n_s)} ∂L/∂S_t        n counts the tokens of the chunk; GZ from ∂L/∂Z_t alike
+    (3) ∂L/∂g_s = Re⟨G_s, k_s e^{iφ_s}⟩ + GZ_s
+    (4) ∂L/∂φ_s = Re⟨G_s, i g_s k_s e^{iφ_s}⟩            and from there into keys, phase scale and grid
+    (5) ∂L/∂λ = -Σ_s e^{-λ} (Re⟨G_s, S_{s-1}⟩ + GZ_s Z_{s-1})
 
 H and M stay one contiguous axis J = H·M, so queries need no transpose: keys are repeated over M and readouts summed
-over it with strides, which costs a third of what XLA's transposes do on CPU. Batch and heads lead the products.
+over it with strides, which takes a third of the time of XLA's transposes on CPU. Batch and heads are the leading axes
+of the products.
 
-Letters, beside those of `mixing`: C and S positions in a chunk ("to" and "from"), J = H·M.
+Letters, in addition to those of `operator`: C and S positions in a chunk ("to" and "from"), J = H·M.
 """
 
 from functools import partial
@@ -23,79 +25,64 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from model.layers.mixing.parts import TINY, MixState, Operands, Sums, Timeline, join, sine_cosine, softsign
+from model.layers.mixing.parts import TINY, JoinedOperands, MixState, Operands, Sums, Timeline, sine_cosine, softsign
 
 _EXACT = lax.Precision.HIGHEST
 
 
-class _Spread(NamedTuple):
-    """How far each position of a chunk reaches: weights from -> to, of the state before, and of the last position."""
+class _DecayWeights(NamedTuple):
+    """Decay between the positions of a chunk; zero across a reset and towards the past."""
 
-    real_BC: Array
-    kept_BKC: Array
-    weight_BKCS: Array
-    carry_BKC: Array
+    real_BC: Array  # whether the position holds a token
+    kept_BKC: Array  # e^-λ where a token continues a segment: what it keeps of the sums before it; else 0
+    weight_BKCS: Array  # from position S to position C
+    carry_BKC: Array  # from the state before the chunk to position C
 
 
 class _Chunk(NamedTuple):
-    """A chunk computed afresh; keys repeated over M."""
+    """The encoding (step 3) and the sums (step 4) of a chunk; keys repeated over M."""
 
     keys_BKCJ: Array
-    scaled_BKCJ: Array
-    sign_BKCJ: Array
+    scaled_BKCJ: Array  # η k
+    squashed_BKCJ: Array  # softsign(η k)
     gates_BKC: Array
-    sine_BKCJ: Array
+    sine_BKCJ: Array  # of φ
     cosine_BKCJ: Array
-    re_BKCJ: Array
+    re_BKCJ: Array  # S
     im_BKCJ: Array
-    z_BKC: Array
+    z_BKC: Array  # Z
 
 
 def chunked(
-    keys_BLKH: Array,
-    gates_BLK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BLQHM: Array,
-    q_im_BLQHM: Array,
-    times: Timeline | None,
-    state: MixState,
-    *,
-    chunk: int,
+    operands: Operands, times: Timeline | None, state: MixState, *, chunk: int
 ) -> tuple[Array, Array, MixState]:
-    """`mixing.mix` with the segments' timeline (None: one whole segment); shapes are checked there."""
-    operands = Operands(
-        keys_BLKH, gates_BLK, decay_K, phase_scale_K,
-        join(grid_KHM), join(weights_KHM), join(q_re_BLQHM), join(q_im_BLQHM),
-    )  # fmt: skip
-    out_re, out_im, sums = _mixed(min(chunk, keys_BLKH.shape[1]), operands, times, Sums.of(state))
-    return out_re, out_im, sums.apart(grid_KHM.shape[-1])
+    """`mix` in chunks of `chunk` positions. `times` is None for one unpadded segment; `mix` has checked the shapes."""
+    out_re, out_im, sums = _mixed(min(chunk, operands.keys.shape[1]), operands.joined(), times, Sums.of(state))
+    return out_re, out_im, sums.split(operands.grid_KHM.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixed(chunk: int, operands: Operands, times: Timeline | None, state: Sums) -> tuple[Array, Array, Sums]:
+def _mixed(chunk: int, operands: JoinedOperands, times: Timeline | None, state: Sums) -> tuple[Array, Array, Sums]:
     return _forward(chunk, operands, times, state)[0]
 
 
-def _forward(chunk: int, operands: Operands, times: Timeline | None, state: Sums) -> tuple[tuple, tuple]:
-    """All chunks in order, the last one shorter where `chunk` does not divide L: nothing is padded or copied."""
+def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state: Sums) -> tuple[tuple, tuple]:
+    """Run the chunks in order; the last is shorter where `chunk` does not divide L, so nothing is padded or copied."""
     keys_BLKH = operands.keys_BLKH
     length = keys_BLKH.shape[1]
     whole = length // chunk
-    small = _float32(operands)
+    parameters = _float32_parameters(operands)
     root = keys_BLKH.shape[-1] ** -0.5
 
     def body(start: Array | int, size: int, carry: tuple) -> tuple:
         befores, state, out_re, out_im = carry
-        befores = jax.tree.map(lambda all_N, one: lax.dynamic_update_index_in_dim(all_N, one, start // chunk, 0),
+        befores = jax.tree.map(lambda all_N, part: lax.dynamic_update_index_in_dim(all_N, part, start // chunk, 0),
                                befores, state)  # fmt: skip
-        spread = _spread(size, small.decay_K, times, start, keys_BLKH.shape[0])
-        block = _encode(start, size, operands, small, spread, state)
+        decay = _decay_weights(size, parameters.decay_K, times, start, keys_BLKH.shape[0])
+        block = _encode(start, size, operands, parameters, decay, state)
         q_re, q_im = _queries(start, size, operands)
-        weights = root * small.weights_KJ[:, None]
-        q_re, q_im, scale = q_re * weights, q_im * weights, _inverse(spread, block)
+        weights = root * parameters.weights_KJ[:, None]
+        q_re, q_im, scale = q_re * weights, q_im * weights, _inverse(decay, block)
         re = _over_samples(block.re_BKCJ * q_re + block.im_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         im = _over_samples(block.im_BKCJ * q_re - block.re_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         state = Sums(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
@@ -111,23 +98,23 @@ def _forward(chunk: int, operands: Operands, times: Timeline | None, state: Sums
     return (out_re, out_im, state), (operands, times, befores)
 
 
-def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, None, Sums]:
-    """The chunks from last to first."""
+def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperands, None, Sums]:
+    """Run the chunks from the last to the first, adding up the gradients of the parameters."""
     operands, times, befores = kept
     d_re_BLKH, d_im_BLKH, d_state = cotangents
     length = operands.keys_BLKH.shape[1]
     whole = length // chunk
-    small = _float32(operands)
+    parameters = _float32_parameters(operands)
     cotangents = (d_re_BLKH, d_im_BLKH)
 
     def body(start: Array | int, size: int, carry: tuple) -> tuple:
         before = jax.tree.map(lambda all_N: lax.dynamic_index_in_dim(all_N, start // chunk, 0, False), befores)
-        return _chunk_gradient(start, size, operands, small, times, before, cotangents, carry)
+        return _chunk_gradient(start, size, operands, parameters, times, before, cotangents, carry)
 
-    gradient = Operands(
+    gradient = JoinedOperands(
         *(jnp.zeros(large.shape, large.dtype) for large in operands[:2]),
-        jnp.zeros_like(small.decay_K), jnp.zeros((*operands.keys_BLKH.shape[2:],), jnp.float32),
-        jnp.zeros_like(small.grid_KJ), jnp.zeros_like(small.weights_KJ),
+        jnp.zeros_like(parameters.decay_K), jnp.zeros((*operands.keys_BLKH.shape[2:],), jnp.float32),
+        jnp.zeros_like(parameters.grid_KJ), jnp.zeros_like(parameters.weights_KJ),
         *(jnp.zeros(large.shape, large.dtype) for large in operands[6:]),
     )  # fmt: skip
     carry = (gradient, d_state)
@@ -135,7 +122,7 @@ def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, Non
         carry = body(whole * chunk, length % chunk, carry)
     gradient, d_state = lax.fori_loop(0, whole, lambda n, carry: body((whole - 1 - n) * chunk, chunk, carry), carry)
     gradient = gradient._replace(phase_scale_K=jnp.sum(gradient.phase_scale_K, axis=-1))
-    gradient = Operands(*(part.astype(own.dtype) for part, own in zip(gradient, operands, strict=True)))
+    gradient = JoinedOperands(*(part.astype(own.dtype) for part, own in zip(gradient, operands, strict=True)))
     no_gradient = jax.tree.map(lambda flags: np.zeros(flags.shape, jax.dtypes.float0), times)
     return gradient, no_gradient, d_state
 
@@ -143,65 +130,77 @@ def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[Operands, Non
 def _chunk_gradient(
     start: Array | int,
     size: int,
-    operands: Operands,
-    small: Operands,
+    operands: JoinedOperands,
+    parameters: JoinedOperands,
     times: Timeline | None,
     before: Sums,
     cotangents: tuple[Array, Array],
-    carry: tuple[Operands, Sums],
-) -> tuple[Operands, Sums]:
-    """One chunk after the state `before`; `carry` is the gradient so far, and that of the state after the chunk."""
+    carry: tuple[JoinedOperands, Sums],
+) -> tuple[JoinedOperands, Sums]:
+    """Gradient of one chunk after the state `before`.
+
+    `carry` is the gradient of the later chunks and that of the state after this chunk; returned are the same two with
+    this chunk added. Numbers in parentheses are the equations of this file's header.
+    """
     gradient, d_after = carry
     batch, _, _heads, head_dim = operands.keys_BLKH.shape
-    spread = _spread(size, small.decay_K, times, start, batch)
-    block = _encode(start, size, operands, small, spread, before)
+    decay = _decay_weights(size, parameters.decay_K, times, start, batch)
+    block = _encode(start, size, operands, parameters, decay, before)
     q_re, q_im = _queries(start, size, operands)
-    weights = small.weights_KJ[:, None] * head_dim**-0.5
+    weights = parameters.weights_KJ[:, None] * head_dim**-0.5
 
-    # The readout: R·q_re + I·q_im and I·q_re - R·q_im over Z. Divisions here, not products with 1/Z: XLA fuses a
-    # product into each of its users again, repeat over M and all, and a division it keeps.
-    divisor = jnp.where(_seen(spread, block), block.z_BKC, jnp.inf)[..., None]
-    d_re, d_im = (_repeat(_cut(part, start, size), small.grid_KJ.shape[-1]) / divisor for part in cotangents)
+    # Step 5, the readout: o_re = Σ ω (R·q_re + I·q_im) / Z and o_im = Σ ω (I·q_re - R·q_im) / Z, with S = R + iI.
+    # Its gradient by the queries is dq·ω, and (1) gives d_z. Divided here, not multiplied by 1/Z: XLA recomputes a
+    # product, with its repeat over M, in each place that uses it, and stores the result of a division.
+    divisor = jnp.where(_seen(decay, block), block.z_BKC, jnp.inf)[..., None]
+    d_re, d_im = (_repeat(_cut(part, start, size), parameters.grid_KJ.shape[-1]) / divisor for part in cotangents)
     dq_re = block.re_BKCJ * d_re + block.im_BKCJ * d_im
     dq_im = block.im_BKCJ * d_re - block.re_BKCJ * d_im
     match = q_re * dq_re + q_im * dq_im
     d_z = -jnp.sum(match * weights, axis=-1) / divisor[..., 0]
 
-    # Sums over the tokens that each position reaches.
-    end = spread.weight_BKCS[:, :, -1]
-    sum_re = _gather(spread, weights * (q_re * d_re - q_im * d_im)) + end[..., None] * d_after.re_BKJ[:, :, None]
-    sum_im = _gather(spread, weights * (q_im * d_re + q_re * d_im)) + end[..., None] * d_after.im_BKJ[:, :, None]
-    sum_z = jnp.sum(spread.weight_BKCS * d_z[..., None], axis=2) + end * d_after.z_BK[..., None]
+    # (2): G as sum_re + i·sum_im and GZ as sum_z. A position reaches the later ones of its chunk by the transpose of
+    # the decay weights, and all chunks after it through the chunk's last position, whose state they continue.
+    end = decay.weight_BKCS[:, :, -1]
+    sum_re = (
+        _transposed_product(decay, weights * (q_re * d_re - q_im * d_im)) + end[..., None] * d_after.re_BKJ[:, :, None]
+    )
+    sum_im = (
+        _transposed_product(decay, weights * (q_im * d_re + q_re * d_im)) + end[..., None] * d_after.im_BKJ[:, :, None]
+    )
+    sum_z = jnp.sum(decay.weight_BKCS * d_z[..., None], axis=2) + end * d_after.z_BK[..., None]
 
-    # The encoding: g k e^{iφ}.
+    # Steps 2 and 3, the encoding g k e^{iφ} with φ = softsign(η k)·θ. `direct` is Re⟨G, e^{iφ}⟩: (3) for the gates,
+    # and the keys' first term. (4) goes through softsign, whose derivative is 1/(1+|x|)², to the keys' second term.
     direct = _over_samples(block.cosine_BKCJ * sum_re + block.sine_BKCJ * sum_im, head_dim)
     gated = block.keys_BKCJ * block.gates_BKC[..., None]
     d_phase = gated * (block.cosine_BKCJ * sum_im - block.sine_BKCJ * sum_re)
-    d_sign = _over_samples(d_phase * small.grid_KJ[:, None], head_dim)
-    share = small.grid_KJ.shape[-1] // head_dim
+    d_squashed = _over_samples(d_phase * parameters.grid_KJ[:, None], head_dim)
+    share = parameters.grid_KJ.shape[-1] // head_dim
     keys, scaled = block.keys_BKCJ[..., ::share], block.scaled_BKCJ[..., ::share]
-    d_scaled = d_sign / jnp.square(1 + jnp.abs(scaled))
-    d_gates = jnp.where(spread.real_BC[:, None], sum_z + jnp.sum(keys * direct, axis=-1), 0)
-    d_keys = block.gates_BKC[..., None] * direct + small.phase_scale_K[:, None, None] * d_scaled
+    d_scaled = d_squashed / jnp.square(1 + jnp.abs(scaled))
+    d_gates = jnp.where(decay.real_BC[:, None], sum_z + jnp.sum(keys * direct, axis=-1), 0)
+    d_keys = block.gates_BKC[..., None] * direct + parameters.phase_scale_K[:, None, None] * d_scaled
 
-    # What was kept of the position before: its sums, or at the first position the state. (Slices, for XLA copies to
-    # concatenate.) Kept first, then the product: G alone may be as large as 1/Z.
-    later = spread.kept_BKC[:, :, 1:, None]
+    # (5): each position's G times what it kept of the sums before it: those of the position before, or, at the chunk's
+    # first position, the state. The two are added up apart, for XLA would copy to concatenate them. The decay is
+    # multiplied in before G: G alone may be as large as 1/Z.
+    later = decay.kept_BKC[:, :, 1:, None]
     match_sums = sum_re[:, :, 1:] * (later * block.re_BKCJ[:, :, :-1])
     match_sums += sum_im[:, :, 1:] * (later * block.im_BKCJ[:, :, :-1])
     match_z = sum_z[:, :, 1:] * (later[..., 0] * block.z_BKC[:, :, :-1])
-    first = spread.carry_BKC[:, :, 0]
+    first = decay.carry_BKC[:, :, 0]
     d_before = Sums(first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0])
     match_state = jnp.sum(d_before.re_BKJ * before.re_BKJ + d_before.im_BKJ * before.im_BKJ, axis=-1)
-    match_state = jnp.where(spread.real_BC[:, None, 0], match_state + d_before.z_BK * before.z_BK, 0)
+    match_state = jnp.where(decay.real_BC[:, None, 0], match_state + d_before.z_BK * before.z_BK, 0)
     d_decay = jnp.sum(match_sums, axis=(0, 2, 3)) + jnp.sum(match_z, axis=(0, 2)) + jnp.sum(match_state, axis=0)
 
-    gradient = Operands(
+    gradient = JoinedOperands(
         _put(gradient.keys_BLKH, d_keys, start),
         _put(gradient.gates_BLK, d_gates, start),
         gradient.decay_K - d_decay,
         gradient.phase_scale_K + jnp.sum(keys * d_scaled, axis=(0, 2)),
-        gradient.grid_KJ + jnp.sum(block.sign_BKCJ * d_phase, axis=(0, 2)),
+        gradient.grid_KJ + jnp.sum(block.squashed_BKCJ * d_phase, axis=(0, 2)),
         gradient.weights_KJ + jnp.sum(match, axis=(0, 2)) * head_dim**-0.5,
         _put(gradient.q_re_BLQJ, _over_heads(dq_re * weights, operands), start),
         _put(gradient.q_im_BLQJ, _over_heads(dq_im * weights, operands), start),
@@ -212,24 +211,30 @@ def _chunk_gradient(
 _mixed.defvjp(_forward, _backward)
 
 
-def _encode(start: Array | int, size: int, operands: Operands, small: Operands, spread: _Spread, state: Sums) -> _Chunk:
+def _encode(
+    start: Array | int,
+    size: int,
+    operands: JoinedOperands,
+    parameters: JoinedOperands,
+    decay: _DecayWeights,
+    state: Sums,
+) -> _Chunk:
     """Steps 3 and 4 for one chunk after `state`."""
-    samples_wide = small.grid_KJ.shape[-1]
-    keys = _repeat(_cut(operands.keys_BLKH, start, size), samples_wide)
-    gates = jnp.where(spread.real_BC[:, None], _cut(operands.gates_BLK, start, size), 0)
-    scaled = small.phase_scale_K[:, None, None] * keys
-    sign = softsign(scaled)
-    sine, cosine = sine_cosine(sign * (small.grid_KJ / (2 * np.pi))[:, None])
+    keys = _repeat(_cut(operands.keys_BLKH, start, size), parameters.grid_KJ.shape[-1])
+    gates = jnp.where(decay.real_BC[:, None], _cut(operands.gates_BLK, start, size), 0)
+    scaled = parameters.phase_scale_K[:, None, None] * keys
+    squashed = softsign(scaled)
+    sine, cosine = sine_cosine(squashed * (parameters.grid_KJ / (2 * np.pi))[:, None])
     gated = keys * gates[..., None]
-    carry = spread.carry_BKC[..., None]
-    re = _product(spread, gated * cosine) + carry * state.re_BKJ[:, :, None]
-    im = _product(spread, gated * sine) + carry * state.im_BKJ[:, :, None]
-    z = jnp.sum(spread.weight_BKCS * gates[:, :, None], axis=-1) + spread.carry_BKC * state.z_BK[..., None]
-    return _Chunk(keys, scaled, sign, gates, sine, cosine, re, im, z)
+    carry = decay.carry_BKC[..., None]
+    re = _product(decay, gated * cosine) + carry * state.re_BKJ[:, :, None]
+    im = _product(decay, gated * sine) + carry * state.im_BKJ[:, :, None]
+    z = jnp.sum(decay.weight_BKCS * gates[:, :, None], axis=-1) + decay.carry_BKC * state.z_BK[..., None]
+    return _Chunk(keys, scaled, squashed, gates, sine, cosine, re, im, z)
 
 
-def _spread(size: int, decay_K: Array, times: Timeline | None, start: Array | int, batch: int) -> _Spread:
-    """Weights e^{-λ·distance} in tokens, zero across a reset and towards the past."""
+def _decay_weights(size: int, decay_K: Array, times: Timeline | None, start: Array | int, batch: int) -> _DecayWeights:
+    """Weights e^{-λ·distance}, with the distance counted in tokens: padding does not decay."""
     if times is None:
         real_BC = jnp.ones((batch, size), bool)
         starts_BC = ~real_BC
@@ -242,63 +247,66 @@ def _spread(size: int, decay_K: Array, times: Timeline | None, start: Array | in
     weight_BKCS = jnp.where(reach_BCS[:, None], jnp.exp(-decay_K[:, None, None] * steps_BCS[:, None]), 0)
     carry_BKC = jnp.where((resets_BC == 0)[:, None], jnp.exp(-decay_K[:, None] * count_BC[:, None]), 0)
     kept_BKC = jnp.where((real_BC & ~starts_BC)[:, None], jnp.exp(-decay_K[:, None]), 0)
-    return _Spread(real_BC, kept_BKC, weight_BKCS, carry_BKC)
+    return _DecayWeights(real_BC, kept_BKC, weight_BKCS, carry_BKC)
 
 
-def _product(spread: _Spread, values_BKSJ: Array) -> Array:
-    return jnp.einsum("bkcs,bksj->bkcj", spread.weight_BKCS, values_BKSJ, precision=_EXACT)
+def _product(decay: _DecayWeights, values_BKSJ: Array) -> Array:
+    """Sum over the earlier positions that reach each position."""
+    return jnp.einsum("bkcs,bksj->bkcj", decay.weight_BKCS, values_BKSJ, precision=_EXACT)
 
 
-def _gather(spread: _Spread, values_BKCJ: Array) -> Array:
-    return jnp.einsum("bkcs,bkcj->bksj", spread.weight_BKCS, values_BKCJ, precision=_EXACT)
+def _transposed_product(decay: _DecayWeights, values_BKCJ: Array) -> Array:
+    """Sum over the later positions that each position reaches."""
+    return jnp.einsum("bkcs,bkcj->bksj", decay.weight_BKCS, values_BKCJ, precision=_EXACT)
 
 
-def _seen(spread: _Spread, block: _Chunk) -> Array:
-    return spread.real_BC[:, None] & (block.z_BKC >= TINY)
+def _seen(decay: _DecayWeights, block: _Chunk) -> Array:
+    return decay.real_BC[:, None] & (block.z_BKC >= TINY)
 
 
-def _inverse(spread: _Spread, block: _Chunk) -> Array:
-    """1/Z [B, K, C, 1], 0 for padding and where nothing was seen."""
-    seen_BKC = _seen(spread, block)
+def _inverse(decay: _DecayWeights, block: _Chunk) -> Array:
+    """1/Z [B, K, C, 1], and 0 for padding and where no token was seen."""
+    seen_BKC = _seen(decay, block)
     return jnp.where(seen_BKC, 1 / jnp.where(seen_BKC, block.z_BKC, 1), 0)[..., None]
 
 
-def _float32(operands: Operands) -> Operands:
-    """The parameters in float32; what has an axis L is cast chunk by chunk."""
+def _float32_parameters(operands: JoinedOperands) -> JoinedOperands:
+    """The operands with their parameters in float32; arrays with an axis L are cast chunk by chunk."""
     names = ("decay_K", "phase_scale_K", "grid_KJ", "weights_KJ")
     return operands._replace(**{name: getattr(operands, name).astype(jnp.float32) for name in names})
 
 
 def _cut(array_BLK: Array, start: Array | int, size: int) -> Array:
-    """One chunk, float32, heads before positions."""
+    """Slice one chunk, [B, L, K, ...] to [B, K, C, ...] in float32."""
     return jnp.swapaxes(lax.dynamic_slice_in_dim(array_BLK, start, size, 1).astype(jnp.float32), 1, 2)
 
 
 def _put(array_BLK: Array, chunk_BKC: Array, start: Array | int) -> Array:
+    """The inverse of `_cut`: write one chunk into the whole array."""
     return lax.dynamic_update_slice_in_dim(array_BLK, jnp.swapaxes(chunk_BKC, 1, 2).astype(array_BLK.dtype), start, 1)
 
 
 def _repeat(array_H: Array, width: int) -> Array:
-    """[..., H] to [..., J], each entry M times over."""
+    """[..., H] to [..., J]: each entry M times in a row."""
     wide_HM = jnp.broadcast_to(array_H[..., None], (*array_H.shape, width // array_H.shape[-1]))
     return wide_HM.reshape(*array_H.shape[:-1], width)
 
 
 def _over_samples(array_J: Array, head_dim: int) -> Array:
-    """Sum over M, [..., J] to [..., H]: strided slices run 4 times as fast as XLA's reduction of so short an axis."""
+    """Sum over M, [..., J] to [..., H]: strided slices are 4 times as fast as XLA's reduction of so short an axis."""
     samples = array_J.shape[-1] // head_dim
     return sum(array_J[..., m::samples] for m in range(samples))
 
 
-def _queries(start: Array | int, size: int, operands: Operands) -> tuple[Array, Array]:
-    """Queries of one chunk, one for each memory head."""
+def _queries(start: Array | int, size: int, operands: JoinedOperands) -> tuple[Array, Array]:
+    """Queries of one chunk, repeated for the memory heads that share them."""
     share = operands.keys_BLKH.shape[2] // operands.q_re_BLQJ.shape[2]
     parts = (_cut(part, start, size) for part in (operands.q_re_BLQJ, operands.q_im_BLQJ))
     q_re, q_im = (part if share == 1 else jnp.repeat(part, share, axis=1) for part in parts)
     return q_re, q_im
 
 
-def _over_heads(array_BKCJ: Array, operands: Operands) -> Array:
+def _over_heads(array_BKCJ: Array, operands: JoinedOperands) -> Array:
     """Sum over the memory heads that share a query head."""
     queries = operands.q_re_BLQJ.shape[2]
     batch, heads, size, width = array_BKCJ.shape

@@ -26,9 +26,7 @@ from jax import Array
 from common.errors import ConfigError
 from model.layers.mixing.chunked import chunked
 from model.layers.mixing.kernels.dispatch import fused
-from model.layers.mixing.parts import MixState, Timeline, divide, sine_cosine, softsign, timeline
-
-__all__ = ["Form", "MixState", "empty_state", "mix", "mix_step", "reference"]
+from model.layers.mixing.parts import MixState, Operands, Timeline, divide, sine_cosine, softsign, timeline
 
 Form = Literal["reference", "chunked", "fused"]
 
@@ -40,76 +38,64 @@ def empty_state(batch: int, heads: int, head_dim: int, samples: int) -> MixState
 
 
 def mix(
-    keys_BLKH: Array,
-    gates_BLK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BLQHM: Array,
-    q_im_BLQHM: Array,
+    operands: Operands,
     segments_BL: Array | None = None,
     state: MixState | None = None,
     *,
     chunk: int = 32,
     form: Form = "chunked",
 ) -> tuple[Array, Array, MixState]:
-    """Accumulate and read out a whole row (paper §2.2.4 steps 2 to 5): readout [B, L, K, H] twice, and the final state.
+    """Accumulate and read out whole rows (paper §2.2.4, steps 2 to 5): readout [B, L, K, H] twice, and the final state.
 
-    `gates_BLK` is the content gate softplus(γs+β) >= 0 with no decay applied; `decay_K` is λ >= 0 per token; query head
-    q serves the K/Q memory heads from q·K/Q on; `weights_KHM` is ω, one per memory head. `segments_BL` (int; 0 is
-    padding; None: one segment) resets the state where it changes. `state` continues an earlier part of the first
-    segment of each row. Any L >= 1; `chunk` sets only the working size of the chunked and fused forms. Sums are float32
-    whatever the inputs; the readout has the keys' dtype. Raises ConfigError where shapes do not fit.
+    segments_BL: int; 0 is padding; the state is reset where the segment changes. None: one segment a row.
+    state: continues an earlier part of the first segment of each row. None: the empty prefix.
+    chunk: working size of the chunked and fused forms alone; any L >= 1 will do.
+
+    Sums are float32 whatever the inputs; the readout has the dtype of the keys. Raises ConfigError where shapes do not
+    fit.
     """
-    arrays = (keys_BLKH, gates_BLK, decay_K, phase_scale_K, grid_KHM, weights_KHM, q_re_BLQHM, q_im_BLQHM)
-    _check(*arrays)
-    batch, length, heads, head_dim = keys_BLKH.shape
+    _check_shapes(operands)
+    batch, length, heads, head_dim = operands.keys.shape
+    samples = operands.grid_KHM.shape[-1]
     if chunk < 1:
         raise ConfigError(f"mixing: chunk must be at least 1, not {chunk}")
     if segments_BL is not None and segments_BL.shape != (batch, length):
         raise ConfigError(f"mixing: segments {segments_BL.shape} must be [batch, length] = {(batch, length)}")
     if state is None:
-        state = empty_state(batch, heads, head_dim, grid_KHM.shape[-1])
-    _check_state(state, (batch, heads, head_dim, grid_KHM.shape[-1]))
+        state = empty_state(batch, heads, head_dim, samples)
+    sums_shape = (batch, heads, head_dim, samples)
+    shapes, expected = tuple(part.shape for part in state), (sums_shape, sums_shape, (batch, heads))
+    if shapes != expected:
+        raise ConfigError(f"mixing: the shapes of the state are {shapes} and must be {expected}")
     times = None if segments_BL is None else timeline(segments_BL)
     if form == "chunked":
-        return chunked(*arrays, times, state, chunk=chunk)
+        return chunked(operands, times, state, chunk=chunk)
     if form == "reference":
-        return reference(*arrays, times, state)
+        return reference(operands, times, state)
     if form == "fused":
-        return fused(*arrays, times, state, chunk=chunk)
+        return fused(operands, times, state, chunk=chunk)
     raise ConfigError(f'mixing: form {form!r} is not one of "reference", "chunked", "fused"')
 
 
-def mix_step(
-    keys_BKH: Array,
-    gates_BK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BQHM: Array,
-    q_im_BQHM: Array,
-    state: MixState,
-) -> tuple[Array, Array, MixState]:
-    """One token of `mix`, with its arguments less the axis L: readout [B, K, H] twice, and the next state."""
-    keys_BKH1 = keys_BKH.astype(jnp.float32)[..., None]
-    sine, cosine = sine_cosine(softsign(phase_scale_K[:, None, None] * keys_BKH1) * (grid_KHM / (2 * np.pi)))
-    gates_BK = gates_BK.astype(jnp.float32)
+def mix_step(operands: Operands, state: MixState) -> tuple[Array, Array, MixState]:
+    """`mix` for a single token: operands without the axis L, readout [B, K, H] twice, and the next state."""
+    keys_BKH1 = operands.keys.astype(jnp.float32)[..., None]
+    squashed_BKH1 = softsign(operands.phase_scale_K[:, None, None] * keys_BKH1)
+    sine, cosine = sine_cosine(squashed_BKH1 * (operands.grid_KHM / (2 * np.pi)))
+    gates_BK = operands.gates.astype(jnp.float32)
     gated_BKH1 = gates_BK[..., None, None] * keys_BKH1
-    kept_K = jnp.exp(-decay_K.astype(jnp.float32))
+    kept_K = jnp.exp(-operands.decay_K.astype(jnp.float32))
     state = MixState(
         kept_K[:, None, None] * state.re_BKHM + gated_BKH1 * cosine,
         kept_K[:, None, None] * state.im_BKHM + gated_BKH1 * sine,
         kept_K * state.z_BK + gates_BK,
     )
-    out_re_BKH, out_im_BKH = readout(state, weights_KHM, q_re_BQHM, q_im_BQHM)
-    return out_re_BKH.astype(keys_BKH.dtype), out_im_BKH.astype(keys_BKH.dtype), state
+    out_re_BKH, out_im_BKH = readout(state, operands.weights_KHM, operands.q_re, operands.q_im)
+    return out_re_BKH.astype(operands.keys.dtype), out_im_BKH.astype(operands.keys.dtype), state
 
 
 def readout(state: MixState, weights_KHM: Array, q_re_BQHM: Array, q_im_BQHM: Array) -> tuple[Array, Array]:
-    """Step 5: the normalised Hermitian match, summed over M; any leading axes. Z = 0 (nothing seen) reads as 0."""
+    """Step 5: the normalised Hermitian match, summed over M; any leading axes. Z = 0 (no token so far) reads as 0."""
     heads, head_dim, _ = weights_KHM.shape
     share = heads // q_re_BQHM.shape[-3]
     weights_KHM = weights_KHM * head_dim**-0.5
@@ -121,39 +107,28 @@ def readout(state: MixState, weights_KHM: Array, q_re_BQHM: Array, q_im_BQHM: Ar
     return out_re_BKH, jnp.sum(im_BKHM * q_re_BKHM - re_BKHM * q_im_BKHM, axis=-1)
 
 
-def reference(
-    keys_BLKH: Array,
-    gates_BLK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BLQHM: Array,
-    q_im_BLQHM: Array,
-    times: Timeline | None,
-    state: MixState,
-) -> tuple[Array, Array, MixState]:
+def reference(operands: Operands, times: Timeline | None, state: MixState) -> tuple[Array, Array, MixState]:
     """Algorithm 1, steps 2 to 5, as written; step 4 is the matrix product that the paper names for short rows.
 
     Given float64 (under jax.enable_x64) it computes in float64, which is what the other forms are measured against.
     """
-    batch, length, _, _ = keys_BLKH.shape
+    batch, length, _, _ = operands.keys.shape
     if times is None:
         times = Timeline(jnp.ones((batch, length), bool), jnp.zeros((batch, length), bool))
     resets_BL = jnp.cumsum(times.starts_BL, axis=1)
     count_BL = jnp.cumsum(times.real_BL, axis=1)
-    gates_BLK = jnp.where(times.real_BL[..., None], _wide(gates_BLK), 0)
+    gates_BLK = jnp.where(times.real_BL[..., None], _wide(operands.gates), 0)
 
     # Step 2, with the decay between a source S and a target T; the state stands before the first position.
     reach_BTS = (resets_BL[:, :, None] == resets_BL[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
     distance_BTS = jnp.where(reach_BTS, count_BL[:, :, None] - count_BL[:, None, :], 0)[:, None]
-    alpha_BKTS = jnp.where(reach_BTS[:, None], jnp.exp(-_wide(decay_K)[:, None, None] * distance_BTS), 0)
+    alpha_BKTS = jnp.where(reach_BTS[:, None], jnp.exp(-_wide(operands.decay_K)[:, None, None] * distance_BTS), 0)
     alpha_BKTS = alpha_BKTS * jnp.swapaxes(gates_BLK, 1, 2)[:, :, None]
-    carry_BKT = jnp.where((resets_BL == 0)[:, None], jnp.exp(-_wide(decay_K)[:, None] * count_BL[:, None]), 0)
+    carry_BKT = jnp.where((resets_BL == 0)[:, None], jnp.exp(-_wide(operands.decay_K)[:, None] * count_BL[:, None]), 0)
 
     # Step 3.
-    keys_BLKH1 = _wide(keys_BLKH)[..., None]
-    phase_BLKHM = softsign(_wide(phase_scale_K)[:, None, None] * keys_BLKH1) * _wide(grid_KHM)
+    keys_BLKH1 = _wide(operands.keys)[..., None]
+    phase_BLKHM = softsign(_wide(operands.phase_scale_K)[:, None, None] * keys_BLKH1) * _wide(operands.grid_KHM)
 
     # Step 4.
     def sums(values_BLKHM: Array, before_BKHM: Array) -> Array:
@@ -169,8 +144,8 @@ def reference(
 
     # Step 5.
     out_re_BLKH, out_im_BLKH = (
-        jnp.where(times.real_BL[..., None, None], part, 0).astype(keys_BLKH.dtype)
-        for part in readout(states, _wide(weights_KHM), q_re_BLQHM, q_im_BLQHM)
+        jnp.where(times.real_BL[..., None, None], part, 0).astype(operands.keys.dtype)
+        for part in readout(states, _wide(operands.weights_KHM), operands.q_re, operands.q_im)
     )
     return out_re_BLKH, out_im_BLKH, jax.tree.map(lambda part: part[:, -1], states)
 
@@ -180,15 +155,14 @@ def _wide(array: Array) -> Array:
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def _check(
-    keys: Array, gates: Array, decay: Array, phase_scale: Array, grid: Array, weights: Array, q_re: Array, q_im: Array
-) -> None:
-    """Refuse shapes that do not fit, with the numbers."""
+def _check_shapes(operands: Operands) -> None:
+    """Raise ConfigError, with the numbers, where the shapes do not fit each other."""
+    keys, grid, q_re = operands.keys, operands.grid_KHM, operands.q_re
     if keys.ndim != 4 or keys.shape[1] < 1:
         raise ConfigError(f"mixing: keys {keys.shape} must be [batch, length >= 1, memory heads, head dim]")
     batch, length, heads, head_dim = keys.shape
     if grid.ndim != 3 or grid.shape[:2] != (heads, head_dim):
-        raise ConfigError(f"mixing: grid {grid.shape} must be [{heads}, {head_dim}, M] beside keys {keys.shape}")
+        raise ConfigError(f"mixing: grid {grid.shape} must be [{heads}, {head_dim}, M] for keys {keys.shape}")
     if q_re.ndim != 5 or not q_re.shape[2] or heads % q_re.shape[2]:
         raise ConfigError(
             f"mixing: queries {q_re.shape} must be [batch, length, query heads, head dim, M], and the {heads} memory "
@@ -196,19 +170,13 @@ def _check(
         )
     query = (batch, length, q_re.shape[2], head_dim, grid.shape[2])
     expected = {
-        "gates": (gates, (batch, length, heads)),
-        "decay": (decay, (heads,)),
-        "phase_scale": (phase_scale, (heads,)),
-        "weights": (weights, (heads, head_dim, grid.shape[2])),
+        "gates": (operands.gates, (batch, length, heads)),
+        "decay": (operands.decay_K, (heads,)),
+        "phase_scale": (operands.phase_scale_K, (heads,)),
+        "weights": (operands.weights_KHM, grid.shape),
         "q_re": (q_re, query),
-        "q_im": (q_im, query),
+        "q_im": (operands.q_im, query),
     }
     for name, (array, shape) in expected.items():
         if array.shape != shape:
-            raise ConfigError(f"mixing: {name} {array.shape} must be {shape} beside keys {keys.shape}")
-
-
-def _check_state(state: MixState, full: tuple[int, int, int, int]) -> None:
-    shapes, wanted = tuple(part.shape for part in state), (full, full, full[:2])
-    if shapes != wanted:
-        raise ConfigError(f"mixing: the shapes of the state are {shapes} and must be {wanted}")
+            raise ConfigError(f"mixing: {name} {array.shape} must be {shape} for keys {keys.shape}")

@@ -1,4 +1,4 @@
-"""What every form of the mixing operator shares: its state, its timeline, the encoding, the division by Z.
+"""What all forms of the mixing operator share: operands, state, timeline, the encoding and the division by Z.
 
 XLA's own sine and cosine take 36 ns an element on CPU (scalar calls); `sine_cosine`, branch-free and vectorised, 0.6.
 """
@@ -16,7 +16,7 @@ _COSINE = (0.9999999998, -4.9348021369, 4.0587091548, -1.3352119494, 0.234937068
 
 
 class MixState(NamedTuple):
-    """What a prefix leaves behind: unnormalised sums, float32, decayed to the last token that was not padding."""
+    """The state after a prefix: unnormalised sums, float32, decayed to the last token that was not padding."""
 
     re_BKHM: Array
     im_BKHM: Array
@@ -24,7 +24,27 @@ class MixState(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The differentiable inputs of `mixing.mix` with H and M joined in J where both stand."""
+    """The differentiable inputs of the mixing operator, for whole rows or, without the axis L, for a single token."""
+
+    keys: Array  # [B, L, K, H]
+    gates: Array  # [B, L, K], the content gate softplus(γs+β) >= 0 with no decay applied
+    decay_K: Array  # λ >= 0, per token
+    phase_scale_K: Array  # η
+    grid_KHM: Array  # θ
+    weights_KHM: Array  # ω, of each memory head
+    q_re: Array  # [B, L, Q, H, M]; query head q serves the K/Q memory heads from q·K/Q on
+    q_im: Array  # [B, L, Q, H, M]
+
+    def joined(self) -> "JoinedOperands":
+        """The same with H and M as one axis."""
+        return JoinedOperands(
+            self.keys, self.gates, self.decay_K, self.phase_scale_K,
+            join(self.grid_KHM), join(self.weights_KHM), join(self.q_re), join(self.q_im),
+        )  # fmt: skip
+
+
+class JoinedOperands(NamedTuple):
+    """`Operands` of whole rows with H and M joined in J = H·M; or their gradients."""
 
     keys_BLKH: Array
     gates_BLK: Array
@@ -37,7 +57,7 @@ class Operands(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """`MixState` with J joined; or its gradient."""
+    """`MixState` with H and M joined in J; or its gradient."""
 
     re_BKJ: Array
     im_BKJ: Array
@@ -48,21 +68,21 @@ class Sums(NamedTuple):
         """`state`, float32."""
         return cls(*(part.astype(jnp.float32) for part in (join(state.re_BKHM), join(state.im_BKHM), state.z_BK)))
 
-    def apart(self, samples: int) -> MixState:
-        """The same with the two axes H and M."""
+    def split(self, samples: int) -> MixState:
+        """The same with H and M as two axes; `samples` is M."""
         full = (*self.re_BKJ.shape[:-1], -1, samples)
         return MixState(self.re_BKJ.reshape(full), self.im_BKJ.reshape(full), self.z_BK)
 
 
 class Timeline(NamedTuple):
-    """Which positions hold a token, and at which of those the sums start afresh; None stands for one whole segment."""
+    """Which positions hold a token, and which tokens reset the sums; None in its place means one unpadded segment."""
 
     real_BL: Array
     starts_BL: Array
 
 
 def timeline(segments_BL: Array) -> Timeline:
-    """Sums start afresh at a token whose segment is not the one of the last token before it in its row."""
+    """Reset the sums at every token whose segment differs from that of the last token before it in its row."""
     real_BL = segments_BL != 0
     index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
     last_BL = jax.lax.cummax(jnp.where(real_BL, index_L, -1), axis=1)
@@ -73,8 +93,10 @@ def timeline(segments_BL: Array) -> Timeline:
 
 @jax.custom_jvp
 def divide(sums: Array, z: Array) -> Array:
-    """sums / z, and 0 where z is 0 (nothing seen). A gate of a score of -60 is 1e-26: 1/z² would overflow, so the
-    derivative divides by z twice instead."""
+    """sums / z, and 0 where z is 0 (no token so far).
+
+    The gate of a score of -60 is 1e-26, whose 1/z² would overflow: the derivative divides by z twice instead.
+    """
     seen = z >= TINY
     return jnp.where(seen, sums / jnp.where(seen, z, 1), 0)
 
@@ -87,7 +109,7 @@ def _divide_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 
 
 def join(array_HM: Array) -> Array:
-    """The last two axes as one."""
+    """Merge the last two axes."""
     return array_HM.reshape(*array_HM.shape[:-2], -1)
 
 
@@ -96,14 +118,15 @@ def softsign(x: Array) -> Array:
 
 
 def sine_cosine(turns: Array) -> tuple[Array, Array]:
-    """sin and cos of 2π·turns, float32, to 3e-7: what is left of whole turns is exact, so any size of phase will do.
+    """sin and cos of 2π·turns, float32, with an error of 3e-7 for phases of any size: whole turns are removed exactly.
 
-    Polynomials give sin and cos of half the angle, over [-π/2, π/2]; doubling it needs no case by quadrant.
+    Polynomials give sin and cos of half the angle, which lies in [-π/2, π/2]; the double-angle formulas then need no
+    distinction of quadrants.
     """
-    left = turns - jnp.floor(turns + 0.5)
-    square = left * left
+    fraction = turns - jnp.floor(turns + 0.5)
+    square = fraction * fraction
     sine, cosine = _SINE[-1], _COSINE[-1]
     for s, c in zip(_SINE[-2::-1], _COSINE[-2::-1], strict=True):
         sine, cosine = sine * square + s, cosine * square + c
-    sine = sine * left
+    sine = sine * fraction
     return 2 * sine * cosine, (cosine - sine) * (cosine + sine)

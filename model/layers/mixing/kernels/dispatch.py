@@ -1,8 +1,8 @@
 """The fused form of the mixing operator: Pallas kernels on TPU and GPU, the chunked form on any other device.
 
-One custom gradient over both devices' kernels. Kept for it, as in the chunked form: the inputs and the state before
-each chunk. Rows are filled up to whole chunks with padding, which the operator passes over; queries shared by several
-memory heads are repeated for them. XLA does not partition a kernel: on several devices, call it in `jax.shard_map`.
+One custom gradient covers the kernels of both devices. Kept for it, as in the chunked form: the inputs and the state
+before each chunk. Rows are filled up to whole chunks with padding, which the operator ignores; queries that several
+memory heads share are repeated. XLA does not partition a kernel: on several devices, call it in `jax.shard_map`.
 """
 
 from functools import partial
@@ -14,86 +14,66 @@ from jax import Array
 
 from model.layers.mixing.chunked import chunked
 from model.layers.mixing.kernels import gpu, tpu
-from model.layers.mixing.parts import MixState, Operands, Sums, Timeline, join
+from model.layers.mixing.parts import JoinedOperands, MixState, Operands, Sums, Timeline
 
 Device = Literal["tpu", "gpu"]
 _KERNELS = {"tpu": tpu, "gpu": gpu}
 
 
-def fused(
-    keys_BLKH: Array,
-    gates_BLK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BLQHM: Array,
-    q_im_BLQHM: Array,
-    times: Timeline | None,
-    state: MixState,
-    *,
-    chunk: int,
-) -> tuple[Array, Array, MixState]:
-    """`mixing.mix` by the kernels of the device that the program is compiled for; shapes are checked there."""
-    arrays = (keys_BLKH, gates_BLK, decay_K, phase_scale_K, grid_KHM, weights_KHM, q_re_BLQHM, q_im_BLQHM, times, state)
+def fused(operands: Operands, times: Timeline | None, state: MixState, *, chunk: int) -> tuple[Array, Array, MixState]:
+    """`mix` by the kernels of the device that the program is compiled for. `mix` has checked the shapes."""
     branches = {"tpu": partial(run, "tpu", chunk=chunk)}
-    if gpu.fits(*grid_KHM.shape[1:]):
+    if gpu.fits(*operands.grid_KHM.shape[1:]):
         branches["cuda"] = partial(run, "gpu", chunk=gpu.CHUNK)
-    return jax.lax.platform_dependent(*arrays, default=partial(chunked, chunk=chunk), **branches)
+    return jax.lax.platform_dependent(operands, times, state, default=partial(chunked, chunk=chunk), **branches)
 
 
 def run(
     device: Device,
-    keys_BLKH: Array,
-    gates_BLK: Array,
-    decay_K: Array,
-    phase_scale_K: Array,
-    grid_KHM: Array,
-    weights_KHM: Array,
-    q_re_BLQHM: Array,
-    q_im_BLQHM: Array,
+    operands: Operands,
     times: Timeline | None,
     state: MixState,
     *,
     chunk: int,
     interpret: bool = False,
 ) -> tuple[Array, Array, MixState]:
-    """One device's kernels, whatever the program runs on; `interpret` runs them as plain JAX, to test them."""
-    batch, length, heads, head_dim = keys_BLKH.shape
+    """The kernels of one kind of device, wherever the program runs; `interpret` runs them as plain JAX, for tests."""
+    batch, length, heads, head_dim = operands.keys.shape
     chunk = tpu.chunk_for(min(chunk, length)) if device == "tpu" else chunk
     missing = -length % chunk
-    share = heads // q_re_BLQHM.shape[2]
+    share = heads // operands.q_re.shape[2]
+    joined = operands.joined()
 
     def filled(array_BL: Array) -> Array:
         return jnp.pad(array_BL, [(0, 0), (0, missing)] + [(0, 0)] * (array_BL.ndim - 2)) if missing else array_BL
 
-    def shared(queries_BLQHM: Array) -> Array:
-        return join(jnp.repeat(queries_BLQHM, share, axis=2) if share > 1 else queries_BLQHM)
+    def for_each_head(queries_BLQJ: Array) -> Array:
+        return jnp.repeat(queries_BLQJ, share, axis=2) if share > 1 else queries_BLQJ
 
-    operands = Operands(
-        filled(keys_BLKH),
-        filled(gates_BLK),
-        decay_K.astype(jnp.float32),
-        phase_scale_K.astype(jnp.float32),
-        join(grid_KHM).astype(jnp.float32),
-        join(weights_KHM).astype(jnp.float32) * head_dim**-0.5,
-        filled(shared(q_re_BLQHM)),
-        filled(shared(q_im_BLQHM)),
+    prepared = JoinedOperands(
+        filled(joined.keys_BLKH),
+        filled(joined.gates_BLK),
+        joined.decay_K.astype(jnp.float32),
+        joined.phase_scale_K.astype(jnp.float32),
+        joined.grid_KJ.astype(jnp.float32),
+        joined.weights_KJ.astype(jnp.float32) * head_dim**-0.5,
+        filled(for_each_head(joined.q_re_BLQJ)),
+        filled(for_each_head(joined.q_im_BLQJ)),
     )
     times_BL3 = _columns(times, batch, length, missing, chunk)
-    out_re, out_im, sums = _fused(device, chunk, interpret, operands, times_BL3, Sums.of(state))
-    return out_re[:, :length], out_im[:, :length], sums.apart(grid_KHM.shape[-1])
+    out_re, out_im, sums = _fused(device, chunk, interpret, prepared, times_BL3, Sums.of(state))
+    return out_re[:, :length], out_im[:, :length], sums.split(operands.grid_KHM.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused(
-    device: Device, chunk: int, interpret: bool, operands: Operands, times_BL3: Array, state: Sums
+    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: Sums
 ) -> tuple[Array, Array, Sums]:
     return _forward(device, chunk, interpret, operands, times_BL3, state)[0]
 
 
 def _forward(
-    device: Device, chunk: int, interpret: bool, operands: Operands, times_BL3: Array, state: Sums
+    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: Sums
 ) -> tuple[tuple, tuple]:
     out_re, out_im, last, befores = _KERNELS[device].run_forward(operands, times_BL3, state, chunk, interpret)
     return (out_re, out_im, last), (operands, times_BL3, befores)
@@ -101,7 +81,7 @@ def _forward(
 
 def _backward(
     device: Device, chunk: int, interpret: bool, kept: tuple, cotangents: tuple
-) -> tuple[Operands, Array, Sums]:
+) -> tuple[JoinedOperands, Array, Sums]:
     operands, times_BL3, befores = kept
     gradient, d_state = _KERNELS[device].run_backward(operands, times_BL3, befores, *cotangents, chunk, interpret)
     return gradient, jnp.zeros_like(times_BL3), d_state
@@ -111,7 +91,7 @@ _fused.defvjp(_forward, _backward)
 
 
 def _columns(times: Timeline | None, batch: int, length: int, missing: int, chunk: int) -> Array:
-    """[B, L, 3] float32: whether a token stands here, tokens and resets up to here in its chunk."""
+    """[B, L, 3] float32: whether the position holds a token, and the tokens and the resets of its chunk up to there."""
     if times is None:
         times = Timeline(jnp.ones((batch, length), bool), jnp.zeros((batch, length), bool))
     flags_BL2 = jnp.pad(jnp.stack(times, axis=-1).astype(jnp.float32), ((0, 0), (0, missing), (0, 0)))

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from model.layers.mixing.kernels.tile import Block, Folding, Head, TileState, backward, forward
-from model.layers.mixing.parts import Operands, Sums
+from model.layers.mixing.parts import JoinedOperands, Sums
 
 CHUNK = 16
 
@@ -37,7 +37,7 @@ def fits(head_dim: int, samples: int) -> bool:
 
 
 def run_forward(
-    operands: Operands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
+    operands: JoinedOperands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
 ) -> tuple[Array, Array, Sums, Sums]:
     """Readout [B, L, K, H] twice, the last state, and the states before each chunk."""
     keys = operands.keys_BLKH
@@ -53,9 +53,9 @@ def run_forward(
 
 
 def run_backward(
-    operands: Operands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
+    operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
     interpret: bool,
-) -> tuple[Operands, Sums]:  # fmt: skip
+) -> tuple[JoinedOperands, Sums]:  # fmt: skip
     """Gradients of the operands and of the state; `befores` as the forward kernel left them."""
     batch, length, heads, _ = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
@@ -73,7 +73,7 @@ def run_backward(
     d_keys, d_gates, dq_re, dq_im, d_decay, d_scale, d_grid, d_weights, re, im, z = _call(
         partial(_backward_kernel, chunk, length // chunk), inputs, outs, interpret
     )
-    gradient = Operands(
+    gradient = JoinedOperands(
         d_keys, d_gates, jnp.sum(d_decay, axis=(0, 2)), jnp.sum(d_scale, axis=(0, 2)),
         jnp.sum(d_grid, axis=0), jnp.sum(d_weights, axis=0), dq_re, dq_im,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _spec(kind: tuple[tuple, Callable], shape: tuple[int, ...]) -> pl.BlockSpec:
     return pl.BlockSpec(tuple(size if part == -1 else part for part, size in zip(block, shape, strict=True)), start)
 
 
-def _arrange(operands: Operands, times_BL3: Array) -> list[tuple]:
+def _arrange(operands: JoinedOperands, times_BL3: Array) -> list[tuple]:
     scalars_K2 = jnp.stack([operands.decay_K, operands.phase_scale_K], axis=1)
     return [
         (_ALONG, operands.keys_BLKH), (_COLUMN, operands.gates_BLK), (_ALONG, operands.q_re_BLQJ),

@@ -1,9 +1,9 @@
-"""One chunk of one memory head, as both kernels compute it: all is a tile [C, J], a column [C, 1] or a row [1, J].
+"""One chunk of one memory head, as the TPU and GPU kernels compute it.
 
-The formulas are those of `model.layers.mixing.chunked`. What the devices do differently is to repeat a tile [C, H]
-over M and
-to sum over it: `Folding` holds those two. Only operations that Mosaic and Triton both lower are used here: no slices
-of values, no reversals, no scatter.
+Every value is a tile [C, J], a column [C, 1] or a row [1, J]. The formulas, and the numbers of equations in comments,
+are those of `model.layers.mixing.chunked`. The devices differ only in how a tile [C, H] is repeated over M and how a
+tile is summed over M: `Folding` holds those two functions. Only operations that Mosaic and Triton both lower are used
+here: no slices of values, no reversals, no scatter.
 
 Letters: C and S positions of the chunk ("to" and "from"), H head dim, J = H·M, 1 a kept axis.
 """
@@ -37,7 +37,10 @@ class Head(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One head's inputs in a chunk. `real`, `count` and `resets` are the timeline, counted from the chunk's start."""
+    """One head's inputs in a chunk.
+
+    `real` marks tokens (not padding); `count` and `resets` count tokens and resets from the chunk's start.
+    """
 
     keys_CH: Array
     gates_C1: Array
@@ -56,8 +59,8 @@ class TileState(NamedTuple):
     z_11: Array
 
 
-class Gradient(NamedTuple):
-    """Of one chunk: for its inputs, and its share of the head's parameters."""
+class TileGradient(NamedTuple):
+    """Gradients of a chunk's inputs, and the chunk's part of the gradients of the head's parameters."""
 
     keys_CH: Array
     gates_C1: Array
@@ -70,10 +73,10 @@ class Gradient(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """The chunk's encoding and sums; `divisor_C1` is Z, infinite where nothing was seen."""
+    """The chunk's encoding and sums; `divisor_C1` is Z, and infinite where no token was seen."""
 
     keys_CJ: Array
-    sign_CJ: Array
+    squashed_CJ: Array
     gates_C1: Array
     sine_CJ: Array
     cosine_CJ: Array
@@ -91,14 +94,19 @@ def forward(head: Head, block: Block, state: TileState, fold: Folding) -> tuple[
     re_CJ, im_CJ = sums.re_CJ / sums.divisor_C1, sums.im_CJ / sums.divisor_C1
     q_re_CJ, q_im_CJ = block.q_re_CJ * head.weights_1J, block.q_im_CJ * head.weights_1J
     out_re_CH = fold.narrow(re_CJ * q_re_CJ + im_CJ * q_im_CJ)
-    return out_re_CH, fold.narrow(im_CJ * q_re_CJ - re_CJ * q_im_CJ), _after(sums)
+    out_im_CH = fold.narrow(im_CJ * q_re_CJ - re_CJ * q_im_CJ)
+    return out_re_CH, out_im_CH, TileState(_last(sums.re_CJ), _last(sums.im_CJ), _last(sums.z_C1))
 
 
 def backward(
     head: Head, block: Block, state: TileState, d_re_CH: Array, d_im_CH: Array, d_after: TileState, fold: Folding
-) -> tuple[Gradient, TileState]:
-    """The gradient of one chunk, and that of the state before it. `d_re`, `d_im`, `d_after`: what came from outside."""
+) -> tuple[TileGradient, TileState]:
+    """The gradient of one chunk, and of the state before it.
+
+    `d_re_CH`, `d_im_CH` and `d_after` are the cotangents of what `forward` returns.
+    """
     sums = _accumulate(head, block, state, fold)
+    # The readout and (1).
     d_re_CJ = fold.widen(d_re_CH) / sums.divisor_C1
     d_im_CJ = fold.widen(d_im_CH) / sums.divisor_C1
     dq_re_CJ = sums.re_CJ * d_re_CJ + sums.im_CJ * d_im_CJ
@@ -106,15 +114,17 @@ def backward(
     match_CJ = block.q_re_CJ * dq_re_CJ + block.q_im_CJ * dq_im_CJ
     d_z_C1 = -_total(match_CJ * head.weights_1J, 1) / sums.divisor_C1
 
+    # (2): G and GZ, from this chunk and, through its last position, from those after it.
     end_S1 = _column(_last(sums.weight_CS))
-    sum_re_SJ = end_S1 * d_after.re_1J + _gather(
+    sum_re_SJ = end_S1 * d_after.re_1J + _transposed_product(
         sums, head.weights_1J * (block.q_re_CJ * d_re_CJ - block.q_im_CJ * d_im_CJ)
     )
-    sum_im_SJ = end_S1 * d_after.im_1J + _gather(
+    sum_im_SJ = end_S1 * d_after.im_1J + _transposed_product(
         sums, head.weights_1J * (block.q_im_CJ * d_re_CJ + block.q_re_CJ * d_im_CJ)
     )
     sum_z_S1 = end_S1 * d_after.z_11 + _column(_total(sums.weight_CS * d_z_C1, 0))
 
+    # (3) and (4): the encoding.
     direct_CH = fold.narrow(sums.cosine_CJ * sum_re_SJ + sums.sine_CJ * sum_im_SJ)
     turned_CJ = sums.cosine_CJ * sum_im_SJ - sums.sine_CJ * sum_re_SJ
     d_phase_CJ = sums.keys_CJ * sums.gates_C1 * turned_CJ
@@ -122,16 +132,17 @@ def backward(
     scaled_CH = head.phase_scale_11 * keys_CH
     d_scaled_CH = fold.narrow(d_phase_CJ * head.grid_1J) / ((1 + jnp.abs(scaled_CH)) * (1 + jnp.abs(scaled_CH)))
     d_gates_C1 = jnp.where(block.real_C1 > 0, sum_z_S1 + _total(keys_CH * direct_CH, 1), 0.0)
+    # (5): the decay.
     kept = _kept(block, sums, state)
     match_C1 = _total(sum_re_SJ * kept.re_1J + sum_im_SJ * kept.im_1J, 1) + sum_z_S1 * kept.z_11
-    gradient = Gradient(
+    gradient = TileGradient(
         sums.gates_C1 * direct_CH + head.phase_scale_11 * d_scaled_CH,
         d_gates_C1,
         dq_re_CJ * head.weights_1J,
         dq_im_CJ * head.weights_1J,
         -_total(match_C1, 0),
         _total(_total(keys_CH * d_scaled_CH, 0), 1),
-        _total(sums.sign_CJ * d_phase_CJ, 0),
+        _total(sums.squashed_CJ * d_phase_CJ, 0),
         _total(match_CJ, 0),
     )
     first_11 = _first(sums.carry_C1)
@@ -143,8 +154,8 @@ def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _S
     """Steps 2 to 4."""
     gates_C1 = jnp.where(block.real_C1 > 0, block.gates_C1, 0.0)
     keys_CJ = fold.widen(block.keys_CH)
-    sign_CJ = softsign(head.phase_scale_11 * keys_CJ)
-    sine_CJ, cosine_CJ = sine_cosine(sign_CJ * (head.grid_1J * (1 / TURN)))
+    squashed_CJ = softsign(head.phase_scale_11 * keys_CJ)
+    sine_CJ, cosine_CJ = sine_cosine(squashed_CJ * (head.grid_1J * (1 / TURN)))
     weight_CS = _weights(head, block)
     carry_C1 = jnp.where(block.resets_C1 == 0, jnp.exp(-head.decay_11 * block.count_C1), 0.0)
     gated_CJ = keys_CJ * gates_C1
@@ -153,7 +164,9 @@ def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _S
     z_C1 = _total(weight_CS * _row(gates_C1), 1) + carry_C1 * state.z_11
     seen_C1 = (block.real_C1 > 0) & (z_C1 >= TINY)
     divisor_C1 = jnp.where(seen_C1, z_C1, jnp.inf)
-    return _Sums(keys_CJ, sign_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1)
+    return _Sums(
+        keys_CJ, squashed_CJ, gates_C1, sine_CJ, cosine_CJ, re_CJ, im_CJ, z_C1, divisor_C1, weight_CS, carry_C1
+    )
 
 
 def _weights(head: Head, block: Block) -> Array:
@@ -163,10 +176,6 @@ def _weights(head: Head, block: Block) -> Array:
     reach_CS = (block.resets_C1 == _row(block.resets_C1)) & (to_CS >= from_CS)
     steps_CS = jnp.where(reach_CS, block.count_C1 - _row(block.count_C1), 0.0)
     return jnp.where(reach_CS, jnp.exp(-head.decay_11 * steps_CS), 0.0)
-
-
-def _after(sums: _Sums) -> TileState:
-    return TileState(_last(sums.re_CJ), _last(sums.im_CJ), _last(sums.z_C1))
 
 
 def _kept(block: Block, sums: _Sums, state: TileState) -> TileState:
@@ -187,7 +196,7 @@ def _product(weight_CS: Array, values_SJ: Array) -> Array:
     return _dot(weight_CS, values_SJ, ((1,), (0,)))
 
 
-def _gather(sums: _Sums, values_CJ: Array) -> Array:
+def _transposed_product(sums: _Sums, values_CJ: Array) -> Array:
     return _dot(sums.weight_CS, values_CJ, ((0,), (0,)))
 
 
@@ -217,7 +226,7 @@ def _column(row_1C: Array) -> Array:
 
 
 def _pick(tile: Array, index: int) -> Array:
-    """One row of a tile, kept two-dimensional; a masked sum, for values cannot be sliced."""
+    """A row of a tile as [1, J]: a masked sum, because values cannot be sliced."""
     rows = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
     return _total(jnp.where(rows == index, tile, 0.0), 0)
 

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from model.layers.mixing.kernels.tile import Block, Folding, Head, TileState, backward, forward
-from model.layers.mixing.parts import Operands, Sums
+from model.layers.mixing.parts import JoinedOperands, Sums
 
 LANES = 128
 
@@ -109,7 +109,7 @@ def chunk_for(chunk: int) -> int:
 
 
 def run_forward(
-    operands: Operands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
+    operands: JoinedOperands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
 ) -> tuple[Array, Array, Sums, Sums]:
     """Readout [B, L, K, H] twice, the last state, and the states before each chunk, [N, ...] leading."""
     lay = _layout(operands, chunk, lambda n: n)
@@ -127,9 +127,9 @@ def run_forward(
 
 
 def run_backward(
-    operands: Operands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
+    operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
     interpret: bool,
-) -> tuple[Operands, Sums]:  # fmt: skip
+) -> tuple[JoinedOperands, Sums]:  # fmt: skip
     """Gradients of the operands and of the state; `befores` as the forward kernel left them."""
     chunks = operands.keys_BLKH.shape[1] // chunk
     lay = _layout(operands, chunk, lambda n: chunks - 1 - n)
@@ -154,7 +154,7 @@ def run_backward(
         *_arrange(lay, operands, times_BL3), *befores, d_re.reshape(flat), d_im.reshape(flat), *arranged
     )
     decay_GP, phase_scale_GP = jnp.moveaxis(jnp.sum(d_scalars, axis=0), 1, 0)
-    gradient = Operands(
+    gradient = JoinedOperands(
         d_keys.reshape(keys.shape),
         jnp.swapaxes(d_gates, 1, 2).reshape(batch, length, heads),
         decay_GP.reshape(heads),
@@ -208,14 +208,14 @@ def _backward_kernel(lay: _Layout, *refs: Any) -> None:
         _keep(lay, d_state, p, d_before)
 
 
-def _layout(operands: Operands, chunk: int, chunk_of: Callable[[Any], Any]) -> _Layout:
+def _layout(operands: JoinedOperands, chunk: int, chunk_of: Callable[[Any], Any]) -> _Layout:
     batch, length, heads, head_dim = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
     fitting = [p for p in range(1, heads) if heads % p == 0 and not (p * head_dim % LANES or p * joined % LANES)]
     return _Layout(batch, length, heads, head_dim, joined, fitting[0] if fitting else heads, chunk, chunk_of)
 
 
-def _arrange(lay: _Layout, operands: Operands, times_BL3: Array) -> list[Array]:
+def _arrange(lay: _Layout, operands: JoinedOperands, times_BL3: Array) -> list[Array]:
     batch, length = lay.batch, lay.length
     gates_BGLP = jnp.swapaxes(operands.gates_BLK.reshape(batch, length, lay.groups, lay.group), 1, 2)
     scalars = jnp.stack([operands.decay_K, operands.phase_scale_K]).reshape(2, lay.groups, lay.group)

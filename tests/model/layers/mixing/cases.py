@@ -1,4 +1,4 @@
-"""Operands of every size for the tests of the mixing operator, and the float64 reference that all forms answer to."""
+"""Operands of every size for the tests of the mixing operator, and the float64 reference they are compared with."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from model.layers.mixing.operator import mix
-from model.layers.mixing.parts import MixState
+from model.layers.mixing.parts import MixState, Operands
 
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 
@@ -48,7 +48,7 @@ def documents(batch: int, length: int) -> np.ndarray:
 
 
 def value_and_gradients(form, case, segments=None, dtype=np.float32, operands_dtype=None):
-    """The five outputs and the eleven gradients of `form(*operands, segments, state)` as float64 numpy."""
+    """The five outputs and the eleven gradients of `form(operands, segments, state)` as float64 numpy."""
 
     def cast(tree, kind=dtype):
         return jax.tree.map(lambda array: jnp.asarray(array, kind), tree)
@@ -66,7 +66,7 @@ def value_and_gradients(form, case, segments=None, dtype=np.float32, operands_dt
 def _compiled(form):
     @jax.jit
     def both(operands, state, cotangents, segments):
-        outs, back = jax.vjp(lambda operands, state: form(*operands, segments, state), operands, state)
+        outs, back = jax.vjp(lambda operands, state: form(Operands(*operands), segments, state), operands, state)
         flat, tree = jax.tree.flatten(outs)
         weighted = [c.astype(out.dtype) for out, c in zip(flat, cotangents, strict=True)]
         return outs, back(jax.tree.unflatten(tree, weighted))
@@ -74,8 +74,8 @@ def _compiled(form):
     return both
 
 
-def _reference(*arguments):
-    return mix(*arguments, form="reference")
+def _reference(operands, segments, state):
+    return mix(operands, segments, state, form="reference")
 
 
 def exact(case, segments=None):

@@ -13,7 +13,7 @@ import pytest
 from model.layers.mixing.kernels import gpu, tpu
 from model.layers.mixing.kernels.dispatch import run
 from model.layers.mixing.operator import mix
-from model.layers.mixing.parts import MixState, timeline
+from model.layers.mixing.parts import MixState, Operands, timeline
 from tests.model.layers.mixing.cases import documents, draw, exact, farthest, value_and_gradients
 
 DEVICES = ("tpu", "gpu")
@@ -21,10 +21,9 @@ DEVICES = ("tpu", "gpu")
 
 @functools.cache
 def kernel(device):
-    def form(*arguments):
-        *operands, segments, state = arguments
+    def form(operands, segments, state):
         times = None if segments is None else timeline(segments)
-        return run(device, *operands, times, MixState(*state), chunk=16, interpret=True)
+        return run(device, operands, times, MixState(*state), chunk=16, interpret=True)
 
     return form
 
@@ -81,8 +80,8 @@ def test_kernels_bear_scores_of_sixty(device):
 def test_elsewhere_the_fused_form_is_the_chunked_one():
     """On a CPU, where neither kernel runs; and sizes that Triton does not take keep the chunked form on a GPU."""
     case = draw(1, 9)
-    operands = [jnp.asarray(array, jnp.float32) for array in case["operands"]]
-    both = [jax.jit(functools.partial(mix, form=form))(*operands) for form in ("fused", "chunked")]
+    operands = Operands(*(jnp.asarray(array, jnp.float32) for array in case["operands"]))
+    both = [jax.jit(functools.partial(mix, form=form))(operands) for form in ("fused", "chunked")]
     for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert gpu.fits(64, 2)

@@ -4,6 +4,8 @@ Tolerances are relative to the largest entry of each output or gradient: float32
 1,024 terms are summed); bfloat16 inputs 1e-2 for what is returned in bfloat16 (its own rounding is 4e-3).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,33 +15,31 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from model.layers.mixing.operator import empty_state, mix, mix_step
-from model.layers.mixing.parts import MixState, divide, sine_cosine
-from tests.model.layers.mixing.cases import PER_TOKEN, documents, draw, exact, farthest, value_and_gradients
+from model.layers.mixing.parts import MixState, Operands, divide, sine_cosine
+from tests.model.layers.mixing.cases import NAMES, PER_TOKEN, documents, draw, exact, farthest, value_and_gradients
 
 ONE_DOCUMENT = np.ones((2, 33), np.int32)
 LENGTHS = (1, 2, 31, 32, 33, 257, 1024)
 
 
-def chunked(*arguments):
-    return mix(*arguments, chunk=32)
+def chunked(operands, segments, state):
+    return mix(operands, segments, state, chunk=32)
 
 
-def small_chunks(*arguments):
-    return mix(*arguments, chunk=8)
+def small_chunks(operands, segments, state):
+    return mix(operands, segments, state, chunk=8)
 
 
-def stepwise(*arguments):
+def stepwise(operands, segments, state):
     """`mix_step` token after token."""
-    *operands, segments, state = arguments
     assert segments is None
-    keys, gates, *parameters, q_re, q_im = operands
+    per_token = ("keys", "gates", "q_re", "q_im")
 
     def step(state, token):
-        keys, gates, q_re, q_im = token
-        re, im, state = mix_step(keys, gates, *parameters, q_re, q_im, state)
+        re, im, state = mix_step(operands._replace(**token), state)
         return state, (re, im)
 
-    tokens = tuple(jnp.moveaxis(array, 1, 0) for array in (keys, gates, q_re, q_im))
+    tokens = {name: jnp.moveaxis(getattr(operands, name), 1, 0) for name in per_token}
     state, outs = jax.lax.scan(step, MixState(*state), tokens)
     return *(jnp.moveaxis(out, 0, 1) for out in outs), state
 
@@ -89,9 +89,9 @@ def test_bfloat16_inputs_keep_a_float32_state():
 
 def test_dtypes_of_what_comes_out():
     case = draw(length=5, queries=4)
-    operands = [jnp.asarray(array, jnp.bfloat16) for array in case["operands"]]
+    operands = Operands(*(jnp.asarray(array, jnp.bfloat16) for array in case["operands"]))
     for form in ("chunked", "reference"):
-        re, im, state = jax.eval_shape(lambda *operands, form=form: mix(*operands, form=form), *operands)
+        re, im, state = jax.eval_shape(functools.partial(mix, form=form), operands)
         assert re.dtype == im.dtype == jnp.bfloat16
         assert {part.dtype for part in state} == {jnp.dtype(jnp.float32)}
 
@@ -258,14 +258,14 @@ def test_memory_is_linear_in_length_and_small():
     """Temporaries of the gradient pass: no array of B·L·K·H·M (1 MiB at 1,024 positions); 4 times L costs 4 times."""
 
     def temporaries(length):
-        shapes = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in draw(1, length, 4, 32, 2, 4)["operands"]]
+        shapes = (jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in draw(1, length, 4, 32, 2, 4)["operands"])
 
         def pull(operands, cotangents):
-            outs, back = jax.vjp(lambda *operands: mix(*operands)[:2], *operands)
+            outs, back = jax.vjp(lambda operands: mix(operands)[:2], operands)
             return outs, back(cotangents)
 
         outs = (jax.ShapeDtypeStruct((1, length, 4, 32), jnp.float32),) * 2
-        return jax.jit(pull).lower(shapes, outs).compile().memory_analysis().temp_size_in_bytes
+        return jax.jit(pull).lower(Operands(*shapes), outs).compile().memory_analysis().temp_size_in_bytes
 
     short, long = temporaries(1024), temporaries(4096)
     assert short < 2**20
@@ -290,8 +290,8 @@ def test_division_by_what_was_seen():
 
 
 def reshaped(case, **changes):
-    names = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im")
-    return [jnp.zeros(changes.get(name, array.shape)) for name, array in zip(names, case["operands"], strict=True)]
+    arrays = zip(NAMES, case["operands"], strict=False)
+    return Operands(*(jnp.zeros(changes.get(name, array.shape)) for name, array in arrays))
 
 
 @pytest.mark.parametrize(
@@ -310,16 +310,16 @@ def reshaped(case, **changes):
 )
 def test_shapes_that_do_not_fit_are_refused_with_the_numbers(changes, message):
     with pytest.raises(ConfigError, match=message):
-        mix(*reshaped(draw(), **changes))
+        mix(reshaped(draw(), **changes))
 
 
 def test_other_arguments_that_do_not_fit():
     operands = reshaped(draw())
     with pytest.raises(ConfigError, match=r"segments \(2, 5\) must be \[batch, length\] = \(2, 33\)"):
-        mix(*operands, jnp.ones((2, 5), jnp.int32))
+        mix(operands, jnp.ones((2, 5), jnp.int32))
     with pytest.raises(ConfigError, match=r"state .*\(2, 4, 3, 9\).* must be .*\(2, 4, 3, 2\)"):
-        mix(*operands, state=empty_state(2, 4, 3, 9))
+        mix(operands, state=empty_state(2, 4, 3, 9))
     with pytest.raises(ConfigError, match="chunk must be at least 1, not 0"):
-        mix(*operands, chunk=0)
+        mix(operands, chunk=0)
     with pytest.raises(ConfigError, match="form 'quick' is not one of"):
-        mix(*operands, form="quick")
+        mix(operands, form="quick")

@@ -19,6 +19,7 @@ from bench.theory_plot import (
     retrieval_error,
 )
 from model.layers.mixing.operator import mix
+from model.layers.mixing.parts import Operands
 
 EXACT = 1e-12
 
@@ -124,9 +125,9 @@ def test_the_operator_retrieves_exactly_when_its_grid_is_a_dual_group():
     operands = (keys, gates, np.asarray([0.1]), np.ones(1), theta, np.full((1, 1, n), 1 / n), query.real, query.imag)
     wanted = alpha[asked] * keys[0, asked, 0, 0] / alpha.sum()
     with jax.enable_x64(True):
-        re, im, _ = mix(*map(jnp.asarray, operands), form="reference")
+        re, im, _ = mix(Operands(*map(jnp.asarray, operands)), form="reference")
         assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - wanted) < EXACT
-    re, im, _ = mix(*(jnp.asarray(operand, jnp.float32) for operand in operands))
+    re, im, _ = mix(Operands(*(jnp.asarray(operand, jnp.float32) for operand in operands)))
     assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - wanted) < 1e-6
 
 
