@@ -1,9 +1,12 @@
-"""Where every array of a training run lives: a mesh (data, fsdp), and an explicit sharding for each leaf.
+"""Sharding on a mesh (data, fsdp): an explicit sharding of every array, and constraints on arrays inside a program.
 
-Explicit, because on a mesh `jit` is free to replicate what it is not told about: `jax.jit(tx.init)(params)` gives whole
-moments on every device. Rows of a batch go over both axes; a parameter goes over fsdp along its longest axis that
-divides, never the axis of the blocks, which `lax.scan` walks. Vectors (norms, biases, per-head scales) and what divides
-along no axis are replicated: with the published shapes 0.12 % of the model on 32 chips.
+Shardings are explicit because `jit` may replicate an array that has none: `jax.jit(tx.init)(params)` puts whole moments
+on every device. Rows of a batch are split over both axes; a parameter is split over fsdp along its longest axis that
+divides, never the axis of the blocks, over which `lax.scan` iterates. Vectors (norms, biases, per-head scales) and
+arrays that divide along no axis are replicated: with the published shapes 0.12 % of the model on 32 chips.
+
+The functions that work inside a jitted program (`split_rows`, `everywhere`, `on_each_device`) read the ambient mesh,
+which `OnMesh` sets, and do nothing on a single device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +22,9 @@ from common.errors import ConfigError
 from model.layers.common import Params
 from model.training.optimizer import is_stacked
 
+ROWS = PartitionSpec(("data", "fsdp"))
+WHOLE = PartitionSpec()
+
 
 def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pretrain") -> Mesh:
     """The mesh [data, fsdp] over all devices. Raises `ConfigError` where `<part>.fsdp` does not divide their number."""
@@ -29,7 +35,7 @@ def make_mesh(fsdp: int, devices: Sequence[Any] | None = None, part: str = "pret
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, WHOLE)
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
@@ -53,23 +59,23 @@ def parameter_shardings(shapes: Params, mesh: Mesh) -> Params:
 
 
 def optimizer_shardings(tx: optax.GradientTransformation, shapes: Params, shardings: Params, mesh: Mesh) -> Any:
-    """Shardings of `tx`'s state: a moment lies as its parameter does, counts and the like are replicated.
+    """Shardings of the state of `tx`: a moment is split as its parameter is; counts and the like are replicated.
 
-    A moment is known by its path in the state, which ends in the path of its parameter.
+    A moment is recognised by its path in the state, which ends in the path of its parameter.
     """
     known = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def rule(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = _keys(path)
         ends = (keys[start:] for start in range(len(keys)))
-        found = next((known[end] for end in ends if end in known), None)
-        return replicated(mesh) if found is None or leaf.ndim == 0 else found
+        sharding = next((known[end] for end in ends if end in known), None)
+        return replicated(mesh) if sharding is None or leaf.ndim == 0 else sharding
 
     return jax.tree_util.tree_map_with_path(rule, jax.eval_shape(tx.init, shapes))
 
 
 class OnMesh:
-    """A jitted function that is called and lowered with `mesh` as the ambient one, which `model.sharding` reads."""
+    """A jitted function that is called and lowered with `mesh` as the ambient mesh."""
 
     def __init__(self, mesh: Mesh, jitted: Any) -> None:
         self._mesh, self._jitted = mesh, jitted
@@ -89,42 +95,38 @@ def put_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
 
 
-def gathered(tree: Any, mesh: Mesh) -> Any:
-    """The same arrays, whole in the memory of every process; all processes must call this."""
+def whole_on_hosts(tree: Any, mesh: Mesh) -> Any:
+    """The arrays whole, in the memory of every process; all processes must call this together."""
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(lambda leaf: np.asarray(jax.jit(lambda a: a, out_shardings=replicated(mesh))(leaf)), tree)
 
 
-def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)
-
-
-ROWS = PartitionSpec(("data", "fsdp"))
-WHOLE = PartitionSpec()
-
-
 def split_rows(rows: Array) -> Array:
-    """The same array, its first axis kept over the devices: else XLA may follow the weights and split the width."""
+    """Keep an array split by rows over the devices: XLA might follow the weights and split the width instead."""
     return jax.lax.with_sharding_constraint(rows, ROWS) if _several_devices() else rows
 
 
 def everywhere(array: Array) -> Array:
-    """The same array, whole on every device: for what is few and is then handed out by rows."""
+    """Keep a small array whole on every device, to be indexed by rows afterwards."""
     return jax.lax.with_sharding_constraint(array, WHOLE) if _several_devices() else array
 
 
-def on_each_device(function: Callable[..., Any], places: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
-    """`function`, run by every device on its own rows; `places` says of each argument whether it is ROWS or WHOLE.
+def on_each_device(function: Callable[..., Any], specs: tuple[Any, ...]) -> Callable[..., Any]:
+    """`function`, run by every device on its own rows; `specs` has ROWS or WHOLE for each array of each argument.
 
-    For what XLA does not partition by itself (a Pallas kernel, of which JAX cannot check what varies where). All
-    results have rows.
+    For functions that XLA does not partition by itself: a Pallas kernel, whose replication JAX cannot check. Every
+    result is split by rows.
     """
     if not _several_devices():
         return function
-    return jax.shard_map(function, in_specs=places, out_specs=ROWS, check_vma=False)
+    return jax.shard_map(function, in_specs=specs, out_specs=ROWS, check_vma=False)
 
 
 def _several_devices() -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path)

@@ -1,8 +1,8 @@
 """The Transformer layer (paper §2.3): grouped-query attention with RoPE and QK norm, then a SwiGLU feed-forward.
 
-Attention stays inside a document: a query sees the keys of its own segment up to itself. Long rows go in blocks of
-queries, each against the keys up to its end only, so the score matrix is never whole and the half above the diagonal
-is mostly not computed.
+Attention stays inside a document: a query sees the keys of its own segment up to itself. Long rows are processed in
+blocks of queries, each against the keys up to its end only: the score matrix is never whole, and most of the half above
+the diagonal is not computed.
 """
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers.common import Params, linear, matrix, normals, parameter, rms_norm, rope_angles, rotate
+from model.layers.common import Params, linear, matrix, normals, rms_norm, rope_angles, rotate
 
 QUERY_BLOCK = 256
 _MASKED = -1e30
@@ -34,16 +34,16 @@ class Attention(nnx.Module):
                 "ff_out": (hidden, width),
             },
         )
-        self.norm1 = parameter(jnp.ones(width), "width")
-        self.q_proj = matrix(drawn["q_proj"], "width", "inner")
-        self.k_proj = matrix(drawn["k_proj"], "width", "inner")
-        self.v_proj = matrix(drawn["v_proj"], "width", "inner")
-        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
-        self.norm2 = parameter(jnp.ones(width), "width")
-        self.ff_in = matrix(drawn["ff_in"], "width", "inner")
-        self.ff_in_bias = parameter(jnp.zeros(2 * hidden), "inner")
-        self.ff_out = matrix(drawn["ff_out"], "inner", "width", scale=depth**-0.5)
-        self.ff_out_bias = parameter(jnp.zeros(width), "width")
+        self.norm1 = nnx.Param(jnp.ones(width))
+        self.q_proj = matrix(drawn["q_proj"])
+        self.k_proj = matrix(drawn["k_proj"])
+        self.v_proj = matrix(drawn["v_proj"])
+        self.out_proj = matrix(drawn["out_proj"], scale=depth**-0.5)
+        self.norm2 = nnx.Param(jnp.ones(width))
+        self.ff_in = matrix(drawn["ff_in"])
+        self.ff_in_bias = nnx.Param(jnp.zeros(2 * hidden))
+        self.ff_out = matrix(drawn["ff_out"], scale=depth**-0.5)
+        self.ff_out_bias = nnx.Param(jnp.zeros(width))
 
 
 def attention(
@@ -88,7 +88,7 @@ def attend(q_BLNH: Array, k_BLGH: Array, v_BLGH: Array, segments_BL: Array) -> A
 
 
 def _attend_block(q_BTNH: Array, k_BSGH: Array, v_BSGH: Array, to_BT: Array, from_BS: Array, start: int) -> Array:
-    """Attention of the queries that stand from column `start` on, against keys that stand from column 0 on."""
+    """Attention of queries whose first column is `start`, against keys whose first column is 0."""
     batch, count, heads, head_dim = q_BTNH.shape
     groups = k_BSGH.shape[2]
     rows, columns = start + jnp.arange(count), jnp.arange(k_BSGH.shape[1])

@@ -1,11 +1,10 @@
-"""What the layers share: RMS norm, RoPE, the causal depthwise convolution, and how a parameter is born.
+"""Parts shared by the layers: RMS norm, RoPE, the causal depthwise convolution, and the initial values of matrices.
 
-Norms, angles and softmax are float32 whatever the compute type. Parameters are float32 masters; `cast` brings the
-matrices of a layer to the compute type once per use, so bfloat16 runs keep no second copy.
+Norms, angles and softmax are float32 whatever the compute type. Parameters are float32 masters, cast to the compute
+type where they are used, so that bfloat16 runs keep no second copy.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,13 +26,6 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
     return jnp.dtype(_DTYPES[config.compute_dtype])
 
 
-def parameter(value: Array, *axes: str | None) -> nnx.Param:
-    """A float32 master with the logical names of its axes, which a mesh's rules turn into a sharding."""
-    if len(axes) != value.ndim:
-        raise ValueError(f"{len(axes)} axis names for an array of shape {value.shape}")
-    return nnx.Param(value, axes=axes)
-
-
 def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """Standard normal arrays, cut from one draw: each draw costs 0.3 s of compilation on CPU, whatever its size."""
     sizes = [math.prod(shape) for shape in shapes.values()]
@@ -41,9 +33,9 @@ def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Arr
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
-def matrix(normal: Array, *axes: str | None, scale: float = 1.0) -> nnx.Param:
+def matrix(normal: Array, scale: float = 1.0) -> nnx.Param:
     """A matrix of standard deviation scale/√fan_in from a standard normal one; the fan-in is the last axis but one."""
-    return parameter(normal * (scale * normal.shape[-2] ** -0.5), *axes)
+    return nnx.Param(normal * (scale * normal.shape[-2] ** -0.5))
 
 
 def linear(x: Array, weight_IO: Array) -> Array:
@@ -53,10 +45,10 @@ def linear(x: Array, weight_IO: Array) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, weight_IO: Array) -> Array:
-    """x · W, whose weight gradient has the narrower operand first.
+    """x · W, with a gradient that puts the narrower operand of the weight's product first.
 
-    XLA on CPU transposes the first operand of that product, and recomputes in the transposed order whatever
-    elementwise work made it: with the wider one first, as autodiff has it, these copies were a quarter of a train step.
+    XLA on CPU transposes the first operand of that product, and recomputes in the transposed order the elementwise
+    operations that produced it. Autodiff puts the wider one first, and these copies took a quarter of a training step.
     """
     return x @ weight_IO
 
@@ -78,7 +70,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def rms_norm(x: Array, scale_D: Array | None, epsilon: float) -> Array:
-    """x / rms(x), times a learned scale if there is one; computed in float32, given back in the type of x."""
+    """x / rms(x), times a learned scale if there is one; computed in float32, returned in the type of x."""
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return (normed if scale_D is None else normed * scale_D).astype(x.dtype)
@@ -117,15 +109,3 @@ def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array) -> Arra
 def pure(module: nnx.Module) -> Params:
     """The parameters of a module as a nested plain dict of arrays."""
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
-
-
-def axis_names(build: Callable[[], nnx.Module]) -> Params:
-    """The logical axis names of every parameter that `build` would make, as a nested plain dict of tuples."""
-    state = nnx.state(nnx.eval_shape(build), nnx.Param)
-    names: Params = {}
-    for path, variable in nnx.to_flat_state(state):
-        node = names
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = variable.get_metadata()["axes"]
-    return names

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers.common import Params, causal_convolution, linear, matrix, normals, parameter, rms_norm
+from model.layers.common import Params, causal_convolution, linear, matrix, normals, rms_norm
 from model.layers.mixing.operator import mix, mix_step
 from model.layers.mixing.parts import MixState, Operands
 from model.sharding import ROWS, WHOLE, on_each_device
@@ -44,35 +44,35 @@ class SCA(nnx.Module):
                 "out_proj": (expanded * heads, width),
             },
         )
-        self.norm = parameter(jnp.ones(width), "width")
-        self.in_proj = matrix(drawn["in_proj"], "width", "inner")
+        self.norm = nnx.Param(jnp.ones(width))
+        self.in_proj = matrix(drawn["in_proj"])
         # Gain √2 over the taps, for the SiLU that follows.
-        self.conv = parameter(drawn["conv"] * (2 / taps) ** 0.5, None, "inner")
+        self.conv = nnx.Param(drawn["conv"] * (2 / taps) ** 0.5)
         start = np.geomspace(THETA_LOW, THETA_HIGH, samples) if samples > 1 else np.geomspace(0.01, 2.9, heads)
         start_KHM = start.reshape(1, 1, samples) if samples > 1 else start.reshape(heads, 1, 1)
         theta_KHM = jnp.asarray(np.broadcast_to(_theta_inverse(start_KHM), (heads, head_dim, samples)), jnp.float32)
-        self.theta = parameter(theta_KHM, "heads", None, None)
-        self.integration = parameter(jnp.zeros((heads, head_dim, samples)), "heads", None, None)
+        self.theta = nnx.Param(theta_KHM)
+        self.integration = nnx.Param(jnp.zeros((heads, head_dim, samples)))
         decays_K = np.geomspace(DECAY_LOW, DECAY_HIGH, heads)
-        self.decay = parameter(jnp.asarray(np.log(np.expm1(decays_K)), jnp.float32), "heads")
-        self.score_scale = parameter(jnp.ones(heads), "heads")
-        self.score_bias = parameter(jnp.zeros(heads), "heads")
-        self.phase_scale = parameter(jnp.ones(heads), "heads")
-        self.gate_proj = matrix(drawn["gate_proj"], "width", "inner")
-        self.gated_norm = parameter(jnp.ones(2 * head_dim * heads), "inner")
-        self.readout = matrix(drawn["readout"], "heads", None, None)
-        self.out_proj = matrix(drawn["out_proj"], "inner", "width", scale=depth**-0.5)
+        self.decay = nnx.Param(jnp.asarray(np.log(np.expm1(decays_K)), jnp.float32))
+        self.score_scale = nnx.Param(jnp.ones(heads))
+        self.score_bias = nnx.Param(jnp.zeros(heads))
+        self.phase_scale = nnx.Param(jnp.ones(heads))
+        self.gate_proj = matrix(drawn["gate_proj"])
+        self.gated_norm = nnx.Param(jnp.ones(2 * head_dim * heads))
+        self.readout = matrix(drawn["readout"])
+        self.out_proj = matrix(drawn["out_proj"], scale=depth**-0.5)
 
 
 class SCAState(NamedTuple):
-    """What decoding keeps of one layer: the sums, and the convolution's last T-1 inputs (zero before the start)."""
+    """The decoding state of one layer: the sums, and the convolution's last T-1 inputs (zero before the start)."""
 
     mix: MixState
     history_BTC: Array
 
 
 class Spectrum(NamedTuple):
-    """What the raw parameters stand for: λ, θ and ω, float32."""
+    """λ, θ and ω, float32, as `spectrum` computes them from the raw parameters."""
 
     decay_K: Array
     grid_KHM: Array
@@ -102,9 +102,9 @@ def spectrum(params: Params) -> Spectrum:
 def sca(
     params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
 ) -> tuple[Array, SCAState]:
-    """One residual layer over whole rows: [B, L, D] to [B, L, D], and what decoding would continue from.
+    """One residual layer over whole rows: [B, L, D] to [B, L, D], and the state for decoding to continue from.
 
-    That state is the one of each row's last document; rows to be continued are padded on the left.
+    It is the state of each row's last document; rows to be continued are padded on the left.
     """
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
@@ -126,11 +126,11 @@ def sca(
 def sca_step(
     params: Params, config: ModelConfig, spectral: Spectrum, x_BD: Array, positions_B: Array, state: SCAState
 ) -> tuple[Array, SCAState]:
-    """One token of `sca`: [B, D] to [B, D], and the next state. `spectral` is `spectrum(params)`, had once."""
+    """One token of `sca`: [B, D] to [B, D], and the next state. `spectral` is `spectrum(params)`, computed once."""
     normed_BD = rms_norm(x_BD, params["norm"], config.sca_norm_epsilon)
     inputs_BC = linear(normed_BD, params["in_proj"])
     taps_TC = params["conv"].astype(inputs_BC.dtype)
-    # Written out tap by tap it is one pass over the columns: as a sum over an axis it was a quarter of the CPU step.
+    # A loop over the taps is one pass over the columns; as a sum over an axis it took a quarter of the step on CPU.
     summed_BC = inputs_BC * taps_TC[-1]
     for tap in range(taps_TC.shape[0] - 1):
         summed_BC += state.history_BTC[:, tap] * taps_TC[tap]
@@ -158,7 +158,7 @@ def _split(config: ModelConfig, branches: Array) -> tuple[Array, Array, Array, A
 
 
 def _gates(params: Params, config: ModelConfig, decay_K: Array, scores: Array, positions: Array) -> tuple[Array, Array]:
-    """Step 2: the content gate softplus(γs+β), float32, and the decay that the operator is to apply."""
+    """Step 2: the content gate softplus(γs+β), float32, and the decay for the operator to apply."""
     gates = jax.nn.softplus(params["score_scale"] * scores.astype(jnp.float32) + params["score_bias"])
     if config.decay == "relative":
         return gates, decay_K
@@ -181,7 +181,7 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
 
 
 def _last_inputs(reach: int, inputs_BLC: Array, segments_BL: Array) -> Array:
-    """The convolution's last inputs, as many as it reaches back; zero where they are not of the row's last document."""
+    """The convolution's last `reach` inputs; zero where they do not belong to the row's last document."""
     recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, inputs_BLC.shape[1] :]
     owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, segments_BL.shape[1] :]
     return jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)

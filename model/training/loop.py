@@ -26,7 +26,7 @@ from data.tokens.loader import Batch, Loader
 from data.tokens.shards import read_index
 from model.capacity.flops import peak_of, training_flops
 from model.nautile import parameter_counts
-from model.sharding import gathered, make_mesh, put_rows
+from model.sharding import make_mesh, put_rows, whole_on_hosts
 from model.training.checkpoint import TrainCheckpoints
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
 from model.training.metrics import TrainMetrics
@@ -63,7 +63,7 @@ def train(
         state = run.to_the_end()
     finally:
         run.checkpoints.close()
-    params = gathered(state.params, run.mesh)
+    params = whole_on_hosts(state.params, run.mesh)
     if jax.process_index() == 0:
         save_weights(out, params, model, tokenizer)
     return run.facts()
@@ -207,7 +207,7 @@ class _Run:
             if last or done % config.validate_every == 0:
                 self._validate(state, done)
             if done % config.sample_every == 0:
-                params = gathered(state.params, self.mesh)
+                params = whole_on_hosts(state.params, self.mesh)
                 if jax.process_index() == 0:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:

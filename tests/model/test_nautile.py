@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.loss import weighted_loss
-from model.nautile import forward, initialise, logical_axes, parameter_counts, shapes
+from model.nautile import forward, initialise, parameter_counts, shapes
 from tests.model.conftest import packed_rows, tiny_config
 
 # Golden losses of three steps of gradient descent; they change only with the model's arithmetic or its start.
@@ -42,14 +42,6 @@ def test_counts_are_of_the_parameters_that_exist(config):
     padding = (config.padded_vocabulary - config.vocabulary) * config.width
     assert sum(int(np.prod(leaf.shape)) for leaf in leaves) == sum(parameter_counts(config).values()) + padding
     assert all(leaf.dtype == jnp.float32 for leaf in leaves)
-
-
-def test_every_axis_has_a_name():
-    config = tiny_config(sca_per_block=2)
-    names = logical_axes(config)
-    checked = jax.tree.map(lambda leaf, axes: len(axes) == leaf.ndim, shapes(config), names)
-    assert all(jax.tree.leaves(checked))
-    assert names["blocks"]["sca_1"]["in_proj"] == ("blocks", "width", "inner")
 
 
 def test_initialisation_is_a_function_of_the_seed(config):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from model.layers.common import causal_convolution, linear, normals, parameter, rms_norm, rope_angles, rotate
+from model.layers.common import causal_convolution, linear, normals, rms_norm, rope_angles, rotate
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (8, 3)])
@@ -60,8 +60,3 @@ def test_one_draw_gives_independent_standard_normals():
     assert drawn["wide"].shape == (50, 40)
     assert float(drawn["wide"].std()) == pytest.approx(1, abs=0.05)
     assert abs(np.corrcoef(drawn["wide"].ravel()[:300], drawn["narrow"].ravel())[0, 1]) < 0.2
-
-
-def test_a_parameter_names_every_axis():
-    with pytest.raises(ValueError, match="1 axis names"):
-        parameter(jnp.zeros((2, 3)), "width")
