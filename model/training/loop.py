@@ -1,4 +1,4 @@
-"""Pretraining (paper §3.1): the loop around the step, and everything that lets it be stopped at any moment.
+"""The pretraining loop (paper §3.1), which can be stopped and resumed at any moment.
 
 The state is parameters, optimizer state and step, and `Loader.batch` is a pure function of (seed, step): a run that is
 killed and started again is bit-equal, on CPU, to one that never stopped. The loop never waits for the step it has just
@@ -30,14 +30,14 @@ from model.sharding import make_mesh, put_rows, whole_on_hosts
 from model.training.checkpoint import TrainCheckpoints
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
 from model.training.metrics import TrainMetrics
-from model.training.midtrain_eval import Sampler, validate
-from model.training.preemption import Asked, termination
+from model.training.midtrain_eval import MidtrainSampler, validate
+from model.training.preemption import StopRequested, termination
 from model.training.step import BATCH, Program, StepMetrics, TrainState
 from model.weights.files import save_weights
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 64  # tokens of a row that are set down as text when its step went wrong
+SHOWN = 64  # tokens of a row that are emitted as text when its step went wrong
 
 
 def train(
@@ -50,17 +50,18 @@ def train(
     seed: int,
     emit: Emit,
 ) -> dict[str, Any]:
-    """Train on the phases of `config` and write the weights to `out`; returns what is worth stating of the run.
+    """Train on the phases of `config` and write the weights to `out`; returns facts for the manifest.
 
-    sources: `tokens` artifacts by the names that mixtures use. `work` keeps the checkpoints: if it has any, training
-    goes on from the last intact one. Of several processes (`jax.distributed`) all call this with the same arguments,
-    each reads its own rows, and the first one reports and writes. Raises `ConfigError` for settings and data that do
-    not fit, checkpoints of another run, and a run that diverges; `Retryable` after SIGTERM (the step reached is saved)
-    or if a save cannot be written.
+    sources: `tokens` artifacts by the names that mixtures use.
+    work: keeps the checkpoints; if it has any, training resumes from the last intact one.
+
+    All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
+    reports and writes. Raises `ConfigError` for settings and data that do not fit, checkpoints of another run, and a
+    run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
     """
     run = _Run(config, model, tokenizer, sources, work, seed, emit if jax.process_index() == 0 else silent)
     try:
-        state = run.to_the_end()
+        state = run.train()
     finally:
         run.checkpoints.close()
     params = whole_on_hosts(state.params, run.mesh)
@@ -70,7 +71,7 @@ def train(
 
 
 class _Run:
-    """One run's parts, made in the order in which they can be refused: data, mesh, checkpoints, then compilation."""
+    """The parts of a run, created in the order in which they can fail: data, mesh, checkpoints, then compilation."""
 
     def __init__(
         self,
@@ -83,40 +84,42 @@ class _Run:
         emit: Emit,
     ) -> None:
         self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
-        chosen = _chosen(config, sources)
+        used = _used_sources(config, sources)
         hosts = jax.process_count()
         self.loader = Loader(
-            chosen, config.phases, config.batch_rows, seed, tokenizer, host=jax.process_index(), hosts=hosts
+            used, config.phases, config.batch_rows, seed, tokenizer, host=jax.process_index(), hosts=hosts
         )
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
-        _check(config, model, tokenizer, self.loader, chosen, self.mesh.size)
+        _check(config, model, tokenizer, self.loader, used, self.mesh.size)
         self.program = Program(
             config, model, self.mesh, self.steps, len(self.loader.names), self.loader.row_length, seed
         )
         self.checkpoints = TrainCheckpoints(
-            work / "checkpoints", config.keep, identity(config, model, tokenizer, chosen, seed)
+            work / "checkpoints", config.keep, identity(config, model, tokenizer, used, seed)
         )
         self.tokens = config.batch_rows * self.loader.row_length
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, self.loader.row_length)
         peak_tokens = peak * self.mesh.size / self.flops if peak else None
-        self.meter = TrainMetrics(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
-        self.health = DivergenceMonitor(config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks)
-        self.sampler = Sampler(model, tokenizer, self.loader, emit)
+        self.metrics = TrainMetrics(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
+        self.divergence = DivergenceMonitor(
+            config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks
+        )
+        self.sampler = MidtrainSampler(model, tokenizer, self.loader, emit)
         self.compile_seconds: float | None = None
 
-    def to_the_end(self) -> TrainState:
-        """Restore or begin, take the steps that are left, and give the final state; it is saved."""
+    def train(self) -> TrainState:
+        """Restore or initialise the state, run the remaining steps, and return the final state, which is saved."""
         state, first = self._start()
         if first < self.steps:
             state = self._loop(state, first)
-        if not self.meter.account.validation:
+        if not self.metrics.totals.validation:
             self._validate(state, self.steps)
         return state
 
     def facts(self) -> dict[str, Any]:
-        """Facts for the manifest. What this process did not measure is None."""
+        """Facts for the manifest; None where this process measured nothing."""
         loader, length = self.loader, self.loader.row_length
         counts = parameter_counts(self.model)
         return {
@@ -125,25 +128,28 @@ class _Run:
             "tokens_by_source": {name: rows * length for name, rows in loader.rows_drawn.items()},
             "epochs_by_source": {name: round(loader.epochs(name), 3) for name in loader.names},
             "parameters": sum(counts.values()),
-            "validation": self.meter.account.validation,
-            **self.meter.facts(),
+            "validation": self.metrics.totals.validation,
+            **self.metrics.facts(),
             "flops_per_token": self.flops,
-            "went_back": self.health.vitals.went_back,
+            "went_back": self.divergence.state.went_back,
             "compile_seconds": self.compile_seconds,
             "peak_memory_bytes": _peak_memory(),
             "devices": f"{self.mesh.size} x {jax.devices()[0].device_kind}",
         }
 
     def _start(self) -> tuple[TrainState, int]:
-        """The newest intact checkpoint's state, account and vitals, or fresh ones; and the step it stands at."""
+        """Restore state, totals and divergence monitor from the newest intact checkpoint, or start fresh.
+
+        Returns the state and its step.
+        """
         last = self.checkpoints.latest()
         if last is None:
-            self.meter.resume({})
-            self.health.vitals = DivergenceState()
+            self.metrics.resume({})
+            self.divergence.state = DivergenceState()
             return self.program.fresh(), 0
         state, saved = self.checkpoints.restore(last, self.program.state_shapes())
-        self.meter.resume(saved["account"])
-        self.health.vitals = DivergenceState(**saved["vitals"])
+        self.metrics.resume(saved["account"])
+        self.divergence.state = DivergenceState(**saved["vitals"])
         logger.info("resumed from the checkpoint of step %d of %d", last, self.steps)
         return state, last
 
@@ -151,57 +157,62 @@ class _Run:
         began = time.perf_counter()
         step_program = self.program.step.lower(state, self.program.batch_shapes()).compile()
         self.compile_seconds = time.perf_counter() - began
-        with termination() as asked:
+        with termination() as stop_requested:
             while True:
                 try:
-                    return self._steps(step_program, state, first, asked)
-                except Rollback as trouble:
+                    return self._steps(step_program, state, first, stop_requested)
+                except Rollback as error:
                     del state
-                    ended = Rollback(trouble.last, trouble.why)  # without its frames, which hold the state in memory
-                state, first = self._go_back(ended)
+                    rollback = Rollback(error.last, error.why)  # without its frames, which hold the state in memory
+                state, first = self._roll_back(rollback)
 
-    def _go_back(self, trouble: Rollback) -> tuple[TrainState, int]:
-        """The last checkpoint's state, to go on from after the step of the trouble: its batches are passed over.
+    def _roll_back(self, rollback: Rollback) -> tuple[TrainState, int]:
+        """Restore the last checkpoint, and continue after the step that diverged: the batches between are skipped.
 
-        A run killed before its next checkpoint meets the same trouble and does the same again, so nothing is saved.
+        Nothing is saved: a run killed before its next checkpoint diverges at the same step and rolls back again.
         """
-        known = self.health.vitals.went_back
+        earlier = self.divergence.state.went_back
         state, checkpoint = self._start()
-        self.health.vitals.went_back = known
-        self.health.turned(trouble, checkpoint)
-        step = jax.device_put(np.int32(trouble.last + 1), self.program.shardings.step)
-        return state._replace(step=step), trouble.last + 1
+        self.divergence.state.went_back = earlier
+        self.divergence.rolled_back(rollback, checkpoint)
+        first = rollback.last + 1
+        step = jax.device_put(np.int32(first), self.program.shardings.step)
+        return state._replace(step=step), first
 
-    def _steps(self, step_program: Any, state: TrainState, first: int, asked: Asked) -> TrainState:
-        """The steps from `first` on. Raises `Rollback`, and `Retryable` when it was asked to stop."""
-        waiting: tuple[int, StepMetrics, Batch] | None = None
+    def _steps(self, step_program: Any, state: TrainState, first: int, stop_requested: StopRequested) -> TrainState:
+        """Run the steps from `first` on. Raises `Rollback`, and `Retryable` after a request to stop.
+
+        The device works on a step while this process prepares the next batch and records the step before; `unrecorded`
+        is the step whose metrics have not been read.
+        """
+        unrecorded: tuple[int, StepMetrics, Batch] | None = None
         batch = self.loader.batch(first) if first < self.steps else None
-        self.meter.start_clock()
+        self.metrics.start_clock()
         for step in range(first, self.steps):
             state, metrics = step_program(state, put_rows({name: batch[name] for name in BATCH}, self.mesh))
             started = step, metrics, batch
             if step + 1 < self.steps:
                 batch = self.loader.batch(step + 1)
-            self._record(waiting)
-            waiting = started
+            self._record(unrecorded)
+            unrecorded = started
             done = step + 1
-            stopping = asked(done)
-            if stopping or self._is_stop(done):
-                self._record(waiting)
-                waiting = None
+            stopping = stop_requested(done)
+            if stopping or self._pauses_after(done):
+                self._record(unrecorded)
+                unrecorded = None
                 self._pause(state, done, stopping)
-                self.meter.start_clock()
+                self.metrics.start_clock()
         return state
 
-    def _is_stop(self, done: int) -> bool:
-        """Whether something other than a step happens after `done` steps."""
+    def _pauses_after(self, done: int) -> bool:
+        """Whether to validate, sample or save after `done` steps."""
         config = self.config
         return done == self.steps or any(
             done % every == 0 for every in (config.save_every, config.validate_every, config.sample_every)
         )
 
     def _pause(self, state: TrainState, done: int, stopping: bool) -> None:
-        """What is due after `done` steps. The save comes last, so that the account in it is complete."""
+        """Validate, sample and save as due after `done` steps. The save is last, so that its totals are complete."""
         config, last = self.config, done == self.steps
         if not stopping:
             if last or done % config.validate_every == 0:
@@ -211,30 +222,31 @@ class _Run:
                 if jax.process_index() == 0:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
-            extra = {"account": self.meter.saved(), "vitals": asdict(self.health.vitals)}
+            extra = {"account": self.metrics.saved(), "vitals": asdict(self.divergence.state)}
             flush(self.emit)
             self.checkpoints.save(done, state, extra)
         if stopping or last:
             self.checkpoints.wait()
         if stopping and not last:
             raise Retryable(
-                f"pretraining was asked to stop; it is saved at step {done} of {self.steps} and goes on from there"
+                f"pretraining was asked to stop; step {done} of {self.steps} is saved, and a rerun resumes from it"
             )
 
-    def _record(self, waiting: tuple[int, StepMetrics, Batch] | None) -> None:
-        if waiting is None:
+    def _record(self, unrecorded: tuple[int, StepMetrics, Batch] | None) -> None:
+        """Add a step's metrics, and check its loss. Raises `Rollback`."""
+        if unrecorded is None:
             return
-        step, metrics, batch = waiting
+        step, metrics, batch = unrecorded
         bytes_S = np.bincount(batch["source"], weights=batch["bytes"], minlength=len(self.loader.names))
-        loss = self.meter.record(step, metrics, bytes_S)
+        loss = self.metrics.record(step, metrics, bytes_S)
         if step and self.loader.phase(step) != self.loader.phase(step - 1):
-            self.health.new_phase()
-        if not self.health.observe(step, loss):
-            self._set_down(step, batch, loss)
-        self.health.decide(step)
+            self.divergence.new_phase()
+        if not self.divergence.observe(step, loss):
+            self._emit_batch(step, batch, loss)
+        self.divergence.decide(step)
 
-    def _set_down(self, step: int, batch: Batch, loss: float | None) -> None:
-        """The batch of a step that went wrong: its digest, what it was drawn from, and the beginning of each source."""
+    def _emit_batch(self, step: int, batch: Batch, loss: float | None) -> None:
+        """Emit the batch of a step that went wrong: its digest, its rows by source, and the first text of each."""
         sources = [self.loader.names[index] for index in batch["source"]]
         firsts = {name: batch["tokens"][sources.index(name)].tolist() for name in sorted(set(sources))}
         self.emit(
@@ -250,9 +262,9 @@ class _Run:
         )
 
     def _validate(self, state: TrainState, done: int) -> None:
-        found = validate(self.program, state.params, self.loader, self.config.validation_rows)
-        self.meter.account.validation = found
-        for source, values in found.items():
+        results = validate(self.program, state.params, self.loader, self.config.validation_rows)
+        self.metrics.totals.validation = results
+        for source, values in results.items():
             for name, value in values.items():
                 self.emit("metric", name=f"validation_{name}", step=done, value=value, source=source)
 
@@ -260,10 +272,10 @@ class _Run:
 def identity(
     config: PretrainConfig, model: ModelConfig, tokenizer: TokenizerConfig, sources: dict[str, Path], seed: int
 ) -> dict[str, Any]:
-    """What makes two runs the same one, so that one may go on from the other's checkpoints.
+    """The settings that two runs must share for one to resume from the other's checkpoints.
 
-    Left out is what only changes how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of the mixing
-    operator, what is rematerialised) or what is reported.
+    Settings that change only how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of the mixing
+    operator, rematerialisation) or what is reported are not among them.
     """
     dump = config.model_dump(mode="json")
     return {
@@ -278,10 +290,10 @@ def identity(
     }
 
 
-def _chosen(config: PretrainConfig, sources: dict[str, Path]) -> dict[str, Path]:
-    """The sources that some mixture names; any other input is left alone. `ConfigError` if one is missing."""
+def _used_sources(config: PretrainConfig, sources: dict[str, Path]) -> dict[str, Path]:
+    """The sources that a mixture names. Raises `ConfigError` if one is missing."""
     if not config.phases:
-        raise ConfigError("pretrain.phases: there are none; name at least one phase with `tokens` and `mixture`")
+        raise ConfigError("pretrain.phases is empty; configure at least one phase with `tokens` and `mixture`")
     for phase in config.phases:
         if not phase.mixture:
             raise ConfigError(f"pretrain.phases {phase.name!r}: its mixture is empty; name at least one token source")
@@ -301,7 +313,7 @@ def _check(
     sources: dict[str, Path],
     devices: int,
 ) -> None:
-    """Refuse what would fail only after compilation, or would train on something else than was meant."""
+    """Refuse settings that would fail only after compilation, or would train on other data than intended."""
     micro = config.micro_rows or config.batch_rows
     if config.batch_rows % micro:
         raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
@@ -314,19 +326,19 @@ def _check(
         raise ConfigError(f"model.context {model.context} is shorter than the rows of {loader.row_length} tokens")
     rows = {name: read_index(path).rows("train") for name, path in sources.items()}
     for phase in config.phases:
-        held = sum(rows[name] for name in phase.mixture)
-        if held < config.batch_rows:
+        count = sum(rows[name] for name in phase.mixture)
+        if count < config.batch_rows:
             raise ConfigError(
-                f"pretrain.phases {phase.name!r}: {', '.join(sorted(phase.mixture))} hold {held} training rows, "
+                f"pretrain.phases {phase.name!r}: {', '.join(sorted(phase.mixture))} hold {count} training rows, "
                 f"fewer than one batch of pretrain.batch_rows {config.batch_rows}; ingest more or lower it"
             )
     for name in loader.names:
         if loader.epochs(name) > 4:
-            logger.warning("pretraining goes over the rows of %s %.1f times", name, loader.epochs(name))
+            logger.warning("pretraining repeats the rows of %s %.1f times", name, loader.epochs(name))
 
 
 def _peak_memory() -> int:
-    """The most memory this run held: of the first device if it says so, else of this process."""
+    """Peak memory in bytes: of the first device if it reports it, else of this process."""
     stats = jax.local_devices()[0].memory_stats() or {}
     # ru_maxrss is in kilobytes, except on macOS.
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,4 +1,4 @@
-"""Validation loss and bits per byte of each source, over the first rows of its validation split."""
+"""Evaluation during pretraining: validation loss by source, and sample continuations of validation documents."""
 
 import math
 from collections.abc import Iterator
@@ -17,22 +17,27 @@ from model.layers.common import Params
 from model.sharding import put_rows
 from model.training.step import BATCH, Program
 
+SAMPLES_PER_SOURCE = 4
+OPENING = 16  # tokens of a plain document that the model continues
+PROMPT_LIMIT = 64  # tokens of an opening
+MAX_TOKENS = 96  # of a continuation
+
 
 def validate(program: Program, params: Params, loader: Loader, rows: int) -> dict[str, dict[str, float]]:
-    """Mean loss in nats per target, and bits per byte, by source. A source without validation rows is left out."""
-    found: dict[str, dict[str, float]] = {}
+    """Mean loss in nats per target and bits per byte of each source, over its first `rows` validation rows if any."""
+    results: dict[str, dict[str, float]] = {}
     for source in loader.names:
         whole = loader.validation(source, rows)
         sums = [program.evaluate(params, put_rows(part, program.mesh)) for part in _parts(whole, program.micro_rows)]
         nats, targets = (sum(float(pair[i]) for pair in sums) for i in range(2))
         size = int(whole["bytes"].sum())
         if targets and size:
-            found[source] = {"loss": nats / targets, "bits_per_byte": nats / math.log(2) / size}
-    return found
+            results[source] = {"loss": nats / targets, "bits_per_byte": nats / math.log(2) / size}
+    return results
 
 
 def _parts(whole: Batch, rows: int) -> Iterator[Batch]:
-    """This process's share of batches of `rows` rows; the last is filled up with rows that weigh nothing."""
+    """This process's share of batches of `rows` rows; the last is filled up with rows of weight zero."""
     share = rows // jax.process_count()
     first = share * jax.process_index()
     for start in range(0, len(whole["source"]), rows):
@@ -42,23 +47,17 @@ def _parts(whole: Batch, rows: int) -> Iterator[Batch]:
         yield {name: array[first : first + share] for name, array in filled.items()}
 
 
-PER_SOURCE = 4
-OPENING = 16  # tokens of a plain document that are given
-PROMPT_LIMIT = 64
-WRITTEN = 96
-
-
 @dataclass(frozen=True)
 class Opening:
-    """The beginning of a validation document, and how it really goes on."""
+    """The beginning of a validation document, and its real continuation."""
 
     source: str
     prompt: tuple[int, ...]
     rest: tuple[int, ...]
 
 
-class Sampler:
-    """Emits `sample` events of greedy continuations. Compiles the first time that it is asked to `show`."""
+class MidtrainSampler:
+    """Emits `sample` events of greedy continuations. Compiles at the first call of `show`."""
 
     def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, loader: Loader, emit: Emit) -> None:
         self._model, self._loader, self._emit = model, loader, emit
@@ -67,7 +66,7 @@ class Sampler:
         self._openings: list[Opening] = []
 
     def show(self, params: Params, step: int) -> None:
-        """Write one sample for each opening, in a set of their own for each step."""
+        """Emit one sample for each opening, in the set "pretrain-<step>"."""
         if self._generator is None:
             self._prepare()
         if self._generator is None:
@@ -94,25 +93,25 @@ class Sampler:
             self._openings += openings(self._loader, source, self._tokenizer, limit)
         if self._openings:
             longest = max(len(opening.prompt) for opening in self._openings)
-            room = self._model.context - longest
+            max_tokens = min(MAX_TOKENS, self._model.context - longest)
             stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
-            sampling = Sampling(max_tokens=min(WRITTEN, room), temperature=0.0, stop_ids=stops)
+            sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_ids=stops)
             self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
 
 
 def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:
-    """The first validation documents of a source that are worth a sample, at most four, one a row.
+    """The first documents of a source's validation rows that can be continued: at most four, one a row.
 
     A chat document is cut where the assistant begins to think, any other after 16 tokens. Openings longer than `limit`
-    tokens, and ones with nothing after them, are passed over.
+    tokens, and openings with nothing after them, are skipped.
     """
-    found = []
-    batch = loader.validation(source, 4 * PER_SOURCE)
+    chosen = []
+    batch = loader.validation(source, 4 * SAMPLES_PER_SOURCE)
     for tokens_L, segments_L in zip(batch["tokens"], batch["segments"], strict=True):
         document = tokens_L[segments_L == 1].tolist()
         is_chat = tokenizer.think_start in document
         cut = document.index(tokenizer.think_start) + 1 if is_chat else OPENING
         if cut <= limit and cut < len(document):
-            rest = np.asarray(document[cut : cut + WRITTEN]).tolist()
-            found.append(Opening(source, tuple(document[:cut]), tuple(rest)))
-    return found[:PER_SOURCE]
+            rest = np.asarray(document[cut : cut + MAX_TOKENS]).tolist()
+            chosen.append(Opening(source, tuple(document[:cut]), tuple(rest)))
+    return chosen[:SAMPLES_PER_SOURCE]

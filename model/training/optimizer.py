@@ -1,9 +1,9 @@
 """AdamW and Muon from optax behind one clip, one learning-rate schedule and one rule for which parameters are matrices.
 
-A matrix is what multiplies activations: the last two axes of a parameter once the stacking axes are set aside (the
-blocks, and the heads of the readout). Only matrices decay, and only those inside blocks go through Muon, each on its
-own. Norms, biases, the depthwise taps and the spectral parameters (grid, integration weights, decay slopes, phase and
-score scales) are numbers with a meaning each: pulling them to zero or orthogonalising them would destroy it.
+A matrix multiplies activations: it is the last two axes of a parameter, after its stacking axes (the blocks, and the
+heads of the readout). Only matrices have weight decay, and only those inside blocks are updated by Muon, each by
+itself. Norms, biases, the depthwise taps and the spectral parameters (grid, integration weights, decay slopes, phase
+and score scales) are numbers with a meaning each, which weight decay or orthogonalisation would destroy.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MUON_RMS = 0.2  # an AdamW update's root mean square (arXiv:2502.16982 §2.2), s
 MUON_BETA = 0.95
 MUON_STEPS = 5
 
-NOT_MATRICES = frozenset({"conv", "theta", "integration"})  # of two axes or more, and yet no matrix
+NOT_MATRICES = frozenset({"conv", "theta", "integration"})  # two axes or more, but no matrix
 
 
 def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
@@ -71,8 +71,8 @@ def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
 
 def applied(state: optax.OptState) -> jax.Array:
     """Number of updates applied so far, int32 scalar: the argument of `schedule` for the next one."""
-    found = jax.tree.leaves(state, is_leaf=_is_schedule_state)
-    return next(leaf.count for leaf in found if _is_schedule_state(leaf))
+    leaves = jax.tree.leaves(state, is_leaf=_is_schedule_state)
+    return next(leaf.count for leaf in leaves if _is_schedule_state(leaf))
 
 
 def is_stacked(path: tuple[Any, ...]) -> bool:
@@ -81,7 +81,7 @@ def is_stacked(path: tuple[Any, ...]) -> bool:
 
 
 def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
-    """The two axes (in, out) of the matrices held by a parameter, or None where it holds none."""
+    """The axes (in, out) of a parameter's matrices; None where it holds none."""
     names = _names(path)
     stacked = int(is_stacked(path))
     if leaf.ndim - stacked < 2 or names[-1] in NOT_MATRICES:
@@ -102,7 +102,7 @@ def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
 
 
 def _is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    # Under `partition` the leaves of the other group are MaskedNodes, which tree_map passes over.
+    # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
     return matrix_axes(path, leaf) is not None
 
 

@@ -1,7 +1,7 @@
-"""SIGTERM as a request: a preempted machine or a cancelled stage lets the loop save before it ends.
+"""SIGTERM handling: a preempted machine or a cancelled stage saves a checkpoint before it ends.
 
-With several processes one of them may be told first, and all must stop after the same step: JAX's preemption service
-catches the signal then, and has every process hear of it at one step that all still have before them.
+With several processes one may get the signal before the others, and all must stop after the same step: JAX's preemption
+service catches the signal then, and makes every process stop at a step that all of them still have ahead.
 """
 
 import signal
@@ -13,28 +13,28 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-Asked = Callable[[int], bool]
+StopRequested = Callable[[int], bool]
 
 
 @contextmanager
-def termination() -> Iterator[Asked]:
-    """Within, SIGTERM only makes `asked(done)` true, in every process for the same number of steps done.
+def termination() -> Iterator[StopRequested]:
+    """In the block, SIGTERM only makes `stop_requested(done)` true, in every process for the same number of steps done.
 
-    It is to be asked after every step. Outside the main thread signals are not ours: it stays false.
+    Call it after every step. Only the main thread can handle signals: in any other it stays false.
     """
     if jax.process_count() > 1:
         yield multihost_utils.reached_preemption_sync_point
         return
-    told = threading.Event()
+    received = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield lambda _: told.is_set()
+        yield lambda _: received.is_set()
         return
 
-    def tell(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        received.set()
 
-    before = signal.signal(signal.SIGTERM, tell)
+    previous = signal.signal(signal.SIGTERM, handle)
     try:
-        yield lambda _: told.is_set()
+        yield lambda _: received.is_set()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

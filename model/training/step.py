@@ -26,7 +26,7 @@ BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
 
 
 class TrainState(NamedTuple):
-    """All that training carries. `step` counts batches taken, int32 scalar; skipped updates count too."""
+    """The state of a training run. `step` counts batches, int32 scalar; those whose update was skipped count too."""
 
     params: Params
     opt_state: Any
@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """Of one batch. Losses are sums in nats over weighted targets, by source [S]; everything float32 but `finite`."""
+    """Metrics of one batch. Losses are sums in nats over weighted targets, by source [S]; float32 except `finite`."""
 
     source_loss_S: Array
     source_weight_S: Array
@@ -45,10 +45,10 @@ class StepMetrics(NamedTuple):
 
 
 class Program:
-    """The jitted functions of one run on one mesh: `fresh`, `step` and `evaluate`, and the shardings of the state.
+    """The jitted functions of a run on a mesh: `fresh`, `step` and `evaluate`, and the shardings of the state.
 
-    `rows` are those of the global batch, of `length` tokens, from `sources` numbered sources; `micro_rows` of them go
-    through the model at once.
+    A global batch has `rows` rows of `length` tokens from `sources` numbered sources; `micro_rows` of them go through
+    the model at once.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Program:
         self.mesh, self.rows, self.length = mesh, config.batch_rows, length
         self.micro_rows = config.micro_rows or config.batch_rows
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
-        kinds = shapes(model)
-        params = parameter_shardings(kinds, mesh)
-        self.shardings = TrainState(params, optimizer_shardings(tx, kinds, params, mesh), replicated(mesh))
+        abstract = shapes(model)
+        params = parameter_shardings(abstract, mesh)
+        self.shardings = TrainState(params, optimizer_shardings(tx, abstract, params, mesh), replicated(mesh))
         whole, rows = replicated(mesh), row_sharding(mesh)
 
         def fresh() -> TrainState:
@@ -77,9 +77,9 @@ class Program:
             norm = optax.global_norm(gradient)
             finite = jnp.isfinite(loss) & jnp.isfinite(norm)
             updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-            moved = optax.apply_updates(state.params, updates), opt_state
-            kept = state.params, state.opt_state
-            chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, kept)
+            updated = optax.apply_updates(state.params, updates), opt_state
+            unchanged = state.params, state.opt_state
+            chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
             metrics = StepMetrics(
                 source_loss_S, source_weight_S, norm, optax.global_norm(updates), rate(applied(state.opt_state)), finite
             )
@@ -98,7 +98,7 @@ class Program:
         self.step, self.evaluate = OnMesh(mesh, stepped), OnMesh(mesh, evaluated)
 
     def state_shapes(self) -> TrainState:
-        """The state as `ShapeDtypeStruct`s with their shardings: what a checkpoint is restored into."""
+        """The state as `ShapeDtypeStruct`s with their shardings, to restore a checkpoint into."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             jax.eval_shape(self.fresh),
@@ -107,13 +107,14 @@ class Program:
 
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a global batch, to lower or compile `step` without any data."""
-        kinds = {name: jnp.float32 if name == "weights" else jnp.int32 for name in BATCH}
+        dtypes = {name: jnp.float32 if name == "weights" else jnp.int32 for name in BATCH}
         full = {name: (self.rows,) if name == "source" else (self.rows, self.length) for name in BATCH}
         sharding = row_sharding(self.mesh)
-        return {name: jax.ShapeDtypeStruct(full[name], kinds[name], sharding=sharding) for name in BATCH}
+        return {name: jax.ShapeDtypeStruct(full[name], dtypes[name], sharding=sharding) for name in BATCH}
 
 
-Sums = tuple[Array, Array, Array]  # the differentiated loss, the cross-entropy by source [S], the weight by source [S]
+# The differentiated loss, the cross-entropy by source [S], the weight by source [S].
+BatchSums = tuple[Array, Array, Array]
 
 
 def _accumulate(
@@ -124,10 +125,10 @@ def _accumulate(
     sources: int,
     shardings: Params,
     mesh: Mesh,
-) -> tuple[Params, Sums]:
+) -> tuple[Params, BatchSums]:
     """Gradient of the summed loss, and the sums, over the micro-batches of a batch."""
 
-    def part(micro: dict[str, Array]) -> tuple[Params, Sums]:
+    def part(micro: dict[str, Array]) -> tuple[Params, BatchSums]:
         def scalar(masters: Params) -> tuple[Array, LossSums]:
             sums = losses(masters, micro)
             return sums.loss, sums
@@ -146,10 +147,10 @@ def _accumulate(
         micro = jnp.swapaxes(array.reshape(micro_rows, count, *array.shape[1:]), 0, 1)
         return jax.lax.with_sharding_constraint(micro, NamedSharding(mesh, PartitionSpec(None, *ROWS)))
 
-    def body(carry: tuple[Params, Sums], micro: dict[str, Array]) -> tuple[tuple[Params, Sums], None]:
+    def body(carry: tuple[Params, BatchSums], micro: dict[str, Array]) -> tuple[tuple[Params, BatchSums], None]:
         return jax.tree.map(jnp.add, carry, part(micro)), None
 
     start = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, params), shardings)
-    nothing = (jnp.zeros(()), jnp.zeros(sources), jnp.zeros(sources))
-    total, _ = jax.lax.scan(body, (start, nothing), jax.tree.map(split, batch))
+    zero_sums = (jnp.zeros(()), jnp.zeros(sources), jnp.zeros(sources))
+    total, _ = jax.lax.scan(body, (start, zero_sums), jax.tree.map(split, batch))
     return total

@@ -1,8 +1,8 @@
-"""Import of the author's published weights, their layout and their id shift hidden here.
+"""Import of the weights that the paper's author published: their layout and token ids are converted to ours.
 
-Their linear weights are (out, in), their queries' columns have (re, im) last, their ids are ours + 1 (0 pads).
-Their decay is measured to the end of the context and clipped: `decay="window"` computes just that. Tensors come from
-safetensors or from a numpy archive (.npz): nothing is ever unpickled.
+Their linear weights are (out, in), the columns of their queries have (re, im) last, and their ids are ours + 1 (0 is
+padding). Their decay is measured to the end of the context and clipped: `decay="window"` computes the same. Tensors are
+read from safetensors or a numpy archive (.npz): nothing is ever unpickled.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ Reader = Callable[[str], np.ndarray]
 def load_author_weights(
     path: Path, model: ModelConfig | None = None, tokenizer: TokenizerConfig | None = None
 ) -> tuple[Params, ModelConfig, TokenizerConfig]:
-    """Parameters and configuration of a checkpoint of the author's, as `load_weights` gives ours.
+    """Parameters and configurations of one of the author's checkpoints, as `load_weights` returns them for ours.
 
     `model` describes its shape (None: the published one); vocabulary and decay are set here. Raises ConfigError with
     the first difference where a name is missing or unknown or a shape does not fit.
@@ -39,15 +39,17 @@ def load_author_weights(
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
     names = [*sca_names(model), "attention"]
     blocks: Params = {}
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         convert = _attention if name == "attention" else _sca
-        layers = [convert(_within(tensors, index * len(names) + place), model) for index in range(model.blocks)]
+        layers = [
+            convert(_layer_reader(tensors, index * len(names) + position), model) for index in range(model.blocks)
+        ]
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}, model, tokenizer
 
 
 def import_weights(path: Path, out: Path, model: ModelConfig, tokenizer: TokenizerConfig) -> list[Path]:
-    """`load_author_weights`, written as a checkpoint of ours into the new or empty folder `out`."""
+    """Read with `load_author_weights` and write a checkpoint of ours into the new or empty folder `out`."""
     refuse_occupied(out)
     params, model, tokenizer = load_author_weights(path, model, tokenizer)
     save_weights(out, params, model, tokenizer)
@@ -55,7 +57,7 @@ def import_weights(path: Path, out: Path, model: ModelConfig, tokenizer: Tokeniz
 
 
 def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Their tensors' names and shapes; the embedding has at least the vocabulary's rows and one for padding."""
+    """Names and shapes of their tensors; the embedding has at least a row for each id and one for padding."""
     width, hidden = model.width, model.feed_forward
     heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
     inner, gated, expanded = projected(model), 2 * heads * head_dim, model.readout_expand * head_dim
@@ -95,9 +97,9 @@ def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
-    """All tensors as float32, less what stands before "embedding.weight" in every name.
+    """All tensors as float32, by their names without the prefix that "embedding.weight" has in the file.
 
-    Their shapes are compared first: a few bytes of an archive can unpack to any amount of zeros.
+    Shapes are compared first: a few bytes of an archive can unpack to any amount of zeros.
     """
     try:
         if path.suffix == ".npz":
@@ -106,8 +108,8 @@ def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
                 names = _checked(path, {name: _npy_shape(archive, member) for name, member in members.items()}, model)
                 return {plain: _npy(archive, members[name]) for plain, name in names.items()}
         with safe_open(path, framework="flax") as opened:
-            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-            names = _checked(path, found, model)
+            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            names = _checked(path, shapes, model)
             return {plain: np.asarray(opened.get_tensor(name), np.float32) for plain, name in names.items()}
     except ConfigError:
         raise
@@ -117,7 +119,7 @@ def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
 
 
 def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
-    """What the header of an array in the archive says, which is all that is read of it."""
+    """The shape of an array in the archive, read from its header alone."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -135,7 +137,7 @@ def _npy(archive: ZipFile, member: str) -> np.ndarray:
 
 
 def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> dict[str, str]:
-    """Our name of each tensor -> its name in the file. Raises `ConfigError` unless all are the model's."""
+    """Map each tensor's plain name to its name in the file. Raises `ConfigError` unless all are the model's."""
     prefixes = [name.removesuffix("embedding.weight") for name in shapes if name.endswith("embedding.weight")]
     names = {name.removeprefix(prefixes[0] if prefixes else ""): name for name in shapes}
     expected = dict(author_shapes(model))
@@ -153,7 +155,7 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConf
     return names
 
 
-def _within(tensors: Mapping[str, np.ndarray], index: int) -> Reader:
+def _layer_reader(tensors: Mapping[str, np.ndarray], index: int) -> Reader:
     return lambda name: tensors[f"blocks.{index}.{name}"]
 
 

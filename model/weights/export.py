@@ -1,6 +1,6 @@
-"""`nautile export`: a checkpoint as a folder that others can read: safetensors, configuration, and tokenizer files.
+"""Export of a checkpoint (`nautile export`): safetensors, configuration, and the tokenizer for Hugging Face libraries.
 
-The weights keep this project's names and bytes, so `load_weights` on an export gives back the checkpoint bit for bit.
+The weights keep this project's names and bytes, so `load_weights` on an export returns the checkpoint bit for bit.
 """
 
 import json
@@ -19,9 +19,9 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 def export(checkpoint: Path, out: Path) -> list[Path]:
     """Write a checkpoint folder as `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
 
-    `tokenizer.json` is for the Hub's `tokenizers` library; its settings file names the specials and shows, with
-    `{query}` for the question, the prompt that the model was trained on. Raises ConfigError where `out` holds something
-    already or the checkpoint does not read.
+    `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` lists the special tokens and the prompt
+    that the model was trained on, with `{query}` for the question. Raises ConfigError where `out` holds something
+    already or the checkpoint cannot be read.
     """
     refuse_occupied(out)
     params, model, tokenizer_config = load_weights(checkpoint)
@@ -43,7 +43,10 @@ def export(checkpoint: Path, out: Path) -> list[Path]:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The file's content. It encodes plain text as `tokenizer` does, and reads the specials' names as their ids."""
+    """The content of `tokenizer.json`.
+
+    With it, `tokenizers` encodes plain text as `tokenizer` does, and turns the names of special tokens into their ids.
+    """
     ranks = {tokenizer.decode_bytes([rank]): rank for rank in range(tokenizer.config.ranks)}
     letters = byte_letters()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
@@ -83,17 +86,17 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that stands for each byte in byte-level BPE files: itself, or one from U+0100 on."""
+    """The printable letter for each byte in byte-level BPE files: the byte's own, or a letter from U+0100 on."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def _parents(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that `token` was merged from: its bytes, merged in order of rank by the merges before it."""
-    parts = [token[place : place + 1] for place in range(len(token))]
+    """The two tokens that `token` was merged from, by merging its bytes in the order of the ranks."""
+    parts = [token[index : index + 1] for index in range(len(token))]
     while len(parts) > 2:
-        pairs = [ranks.get(parts[place] + parts[place + 1], len(ranks)) for place in range(len(parts) - 1)]
+        pairs = [ranks.get(parts[index] + parts[index + 1], len(ranks)) for index in range(len(parts) - 1)]
         best = pairs.index(min(pairs))
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts

@@ -1,7 +1,7 @@
 """A `checkpoint` artifact: `weights.safetensors` (float32, dotted names, sorted) and `config.json`.
 
-The same weights give the same bytes: safetensors orders the tensors itself, and no free-form metadata goes into its
-header, for it would be written in hash order.
+The same weights give the same bytes: safetensors orders the tensors itself, and its header gets no free-form metadata,
+which it would write in hash order.
 """
 
 import json
@@ -24,34 +24,34 @@ from model.nautile import shapes
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 CONFIG = "config.json"
-LARGEST = 2**24  # of any dimension; their products still fit into 64 bits, and nothing is made before they are compared
+LARGEST = 2**24  # of any dimension: products fit into 64 bits, and shapes are compared before anything is allocated
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
-    """Write the two files of a checkpoint into `folder` (made if absent), each whole or not at all, weights first."""
+    """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten(params).items()}
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
-    described = {
+    settings = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
-    write_text(folder / CONFIG, json.dumps(described, indent=2, sort_keys=True) + "\n")
+    write_text(folder / CONFIG, json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def refuse_occupied(out: Path) -> None:
-    """Raises ConfigError where `out` is no folder to write a checkpoint into: it holds something already."""
+    """Raise ConfigError unless `out` is a new or an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: already holds something; name a new or an empty folder")
 
 
 def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
-    """Read a checkpoint: float32 parameters as nested dicts, and the configurations they were made with.
+    """Read a checkpoint: float32 parameters as nested dicts, and the configurations of model and tokenizer.
 
-    Raises `ConfigError` naming the file and the first difference: a missing, unreadable or cut file, another format
-    version, a name that the model lacks or has besides, or another shape or type.
+    Raises `ConfigError` naming the file and the first difference: a missing, unreadable or truncated file, another
+    format version, a missing or an unknown parameter, or another shape or type.
     """
     model, tokenizer = _read_config(folder / CONFIG)
     path = folder / WEIGHTS
@@ -61,7 +61,8 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
             _compare(path, expected, tensors)
             loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: cannot be read as weights ({_line(error)}); make the checkpoint again") from None
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{path}: cannot be read as weights ({line}); make the checkpoint again") from None
     return unflatten(loaded), model, tokenizer
 
 
@@ -85,9 +86,9 @@ def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
 
 def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
     """Refuse names, shapes or types other than the model's."""
-    found = set(tensors.keys())
-    for name in sorted(found ^ set(expected)):
-        fault = "holds the unknown parameter" if name in found else "lacks the parameter"
+    names = set(tensors.keys())
+    for name in sorted(names ^ set(expected)):
+        fault = "holds the unknown parameter" if name in names else "lacks the parameter"
         raise ConfigError(f"{path}: {fault} `{name}`: it does not belong to the model that config.json describes")
     for name in sorted(expected):
         part = tensors.get_slice(name)
@@ -109,7 +110,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> Params:
-    """The tree that `flatten` took apart."""
+    """The inverse of `flatten`."""
     tree: Params = {}
     for name, leaf in flat.items():
         *parents, last = name.split(".")
@@ -118,7 +119,3 @@ def unflatten(flat: Mapping[str, Any]) -> Params:
             node = node.setdefault(parent, {})
         node[last] = leaf
     return tree
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
