@@ -7,6 +7,7 @@ are injected into the answers to requests for files, in the order they come.
 import hashlib
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,13 +26,16 @@ Fault = int | Literal["cut", "short", "altered", "hang up", "throttled", "held"]
 class FakeHub:
     """Serves `folder` as the dataset `repo` at commit `revision`; everything else does not exist. A context manager.
 
-    `requests`: every (method, path) asked for. `faults`: what befalls the next requests for content; `always`: what
-    befalls every one for a path that ends so. `listing_faults`: the same for requests that list.
+    `requests`: (method, path) of every request. `faults`: faults of the next answers to requests for content; `always`:
+    the fault of every such answer, by the end of the path. `listing_faults`: those of the next answers to listings.
     """
 
     def __init__(self, folder: Path, repo: str, revision: str) -> None:
         self.folder, self.repo, self.revision = folder, repo, revision
         self.requests: list[tuple[str, str]] = []
+        self.request_times: list[float] = []  # monotonic seconds, one per request
+        self.throttled_at: list[float] = []
+        self.ranges: list[tuple[str, str]] = []  # (file, Range header) of the requests for a part
         self.faults: list[Fault] = []
         self.always: dict[str, Fault] = {}
         self.listing_faults: list[Fault] = []
@@ -72,6 +76,7 @@ class FakeHub:
         path = unquote(urlsplit(handler.path).path)
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         self.requests.append((handler.command, path))
+        self.request_times.append(time.monotonic())
         api, files = f"/api/datasets/{self.repo}", f"/datasets/{self.repo}/resolve/{self.revision}/"
         if path.startswith(api) and self.listing_faults:
             self._fail(handler, self.listing_faults.pop(0))
@@ -122,6 +127,7 @@ class FakeHub:
         content, status, headers = path.read_bytes(), 200, {}
         total = len(content)
         if wanted := handler.headers.get("Range"):
+            self.ranges.append((name, wanted))
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             end = min(int(last) + 1 if last else total, total)
             content, status = content[int(first) : end], 206
@@ -165,6 +171,7 @@ class FakeHub:
         if isinstance(fault, int):
             self._json(handler, {"error": "try again"}, fault)
         elif fault == "throttled":
+            self.throttled_at.append(time.monotonic())
             self._json(handler, {"error": "slow down"}, 429, {"Retry-After": str(RETRY_AFTER)})
         elif fault == "short":
             send(content[: len(content) // 2])

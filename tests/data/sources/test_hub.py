@@ -10,42 +10,57 @@ import pyarrow.parquet as pq
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from configs.ingest import SourceConfig
-from data.sources import hub as reader
+from data.sources import hub as hub_source
 from data.sources.hub import list_hub_files
 from tests.support.fake_hub import RETRY_AFTER, FakeHub
 
 README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n    path: sample/*\n---\n"
 
-# The clients read HF_ENDPOINT when they are imported, so they have a process of their own. It waits, on demand, for no
-# longer than 10 ms, and tells how long it would have waited.
+# The clients read HF_ENDPOINT when they are imported, so they have a process of their own. As the fan-out does, it
+# reads a file again after a `Retryable` error, up to `tries` times.
 CHILD = """
-import json, sys, time
+import json, sys
 from dataclasses import asdict
 from pathlib import Path
+from common.errors import Retryable
+from common.retry import Backoff
 from configs.ingest import SourceConfig
+from data.sources import hub
 from data.sources.corpus_source import list_files, read_file
-waited, sleep = [], time.sleep
-time.sleep = lambda seconds: (waited.append(seconds), sleep(min(seconds, 0.01)))
+hub.LISTING_BACKOFF = Backoff(attempts=5, first_s=0.01)
 folder = Path(sys.argv[1])
-def told(error):
+
+def describe(error):
     return f"{type(error).__name__}: {error}"
+
+def read(source, file, reply, tries):
+    for _ in range(tries):
+        try:
+            batches = read_file(source, 0, file, folder)
+            reply["texts"][file.path] = [text for batch in batches for text in batch.texts()]
+            return
+        except (ValueError, RuntimeError) as error:
+            last = error
+            reply["tries"].append([file.path, describe(error)])
+            if not isinstance(error, Retryable):
+                break
+    reply["errors"][file.path] = describe(last)
+
 for line in sys.stdin:
-    waited.clear()
-    reply = {"texts": {}, "errors": {}}
+    reply = {"texts": {}, "errors": {}, "tries": []}
+    request = json.loads(line)
+    tries = request.pop("tries")
     try:
-        source = SourceConfig(**json.loads(line))
+        source = SourceConfig(**request)
         files = list_files(source, 0, folder)
         reply["files"] = [asdict(file) for file in files]
         for file in files:
-            try:
-                batches = read_file(source, 0, file, folder)
-                reply["texts"][file.path] = [text for batch in batches for text in batch.texts()]
-            except (ValueError, RuntimeError) as error:
-                reply["errors"][file.path] = told(error)
+            read(source, file, reply, tries)
     except (ValueError, RuntimeError) as error:
-        reply["error"] = told(error)
-    reply |= {"left": [str(path) for path in folder.rglob("*")], "waited": list(waited)}
+        reply["error"] = describe(error)
+    reply["left"] = [str(path) for path in folder.rglob("*")]
     print(json.dumps(reply), flush=True)
 """
 pytestmark = pytest.mark.slow
@@ -62,9 +77,11 @@ class Client:
         self.hub = hub
         self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
 
-    def read(self, **changes) -> dict:
+    def read(self, tries: int = 3, **changes) -> dict:
         source = {"name": "x", "reader": "hub", "form": "web", "path": "org/set", "subset": "small"}
-        self.process.stdin.write(json.dumps({**source, "revision": self.hub.revision, **changes}) + "\n")
+        self.process.stdin.write(
+            json.dumps({**source, "revision": self.hub.revision, **changes, "tries": tries}) + "\n"
+        )
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
@@ -92,7 +109,14 @@ def hub(client):
         table = pa.table({"text": [f"{number} {row}" for row in range(20)], "other": ["x" * 100] * 20})
         pq.write_table(table, folder / "sample" / f"{number}.parquet", row_group_size=5)
     server.faults, server.listing_faults, server.always = [], [], {}
-    for record in (server.requests, server.met, server.served):
+    for record in (
+        server.requests,
+        server.request_times,
+        server.throttled_at,
+        server.ranges,
+        server.met,
+        server.served,
+    ):
         record.clear()
     return server
 
@@ -130,13 +154,29 @@ def test_a_fault_that_passes_costs_no_row(client, hub, fault):
     assert (reply["texts"], reply["errors"]) == (ROWS, {})
     assert hub.met[fault] == 2
     if fault == "throttled":
-        assert max(reply["waited"]) >= RETRY_AFTER
+        pauses = [min(t for t in hub.request_times if t > throttled) - throttled for throttled in hub.throttled_at]
+        assert max(pauses) >= RETRY_AFTER
+    if fault == "altered":
+        assert reply["tries"] == [], "a file with another digest is downloaded again at once"
+
+
+def test_an_interrupted_download_resumes(client, hub):
+    """The library writes a body in chunks of 10 MiB: what was written before the connection broke is not sent again."""
+    for path in (hub.folder / "sample").iterdir():
+        path.unlink()
+    rows = [f"{number} " + "x" * 100_000 for number in range(240)]
+    (hub.folder / "sample" / "big.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    hub.faults = ["cut"]
+    reply = client.read()
+    assert reply["texts"] == {"sample/big.jsonl": rows}
+    assert (reply["tries"], hub.met["cut"]) == ([], 1)
+    assert hub.ranges == [("sample/big.jsonl", f"bytes={10 << 20}-")]
 
 
 def test_a_storm_of_faults_and_every_row_arrives_once(client, hub):
     hub.listing_faults = [429, 503]
     hub.faults = ["cut", 503, "altered", "throttled", "short", "hang up", 500, "cut"]
-    reply = client.read()
+    reply = client.read(tries=5)
     assert (reply["texts"], reply["errors"], hub.faults) == (ROWS, {}, [])
     assert sum(hub.met.values()) == 10
 
@@ -145,11 +185,11 @@ def test_what_stays_bad_is_told_from_what_may_pass(client, hub):
     whole = (hub.folder / NAMES[1]).read_bytes()
     (hub.folder / NAMES[1]).write_bytes(whole[:-100])  # cut in the repository itself: its digest is right
     hub.always = {"0.parquet": "altered", "2.parquet": 503}
-    reply = client.read()
+    reply = client.read(tries=1)
     assert reply["texts"] == {}
     assert reply["errors"][NAMES[0]] == (
         f"ConfigError: source 'x': org/set at {hub.revision[:12]}, sample/0.parquet: "
-        "came with another sha256 digest than the Hub lists, 5 times"
+        "came with another sha256 digest than the Hub lists, 3 times"
     )
     assert reply["errors"][NAMES[1]].startswith("ConfigError: org/set/sample/1.parquet: is not a Parquet file")
     assert reply["errors"][NAMES[2]].startswith("Retryable: source 'x': org/set")
@@ -191,11 +231,18 @@ def test_an_outage_while_listing_may_pass_later(client, hub):
     assert client.read()["error"].startswith("Retryable: source 'x': org/set")
 
 
+SOURCE = SourceConfig(name="x", reader="hub", form="web", path="org/set", revision="a" * 40)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(hub_source, "LISTING_BACKOFF", Backoff(attempts=5, first_s=0.0))
+
+
+@pytest.mark.usefixtures("no_pauses")
 def test_files_of_another_commit_are_never_taken_for_the_pinned_one(monkeypatch):
     """`datasets` falls back on its cache when the Hub is silent, whatever commit lies there."""
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.001)
-    source = SourceConfig(name="x", reader="hub", form="web", path="org/set", revision="a" * 40)
 
     class Builder:
         class config:
@@ -203,9 +250,10 @@ def test_files_of_another_commit_are_never_taken_for_the_pinned_one(monkeypatch)
 
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **kwargs: Builder)
     with pytest.raises(Retryable, match="is of another commit"):
-        list_hub_files(source)
+        list_hub_files(SOURCE)
 
 
+@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(ConnectionError("cut"), Retryable), (TimeoutError("slow"), Retryable), (OSError("short page"), Retryable),
@@ -213,16 +261,15 @@ def test_files_of_another_commit_are_never_taken_for_the_pinned_one(monkeypatch)
      (FileNotFoundError("gone"), ConfigError), (OSError(28, "No space left on device"), OSError),
      (KeyError("our own"), KeyError)],
 )  # fmt: skip
-def test_errors_are_told_apart(monkeypatch, error, kind):
-    monkeypatch.setattr(reader, "FIRST_PAUSE_S", 0.001)
-    source = SourceConfig(name="x", reader="hub", form="web", path="org/set", revision="a" * 40)
-    asked = []
+def test_only_errors_that_may_pass_are_retried(monkeypatch, error, kind):
+    calls = []
 
-    def ask():
-        asked.append(1)
+    def fail(source):
+        calls.append(source)
         raise error
 
-    with pytest.raises(kind) as told:
-        reader._patiently(source, ask)
-    assert len(asked) == (reader.ATTEMPTS if kind is Retryable else 1)
-    assert kind not in (ConfigError, Retryable) or "source 'x': org/set at aaaaaaaaaaaa" in str(told.value)
+    monkeypatch.setattr(hub_source, "_data_files", fail)
+    with pytest.raises(kind) as caught:
+        list_hub_files(SOURCE)
+    assert len(calls) == (5 if kind is Retryable else 1)
+    assert kind not in (ConfigError, Retryable) or "source 'x': org/set at aaaaaaaaaaaa" in str(caught.value)
