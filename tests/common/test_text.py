@@ -46,13 +46,6 @@ def test_sizes(count, said):
     assert size(count) == said
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.0, "$0.00"), (0.0123, "$0.0123"), (1.5, "$1.50"), (1204.5, "$1,204.50")]
-)
-def test_money(value, shown):
-    assert dollars(value) == shown
-
-
 @given(st.text())
 def test_no_control_character_survives_but_newline_and_tab(text):
     kept = {c for c in visible(text) if ord(c) < 32 or 127 <= ord(c) < 160}
