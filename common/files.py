@@ -105,10 +105,10 @@ def read_json(path: Path, *, limit: int = LARGEST_JSON) -> Any | None:
             return None
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-    return parsed(data)
+    return parse_json(data)
 
 
-def parsed(data: bytes) -> Any | None:
+def parse_json(data: bytes) -> Any | None:
     """The JSON in `data`; None if it is not JSON, or nests deeper than the parser goes."""
     try:
         return json.loads(data)

@@ -18,7 +18,7 @@ from flows.dag import Need
 from flows.operate import approval_questions as questions
 from flows.operate import concurrency as turns
 from flows.selection import Selection, choose, given_artifacts, way_on
-from store.artifacts import Store
+from store.mirror import open_store
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_page import run_page
 from tasks.engine.prefect_task import as_prefect_task
@@ -43,7 +43,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
 
     Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed`.
     """
-    store = Store(store_root)
+    store = open_store(store_root)
     executions = planning.plan(config)
     chosen = choose(executions, selection)
     store.refresh()

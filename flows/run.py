@@ -27,6 +27,7 @@ from flows.operate.services import url_of
 from flows.progress_view import Board, Display, display_for, summary
 from flows.selection import Selection, choose, given_artifacts
 from store.artifacts import Store
+from store.mirror import open_store
 from tasks.engine import prefect_page as links
 from tasks.engine.failure import RESUME_HEADING, advice, reason
 from tasks.engine.progress import StageUpdate, subscribe
@@ -63,7 +64,7 @@ def run(config: RunConfig, typed: str, selection: Selection, out: Console, err: 
 
     Raises `ConfigError` for what is wrong before anything has started.
     """
-    store = Store()
+    store = open_store()
     executions = planning.plan(config)
     chosen = choose(executions, selection)
     store.refresh()

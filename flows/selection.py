@@ -68,7 +68,7 @@ def given_artifacts(store: Store, executions: Sequence[Execution], chosen: set[s
                 readers = [e.label for e in executions if e.label in chosen and need in e.needs.values()]
                 raise ConfigError(
                     f"{readers[0]} needs the {need.kind} of {label} ({need.kind}/{keys[label][:12]}), which is not in "
-                    f"{store.place}: make it with `nautile run {config} --until {label}`"
+                    f"{store.location}: make it with `nautile run {config} --until {label}`"
                 )
             found[need] = artifact.full_id
     return found

@@ -1,42 +1,55 @@
-"""The store: artifacts by content key, published whole by one rename, and the staging folders where they are made.
+"""The store: artifacts by content key, each published by one rename, and the staging folders where they are made.
 
     <root>/artifacts/<kind>/<key>/        a live artifact: its files and manifest.json
-    <root>/artifacts/<kind>/<key>.<n>/    one that a forced rerun replaced, kept with its lineage
-    <root>/staging/<key>/                 work in progress; survives a crash, so a retry goes on from there
+    <root>/artifacts/<kind>/<key>.<n>/    one that a forced rerun replaced (superseded), kept for its lineage
+    <root>/staging/<key>/                 work in progress; survives a crash, so that a retry resumes from it
     <root>/events/*.jsonl  logs/  locks/  catalog.duckdb
 
-With a remote (store/mirror.py) the root is a folder of this machine where the same things lie, artifacts without
-their files until somebody asks for their `path`.
+`store.mirror.open_store` opens the store that a path or URL means; with a URL it returns a `MirroredStore`, whose root
+is a folder of this machine with the same layout.
 
 Two processes that publish one key are safe without any lock: a rename onto a folder that is not empty fails, so the
-first wins and the second takes what it finds.
+first wins and the second takes what is there.
 """
 
 import errno
-import os
 import shutil
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import ConfigError, Retryable
 from common.files import not_writable, sync_folder, write_json, writing
 from configs.base import fingerprint
-from store import manifest as manifests
 from store.locks import KeyLock
-from store.manifest import stage_key
-from store.mending import damaged_in, mend
-from store.mirror import Mirror, is_absent, moment
-from store.remote import Remote, place_of, record
+from store.manifest import (
+    FORMAT,
+    KEY,
+    KIND,
+    MANIFEST,
+    RUN,
+    code_commit,
+    creation_order,
+    describe_files,
+    host,
+    now,
+    read_manifest,
+    with_seal,
+)
 from store.verify import damaged_files, trust_files
 
-__all__ = ["Artifact", "Store", "refusal", "stage_key"]
+REPLACED_S = 10.0  # how long to look for an artifact: between the two renames of a replacement there is none
 
-REPLACED_S = 10.0  # between the two renames with which another process replaces an artifact there is none for a moment
+
+class VersionId(NamedTuple):
+    """One version of an artifact: a key may have been made by several executions, of which the newest is live."""
+
+    kind: str
+    key: str
+    execution: str
 
 
 @dataclass(frozen=True)
@@ -47,50 +60,59 @@ class Artifact:
     key: str
     folder: Path
     manifest: dict[str, Any]
-    superseded: int = 0
-    mirror: Mirror | None = field(default=None, repr=False, compare=False)
+    superseded: int
+    store: "Store" = field(repr=False, compare=False)
 
     @property
     def path(self) -> Path:
-        """Where its files lie; fetched and verified first if only the remote has them. Raises as `Mirror.fetch`."""
-        if self.mirror is not None and is_absent(self.folder):
-            self.mirror.fetch(self)
+        """The folder with its files; they are fetched and verified first if only a remote has them. Raises as
+        `Store.fetch`."""
+        if not self.store.has_files(self):
+            self.store.fetch(self)
         return self.folder
 
     @property
     def id(self) -> str:
-        """The short id, `kind/<12 digits>`, with `.n` on a superseded one."""
-        return f"{self.kind}/{self.key[:12]}" + (f".{self.superseded}" if self.superseded else "")
+        """The short id, `kind/<12 digits>`, with `.n` for a superseded one."""
+        return short_id(self.kind, self.key, self.superseded)
 
     @property
     def full_id(self) -> str:
-        """`kind/<64 digits>`: what keys are taken of."""
+        """`kind/<64 digits>`: the form that goes into keys."""
         return f"{self.kind}/{self.key}"
 
     @property
     def execution(self) -> str:
+        """The id of the execution that made it."""
         return self.manifest["execution"]
 
     @property
+    def version_id(self) -> VersionId:
+        """What tells it from other executions' artifacts of the same key."""
+        return VersionId(self.kind, self.key, self.execution)
+
+    @property
     def bytes(self) -> int:
+        """The size of all its files."""
         return sum(file["bytes"] for file in self.manifest["files"].values())
 
 
 class Store:
-    """The artifacts under one root. Cheap to construct; nothing is created until something is written."""
+    """The artifacts under one folder. Cheap to construct; nothing is created until something is written."""
 
-    def __init__(self, root: str | Path | None = None) -> None:
-        """`root` None: `$NAUTILE_STORE`, else `./.nautile`; see store/remote.py. Raises `ConfigError`."""
-        self.root, self.url = place_of(str(root if root is not None else os.environ.get("NAUTILE_STORE") or ".nautile"))
-        self.mirror = Mirror(self, Remote(self.url)) if self.url else None
+    url: str | None = None  # of the remote, for a `MirroredStore`
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
 
     @property
-    def place(self) -> str:
-        """Where it is, for people."""
+    def location(self) -> str:
+        """The store's address for messages: its URL, or its folder."""
         return self.url or str(self.root)
 
     @property
     def catalog_path(self) -> Path:
+        """The DuckDB file of `store.catalog.Catalog`."""
         return self.root / "catalog.duckdb"
 
     def prepare(self) -> None:
@@ -101,71 +123,83 @@ class Store:
             probe = self.root / "staging" / f".probe-{uuid.uuid4().hex[:8]}"
             probe.write_bytes(b"\0")
             probe.unlink(missing_ok=True)
-            if self.url:
-                record(self.root, self.url)
         except OSError as error:
             raise ConfigError(not_writable(self.root, error)) from error
 
     def refresh(self, *, events: bool = False) -> None:
-        """With a remote: learn what other machines have published, with `events` of their event files too."""
-        if self.mirror is not None:
-            self.prepare()
-            self.mirror.refresh(events=events)
+        """Learn what other machines have published. A store without a remote has nothing to learn."""
 
-    def find(self, kind: str, key: str, *, made_by: str | None = None) -> Artifact | None:
+    def has_files(self, artifact: Artifact) -> bool:
+        """Whether the files of `artifact` are on this machine."""
+        return True
+
+    def fetch(self, artifact: Artifact) -> None:
+        """Bring the files of `artifact` to this machine, or replace the damaged ones; see `MirroredStore.fetch`."""
+        raise ConfigError(f"the store {self.root} has no remote: set NAUTILE_STORE to a URL (s3://bucket/prefix)")
+
+    def find(self, kind: str, key: str, *, label: str | None = None) -> Artifact | None:
         """The live artifact, None if there is none.
 
-        Raises `ConfigError` if its manifest is damaged, advising to run the stage `made_by` again.
+        Raises `ConfigError` if its manifest is damaged; `label` is the step that the message says to run again.
         """
         folder = self._folder(kind, key)
         if not folder.is_dir():
             return None
-        artifact = self.read(kind, key, 0, folder) or self.read(kind, key, 0, folder)  # replaced during the first look
+        artifact = self.read(kind, key, 0, folder) or self.read(kind, key, 0, folder)  # replaced during the first read
         if artifact is None and not folder.is_dir():
-            return None  # superseded between the two looks
+            return None  # superseded between the two reads
         if artifact is None:
-            raise ConfigError(refusal(f"{kind}/{key[:12]}", [manifests.MANIFEST], made_by))
+            raise ConfigError(damage_message(short_id(kind, key), [MANIFEST], label))
         return artifact
 
     def get(self, artifact_id: str) -> Artifact:
-        """The artifact that `kind/prefix`, `kind/prefix.n` or a bare key prefix means.
+        """The artifact that `kind/prefix`, `kind/prefix.n` or a bare prefix of a key names.
 
-        Raises `ConfigError` if nothing, or more than one, is meant, or if its manifest is damaged.
+        Raises `ConfigError` if it names none or more than one, or if the manifest is damaged.
         """
         kind, slash, rest = artifact_id.strip().rpartition("/")
         prefix, _, number = rest.partition(".")
         wanted = 0 if not number else int(number) if number.isdigit() else -1
         matches = [
-            (found, key, n, folder)
-            for found, key, n, folder in self.folders(kind if slash else None)
-            if prefix and key.startswith(prefix) and n == wanted
+            match
+            for match in self.folders(kind if slash else None)
+            if prefix and match[1].startswith(prefix) and match[2] == wanted
         ]
         if not matches:
-            raise ConfigError(f"no artifact {artifact_id!r} in {self.place}: `nautile artifacts` lists what there is")
+            raise ConfigError(
+                f"no artifact {artifact_id!r} in {self.location}: `nautile artifacts` lists what there is"
+            )
         if len(matches) > 1:
-            some = ", ".join(f"{found}/{folder.name[:16]}" for found, _, _, folder in matches[:4])
+            some = ", ".join(f"{kind}/{folder.name[:16]}" for kind, _, _, folder in matches[:4])
             raise ConfigError(
                 f"artifact id {artifact_id!r} means more than one ({some}): give more digits, or the kind"
             )
         artifact = self.read(*matches[0])
         if artifact is None:
-            found, _, _, folder = matches[0]
-            raise ConfigError(refusal(f"{found}/{folder.name[:12]}", [manifests.MANIFEST], None))
+            kind, key, number, _ = matches[0]
+            raise ConfigError(damage_message(short_id(kind, key, number), [MANIFEST], None))
         return artifact
 
     def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:
-        """(kind, key, n, folder) of all that lies under artifacts/, readable or not; n is 0 for the live ones."""
-        found = []
+        """(kind, key, n, folder) of every folder under artifacts/, readable or not; n is 0 for the live ones."""
+        folders = []
         for parent in sorted((self.root / "artifacts").glob("*")):
             for folder in sorted(parent.iterdir()) if parent.is_dir() and kind in (None, parent.name) else ():
                 key, dot, number = folder.name.partition(".")
-                if manifests.KEY.fullmatch(key) and (number.isdigit() if dot else True):
-                    found.append((parent.name, key, int(number) if dot else 0, folder))
-        return found
+                if KEY.fullmatch(key) and (number.isdigit() if dot else True):
+                    folders.append((parent.name, key, int(number) if dot else 0, folder))
+        return folders
+
+    def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:
+        """The artifact in one of `folders()`; None if its manifest is damaged, or is another artifact's."""
+        manifest = read_manifest(folder)
+        if manifest is None or (manifest["kind"], manifest["key"]) != (kind, key):
+            return None
+        return Artifact(kind, key, folder, manifest, number, self)
 
     def staging(self, key: str) -> Path:
         """The folder in which `key` is made; created if need be. Hold `lock(key)` while working in it."""
-        if not manifests.KEY.fullmatch(key):
+        if not KEY.fullmatch(key):
             raise ValueError(f"not a key: {key!r}")
         folder = self.root / "staging" / key
         with writing(self.root):
@@ -173,19 +207,19 @@ class Store:
         return folder
 
     def lock(self, key: str) -> KeyLock:
-        """The lock of `key`, held by whoever makes it; it falls with the process that holds it."""
+        """The lock of `key`, held by whoever makes it; the kernel releases it with the process that holds it."""
         return KeyLock(self.root / "locks" / f"{key}.lock")
 
     def run_lock(self, run: str) -> KeyLock:
-        """Held by the process of run `run` as long as it lives; its file goes when the run ends by itself."""
-        if not manifests.RUN.fullmatch(run):
+        """The lock that the process of run `run` holds as long as it lives. A run that ends removes its file."""
+        if not RUN.fullmatch(run):
             raise ValueError(f"not the id of a run: {run!r}")
         return KeyLock(self.root / "locks" / f"run-{run}.lock")
 
     def begun_runs(self) -> list[str]:
-        """The runs that have a lock file: those at work, and those whose process was gone before it could clear up."""
+        """The runs that have a lock file: those under way, and those whose process was killed."""
         names = sorted(path.stem.removeprefix("run-") for path in (self.root / "locks").glob("run-*.lock"))
-        return [name for name in names if manifests.RUN.fullmatch(name)]
+        return [name for name in names if RUN.fullmatch(name)]
 
     def publish(
         self,
@@ -196,7 +230,7 @@ class Store:
         stage: str,
         version: int,
         config: dict[str, Any],
-        inputs: Mapping[str, "str | Artifact"],
+        inputs: Mapping[str, str | Artifact],
         facts: dict[str, Any],
         execution: str = "",
         outputs: tuple[str, ...] = (),
@@ -204,18 +238,18 @@ class Store:
         label: str = "",
         supersede: bool = False,
     ) -> Artifact:
-        """Move the folder `source` (on the store's file system) to `kind/key`, and return what now lies there.
+        """Move the folder `source` (on the store's file system) to `kind/key`, and return what is there afterwards.
 
-        If `kind/key` is there already, it stays and `source` is dropped, unless `supersede`: then the old one becomes
+        If `kind/key` exists, it stays and `source` is discarded, unless `supersede`: then the old one becomes
         `<key>.<n>`. `outputs` are all the kinds this execution publishes. Raises `ConfigError` on an unknown input or
         a store that cannot be written, `ValueError` on a folder that cannot be an artifact.
         """
         folder = self._folder(kind, key)
         given = {name: self.get(a) if isinstance(a, str) else a for name, a in inputs.items()}
         with writing(self.root):
-            files = manifests.describe_files(source)
+            files = describe_files(source)
             manifest = {
-                "format": manifests.FORMAT,
+                "format": FORMAT,
                 "kind": kind,
                 "key": key,
                 "stage": stage,
@@ -227,76 +261,63 @@ class Store:
                 "files": files,
                 "digest": fingerprint(files),
                 "facts": facts,
-                "commit": manifests.code_commit(),
-                "created": manifests.now(),
+                "commit": code_commit(),
+                "created": now(),
                 "execution": execution or uuid.uuid4().hex,
                 "run": run,
                 "label": label or stage,
-                "host": manifests.host(),
+                "host": host(),
             }
-            write_json(source / manifests.MANIFEST, manifests.sealed(manifest))
+            write_json(source / MANIFEST, with_seal(manifest))
             folder.parent.mkdir(parents=True, exist_ok=True)
-            replaced, damaged = None, damaged_in(self.root, folder) if supersede else []
-            while not _moved(source, folder):
+            while not _rename(source, folder):
                 if not supersede:
                     self.discard(source)
                     break
-                replaced = self._set_aside(folder)
+                self._supersede(folder)
             sync_folder(folder.parent)
-            if replaced is not None:
-                mend(replaced, folder, damaged)
+        # Another process may be replacing the artifact: then the key has no folder for a moment.
         until = time.monotonic() + REPLACED_S
-        while (artifact := self.find(kind, key, made_by=label or stage)) is None and time.monotonic() < until:
+        while (artifact := self.find(kind, key, label=label or stage)) is None and time.monotonic() < until:
             time.sleep(0.01)
         if artifact is None:
-            raise ConfigError(f"{kind}/{key[:12]} vanished from {self.root} while it was published")
+            raise ConfigError(f"{short_id(kind, key)} vanished from {self.root} while it was published")
         if artifact.execution == manifest["execution"]:
             trust_files(self.root, folder, files)
         return artifact
 
+    def add_version(self, source: Path, manifest: Mapping[str, Any]) -> None:
+        """Move the folder `source`, published elsewhere with `manifest`, in: live if it is newer than the live one."""
+        folder = self._folder(manifest["kind"], manifest["key"])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        live = self.read(manifest["kind"], manifest["key"], 0, folder)
+        older = live is not None and creation_order(live.manifest) > creation_order(manifest)
+        while not _rename(source, self._free_name(folder) if older else folder):
+            if not older:
+                self._supersede(folder)
+        sync_folder(folder.parent)
+
     def verify(self, artifact: Artifact, *, remote: bool = True) -> list[str]:
         """The damaged files by name (changed, missing, unexpected), every byte read. Empty: the artifact is whole.
 
-        `remote`: those that the remote has too, where there is one. Raises `ConfigError` or `Retryable` if it fails.
+        `remote`: also the copy at the remote, where there is one. Raises `ConfigError` or `Retryable` if that fails.
         """
-        if manifests.read_manifest(artifact.folder) is None:
-            return [manifests.MANIFEST]
-        here = is_absent(artifact.folder)
-        damaged = [] if here else damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=False)
-        if remote and self.mirror is not None and self.mirror.has(artifact):
-            damaged += self.mirror.verify(artifact)
-        return damaged
+        if read_manifest(artifact.folder) is None:
+            return [MANIFEST]
+        return damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=False)
 
     def check(self, artifact: Artifact) -> None:
-        """Raise `ConfigError`, with the way out, if the artifact is damaged. What was read once is not read again.
+        """Raise `ConfigError`, with the command that helps, if the artifact is damaged.
 
-        Of one that only the remote has, names and sizes are looked at: its digests are, when it is fetched. Raises
-        `Retryable` if another process put a new one in its place meanwhile, or if the remote cannot be reached.
+        Files that this process or (if large) another one has digested are not read again. Of an artifact that only the
+        remote has, names and sizes are compared; its digests are when it is fetched. Raises `Retryable` if another
+        process put a new one in its place meanwhile, or if the remote cannot be reached.
         """
-        if self.mirror is not None and is_absent(artifact.folder):
-            damaged = self.mirror.present(artifact)
-        else:
-            damaged = damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=True)
-        if not damaged:
-            return
-        there = manifests.read_manifest(artifact.folder)
-        if there is None or there["execution"] == artifact.execution:
-            mend = (
-                "" if self.mirror is None else f" (`nautile store fetch {artifact.id}` mends a copy that was fetched)"
-            )
-            raise ConfigError(refusal(artifact.id, damaged, artifact.manifest["label"]) + mend)
-        raise Retryable(f"artifact {artifact.id} was made anew by another run while it was read")
-
-    def shelve(self, source: Path, kind: str, key: str, made: tuple[datetime, str]) -> None:
-        """Move a making from elsewhere into its place: live if it is newer than the live one, else superseded."""
-        folder = self._folder(kind, key)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        live = self.read(kind, key, 0, folder)
-        older = live is not None and moment(live.manifest) > made
-        while not _moved(source, self._free_name(folder) if older else folder):
-            if not older:
-                self._set_aside(folder)
-        sync_folder(folder.parent)
+        if damaged := self._damage(artifact):
+            current = read_manifest(artifact.folder)
+            if current is not None and current["execution"] != artifact.execution:
+                raise Retryable(f"artifact {artifact.id} was replaced by another run while it was read")
+            raise ConfigError(self._damage_message(artifact, damaged))
 
     def discard(self, folder: Path) -> None:
         """Remove a folder so that a crash halfway leaves nothing under its name."""
@@ -308,55 +329,58 @@ class Store:
             return
         shutil.rmtree(trash, ignore_errors=True)
 
+    def _damage(self, artifact: Artifact) -> list[str]:
+        return damaged_files(self.root, artifact.folder, artifact.manifest["files"], trust=True)
+
+    def _damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
+        return damage_message(artifact.id, damaged, artifact.manifest["label"])
+
     def _folder(self, kind: str, key: str) -> Path:
-        if not (manifests.KIND.fullmatch(kind) and manifests.KEY.fullmatch(key)):
+        if not (KIND.fullmatch(kind) and KEY.fullmatch(key)):
             raise ValueError(f"not a kind and a key: {kind!r}, {key!r}")
         return self.root / "artifacts" / kind / key
-
-    def read(self, kind: str, key: str, number: int, folder: Path) -> Artifact | None:
-        """The artifact in one of `folders()`; None if its manifest is damaged, or is another artifact's."""
-        manifest = manifests.read_manifest(folder)
-        if manifest is None or (manifest["kind"], manifest["key"]) != (kind, key):
-            return None
-        return Artifact(kind, key, folder, manifest, number, self.mirror)
 
     def _free_name(self, folder: Path) -> Path:
         """The next `<key>.<n>`."""
         taken = [n for _, key, n, _ in self.folders(folder.parent.name) if key == folder.name]
         return folder.with_name(f"{folder.name}.{max(taken, default=0) + 1}")
 
-    def _set_aside(self, folder: Path) -> Path | None:
-        target = self._free_name(folder)
+    def _supersede(self, folder: Path) -> None:
+        """Rename a live folder to the next `<key>.<n>`. Another process may have done it, or have taken that name:
+        the caller then tries again."""
         try:
-            folder.rename(target)
+            folder.rename(self._free_name(folder))
         except FileNotFoundError:
-            return None  # somebody else set it aside
+            return
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            return None
-        return target
 
     def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
         """The live artifacts (and with `superseded` the replaced ones) whose manifests can be read, oldest first."""
-        found = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
-        return sorted((a for a in found if a), key=lambda a: (a.manifest["created"], a.id))
+        artifacts = [self.read(k, key, n, folder) for k, key, n, folder in self.folders(kind) if superseded or not n]
+        return sorted((a for a in artifacts if a), key=lambda a: (a.manifest["created"], a.id))
 
 
-def refusal(artifact_id: str, damaged: list[str], stage: str | None) -> str:
-    """The one message about a damaged artifact: which, what is wrong with it, and how to make it anew.
+def short_id(kind: str, key: str, superseded: int = 0) -> str:
+    """The id that people see and type: `kind/<12 digits>`, with `.n` for a superseded artifact."""
+    return f"{kind}/{key[:12]}" + (f".{superseded}" if superseded else "")
 
-    The store does not know which file the configuration was read from: whoever does puts it in place of CONFIG.
+
+def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> str:
+    """The one message about a damaged artifact: which, what is wrong with it, and how to rebuild it.
+
+    The store does not know which file the configuration was read from: the caller replaces CONFIG by it.
     """
-    name = stage or "STAGE"  # a manifest that cannot be read does not say which
+    name = label or "STAGE"  # a manifest that cannot be read does not name its step
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     return (
-        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Make it anew with `nautile run CONFIG "
-        f"--only {name} --force`, or with all that follows from it: `nautile run CONFIG --from {name} --force`"
+        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Rebuild it with `nautile run CONFIG "
+        f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
     )
 
 
-def _moved(source: Path, target: Path) -> bool:
+def _rename(source: Path, target: Path) -> bool:
     """Rename folder `source` to `target`; False if something is there."""
     try:
         source.rename(target)

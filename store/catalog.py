@@ -22,20 +22,20 @@ import duckdb
 
 from common.errors import ConfigError, Retryable
 from common.files import writing
-from store import manifest as manifests
 from store.artifacts import Store
 from store.events import READ_LIMIT, read_events
-from store.locks import turn
+from store.locks import flock_until
+from store.manifest import MANIFEST
 from store.schema import (
     ARTIFACTS,
     BY_EVENT,
     INPUTS,
+    LINEAGE_WITH_CALLS,
     MACROS,
     SCHEMA,
     TABLES,
-    WITH_CALLS,
+    CatalogTable,
     NewerCatalog,
-    Table,
     artifact_row,
     event_row,
     input_rows,
@@ -151,7 +151,7 @@ class Catalog:
         """
         artifact = self.store.get(artifact_id)
         self.ingest()
-        return self.query(WITH_CALLS, [artifact.id])
+        return self.query(LINEAGE_WITH_CALLS, [artifact.id])
 
     def _select(self, sql: str, parameters: Sequence[Any], patience: float) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._open(patience, read_only=True) as connection:
@@ -203,9 +203,9 @@ class Catalog:
         """Rows for manifests that are new or have moved; none for those that are gone."""
         root, found, new = self.store.root, set(), []
         for kind, key, number, folder in self.store.folders():
-            name = str((folder / manifests.MANIFEST).relative_to(root))
+            name = str((folder / MANIFEST).relative_to(root))
             try:
-                stamp = (folder / manifests.MANIFEST).stat().st_mtime_ns
+                stamp = (folder / MANIFEST).stat().st_mtime_ns
             except OSError:
                 continue
             found.add(name)
@@ -247,7 +247,7 @@ class Catalog:
     def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         deadline = time.monotonic() + patience
         queue = self.store.root / "locks" / "catalog.lock"
-        with _within, turn(queue, deadline, shared=read_only) as mine:
+        with _within, flock_until(queue, deadline, shared=read_only) as mine:
             if not mine:
                 raise CatalogBusy(f"{self.path} is kept busy by other processes of this machine")
             connection = self._connect(deadline, read_only)
@@ -308,7 +308,7 @@ def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str,
     return sum(len(rows) for rows in by_table.values())
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: list[dict[str, Any]]) -> None:
     if rows:
         connection.execute(table.upsert(), [[row[name] for row in rows] for name in table.columns])
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from common.files import is_full_or_read_only, read_json, write_json
 from configs.base import fingerprint
-from store.manifest import DEEPEST, LARGEST_EVENT, too_deep
+from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if line.count(b"[") + line.count(b"{") > DEEPEST and too_deep(event):
+    if line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event):
         return None
     whole = isinstance(event, dict) and isinstance(event.get("fields"), dict)
     return event if whole and {"id", "kind", "execution", "time"} <= event.keys() else None

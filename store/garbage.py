@@ -1,8 +1,8 @@
-"""What the store no longer needs: staging that leads nowhere, replaced artifacts that nothing rests on, broken rests.
+"""What the store no longer needs: abandoned staging folders, replaced artifacts that nothing depends on, leftovers.
 
 A replaced artifact stays as long as a live one, or another that stays, was made from it: lineage never breaks. Live
 artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use, and
-what retention rules (configs/operation.py) let go. What goes, goes from the remote too.
+those that retention rules (configs/operation.py) let go. What is removed is removed from the remote too.
 """
 
 import time
@@ -14,124 +14,56 @@ from pathlib import Path
 
 from common.files import read_json, writing
 from configs.operation import RetentionConfig
-from store import manifest as manifests
-from store.artifacts import Artifact, Store
-from store.mirror import is_absent, moment
-
-Making = tuple[str, str, str]  # kind, key, execution
-
-
-def making(artifact: Artifact) -> Making:
-    return artifact.kind, artifact.key, artifact.execution
-
-
-def roots(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[Making]:
-    """The makings that stay for their own sake. Raises `ConfigError` for a pin that names no artifact, or several."""
-    pinned = {making(store.get(name)) for name in rules.pins}
-    live = [artifact for artifact in artifacts if not artifact.superseded]
-    if not rules.retires:
-        return {making(artifact) for artifact in live} | pinned
-    read = _being_read(store)
-    oldest = None if rules.days is None else time.time() - 86400 * rules.days
-    latest = _latest(live, rules.newest or 0)
-    kept = {
-        (artifact.key, artifact.execution)
-        for artifact in live
-        if artifact.kind in rules.kinds
-        or (artifact.key, artifact.execution) in latest
-        or (oldest is not None and _made(artifact) >= oldest)
-        or making(artifact) in pinned
-        or store.lock(artifact.key).held_elsewhere()
-    }
-    whole = {making(artifact) for artifact in live if (artifact.key, artifact.execution) in kept}
-    return whole | pinned | {making(artifact) for artifact in artifacts if artifact.manifest["digest"] in read}
-
-
-def closure(artifacts: Iterable[Artifact], kept: set[Making]) -> set[Making]:
-    """`kept` and all that those were made from."""
-    by_making = {making(artifact): artifact for artifact in artifacts}
-    siblings = defaultdict(list)
-    for one in by_making:
-        siblings[one[1:]].append(one)
-    open_ends = list(kept)
-    needed: set[Making] = set()
-    while open_ends:
-        one = open_ends.pop()
-        if one in needed:
-            continue
-        needed.add(one)
-        # What one execution published is reused as a whole or not at all.
-        open_ends += siblings[one[1:]]
-        if one in by_making:
-            manifest = by_making[one].manifest
-            for name, full_id in manifest["inputs"].items():
-                kind, _, key = full_id.partition("/")
-                open_ends.append((kind, key, manifest["input_executions"][name]))
-    return needed
-
-
-def age(artifact: Artifact) -> str:
-    return f"{(time.time() - _made(artifact)) / 86400:.0f} days old"
-
-
-def _latest(live: list[Artifact], count: int) -> set[tuple[str, str]]:
-    """(key, execution) of the `count` latest executions of each label."""
-    by_label: dict[str, dict[tuple[str, str], tuple[datetime, str]]] = defaultdict(dict)
-    for artifact in live:
-        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = moment(artifact.manifest)
-    ordered = [sorted(found, key=lambda one: found[one], reverse=True) for found in by_label.values()]
-    return {one for found in ordered for one in found[:count]}
-
-
-def _being_read(store: Store) -> set[str]:
-    """Digests of the inputs of all unfinished work."""
-    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
-    inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
-    return {digest for given in inputs for digest in given.values()}
-
-
-def _made(artifact: Artifact) -> float:
-    return moment(artifact.manifest)[0].timestamp()
-
+from store.artifacts import Artifact, Store, VersionId
+from store.manifest import KEY, MANIFEST, creation_order
+from store.mirror import MirroredStore
 
 STALE_DAYS = 7.0
+DAY_S = 86400
+
+Published = tuple[str, str]  # (key, execution): everything that one execution published
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """A folder or file that can go, the space it takes, and why."""
+    """A folder or file that can be removed, the space it takes, and why."""
 
-    path: Path  # of what lies at the remote alone, where it would lie here
+    path: Path  # of something that only the remote has: where it would be here
     bytes: int
     reason: str
-    key: str | None = None  # its lock must be free for it to go
+    key: str | None = None  # its lock must be free for the removal
     artifact: Artifact | None = None  # one that the remote may have too
-    remote: tuple[str, ...] = ()  # names at the remote
+    remote: tuple[str, ...] = ()  # names of objects at the remote
 
 
 def find_garbage(
     store: Store, *, stale_days: float = STALE_DAYS, rules: RetentionConfig = RetentionConfig()
 ) -> list[Garbage]:
-    """What `collect` would remove. Unfinished work counts once nobody has touched it for `stale_days`.
+    """What `collect` would remove. Unfinished work counts once it is untouched for `stale_days`.
 
-    Raises `ConfigError` for a pin that means no artifact.
+    Raises `ConfigError` for a pin that names no artifact.
     """
-    return [*_staging(store, stale_days), *_artifacts(store, rules), *_memories(store), *_orphans(store, stale_days)]
+    garbage = [*_staging(store, stale_days), *_artifacts(store, rules), *_digest_records(store)]
+    if isinstance(store, MirroredStore):
+        for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
+            path = store.root / "artifacts" / name
+            garbage.append(Garbage(path, size, "an upload that was cut short", remote=tuple(objects)))
+    return garbage
 
 
 def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
-    """Remove `garbage`; returns what went. What a run has begun to work on since it was found stays."""
-    gone = []
+    """Remove `garbage`; returns what was removed. Anything that a run has locked in the meantime stays."""
+    removed = []
     with writing(store.root):
         for item in garbage:
             lock = store.lock(item.key) if item.key else None
             if lock is not None and not lock.try_acquire():
                 continue
             try:
-                if store.mirror is not None and item.artifact is not None and store.mirror.has(item.artifact):
-                    store.mirror.remove(item.artifact)
-                if item.remote and store.mirror is not None:
-                    store.mirror.remote.delete(item.remote)
+                if isinstance(store, MirroredStore) and item.artifact is not None and store.is_mirrored(item.artifact):
+                    store.remove_from_remote(item.artifact)
+                if item.remote and isinstance(store, MirroredStore):
+                    store.remote.delete(item.remote)
                 elif item.path.is_dir():
                     store.discard(item.path)
                 else:
@@ -139,61 +71,127 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
             finally:
                 if lock is not None:
                     lock.release()
-            gone.append(item)
-    return gone
+            removed.append(item)
+    return removed
 
 
 def _staging(store: Store, stale_days: float) -> Iterator[Garbage]:
+    """Staging folders of work that is published, or that nobody has touched for `stale_days`."""
     for folder in sorted((store.root / "staging").glob("*")):
-        if not manifests.KEY.fullmatch(folder.name):
+        if not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by a removal that was cut short")
         elif not store.lock(folder.name).held_elsewhere():
-            days = (time.time() - _touched(folder)) / 86400
+            days = (time.time() - _last_written(folder)) / DAY_S
             if _is_published(store, folder):
-                yield Garbage(folder, _size(folder), "what was made here is published", folder.name)
+                yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
             elif days > stale_days:
                 yield Garbage(folder, _size(folder), f"unfinished, untouched for {days:.0f} days", folder.name)
 
 
 def _is_published(store: Store, folder: Path) -> bool:
-    """True if the execution that worked in `folder` is the one whose artifacts are there, all of them."""
+    """True if the execution that worked in `folder` has published all its outputs."""
     record, done = read_json(folder / "execution.json"), read_json(folder / "done.json")
     if not isinstance(record, dict) or not isinstance(done, dict):
         return False
-    found = {a.kind for a in store.list() if a.key == folder.name and a.execution == record.get("execution")}
-    return found >= set(done.get("outputs", [""]))
+    kinds = {a.kind for a in store.list() if a.key == folder.name and a.execution == record.get("execution")}
+    return kinds >= set(done.get("outputs", [""]))
 
 
 def _artifacts(store: Store, rules: RetentionConfig) -> Iterator[Garbage]:
+    """Artifact folders that nothing needs or can use."""
     artifacts = store.list(superseded=True)
-    needed = closure(artifacts, roots(store, artifacts, rules))
-    found = {artifact.folder: artifact for artifact in artifacts}
+    needed = _with_inputs(artifacts, _kept_by_rules(store, artifacts, rules))
+    by_folder = {artifact.folder: artifact for artifact in artifacts}
     for _, key, number, folder in store.folders():
-        artifact = found.get(folder)
-        if not (folder / manifests.MANIFEST).exists():
+        artifact = by_folder.get(folder)
+        if not (folder / MANIFEST).exists():
             yield Garbage(folder, _size(folder), "no manifest: not an artifact", key)
         elif artifact is None and number:
             yield Garbage(folder, _size(folder), "superseded, and its manifest is damaged", key)
-        elif artifact is not None and making(artifact) not in needed:
-            size = artifact.bytes if is_absent(folder) else _size(folder)
-            why = "superseded, and nothing that is live rests on it" if number else "retired by the rules, "
-            yield Garbage(folder, size, why if number else why + age(artifact), key, artifact)
+        elif artifact is not None and artifact.version_id not in needed:
+            size = _size(folder) if store.has_files(artifact) else artifact.bytes
+            if number:
+                reason = "superseded, and no live artifact was made from it"
+            else:
+                reason = f"retired by the rules, {(time.time() - _created(artifact)) / DAY_S:.0f} days old"
+            yield Garbage(folder, size, reason, key, artifact)
 
 
-def _orphans(store: Store, stale_days: float) -> Iterator[Garbage]:
-    if store.mirror is not None:
-        for name, (size, names) in store.mirror.orphans(time.time() - 86400 * stale_days).items():
-            yield Garbage(
-                store.root / "artifacts" / name, size, "an upload that was cut short", None, None, tuple(names)
-            )
+def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConfig) -> set[VersionId]:
+    """The versions that stay for their own sake. Raises `ConfigError` for a pin that names no artifact, or several."""
+    pinned = {store.get(name).version_id for name in rules.pins}
+    live = [artifact for artifact in artifacts if not artifact.superseded]
+    if not rules.retires:
+        return {artifact.version_id for artifact in live} | pinned
+    oldest = None if rules.days is None else time.time() - DAY_S * rules.days
+    newest = _newest_of_each_label(live, rules.newest or 0)
+    kept = {
+        (artifact.key, artifact.execution)
+        for artifact in live
+        if artifact.kind in rules.kinds
+        or (artifact.key, artifact.execution) in newest
+        or (oldest is not None and _created(artifact) >= oldest)
+        or artifact.version_id in pinned
+        or store.lock(artifact.key).held_elsewhere()
+    }
+    kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept}
+    in_use = _inputs_of_unfinished_work(store)
+    return kept_live | pinned | {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in in_use}
 
 
-def _memories(store: Store) -> Iterator[Garbage]:
-    """Records of verified files whose artifact is gone."""
-    there = {f"{kind}-{folder.name}" for kind, _, _, folder in store.folders()}
+def _with_inputs(artifacts: Iterable[Artifact], kept: set[VersionId]) -> set[VersionId]:
+    """`kept`, everything it was made from, and what the same executions published: a step is reused only if all its
+    outputs are there."""
+    by_version = {artifact.version_id: artifact for artifact in artifacts}
+    siblings: dict[Published, list[VersionId]] = defaultdict(list)
+    for version in by_version:
+        siblings[version.key, version.execution].append(version)
+    pending = list(kept)
+    needed: set[VersionId] = set()
+    while pending:
+        version = pending.pop()
+        if version in needed:
+            continue
+        needed.add(version)
+        pending += siblings[version.key, version.execution]
+        if version in by_version:
+            manifest = by_version[version].manifest
+            for name, full_id in manifest["inputs"].items():
+                kind, _, key = full_id.partition("/")
+                pending.append(VersionId(kind, key, manifest["input_executions"][name]))
+    return needed
+
+
+def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
+    """The `count` newest executions of each label."""
+    by_label: dict[str, dict[Published, tuple[datetime, str]]] = defaultdict(dict)
+    for artifact in live:
+        created = creation_order(artifact.manifest)
+        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = created
+    newest: set[Published] = set()
+    for executions in by_label.values():
+        newest.update(sorted(executions, key=lambda published: executions[published], reverse=True)[:count])
+    return newest
+
+
+def _inputs_of_unfinished_work(store: Store) -> set[str]:
+    """The digests of all artifacts that a staging folder's execution reads."""
+    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
+    inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
+    return {digest for named in inputs for digest in named.values()}
+
+
+def _digest_records(store: Store) -> Iterator[Garbage]:
+    """Records of verified files (store/verify.py) whose artifact is gone."""
+    artifacts = {f"{kind}-{folder.name}" for kind, _, _, folder in store.folders()}
     for path in sorted((store.root / "verified").glob("*.json")):
-        if path.stem not in there:
-            yield Garbage(path, path.stat().st_size, "remembers files that are gone")
+        if path.stem not in artifacts:
+            yield Garbage(path, path.stat().st_size, "digests of files that are gone")
+
+
+def _created(artifact: Artifact) -> float:
+    """Seconds since 1970."""
+    return creation_order(artifact.manifest)[0].timestamp()
 
 
 def _size(path: Path) -> int:
@@ -202,6 +200,6 @@ def _size(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
 
 
-def _touched(folder: Path) -> float:
+def _last_written(folder: Path) -> float:
     """When anything in `folder` was last written, seconds since 1970."""
     return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)

@@ -1,8 +1,8 @@
-"""One worker a key: an flock on a file of the store, which the kernel drops when the process that holds it dies.
+"""Locks of the store: flocks on files under `locks/`, which the kernel releases when the process that holds them dies.
 
-A run has one too, `locks/run-<id>.lock`: whoever can take it knows that the run's process is gone, whatever its last
-words were.
-And a queue for the catalog's file, shared by those who read and alone for who writes.
+`KeyLock` is exclusive: one process makes a key; a run's process holds `locks/run-<id>.lock` as long as it lives, so
+that whoever can take that lock knows the process to be gone. `flock_until` is shared or exclusive, with a deadline:
+readers and writers of the catalog queue at it.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from common.files import writing
 
 
 class KeyLock:
-    """`with lock:` waits for its turn. Not reentrant. A child process does not inherit it."""
+    """An exclusive lock: `with lock:` waits for it. Not reentrant, and not inherited by child processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,29 +39,30 @@ class KeyLock:
             raise
         if not self._is_the_file(descriptor):
             os.close(descriptor)
-            return self.try_acquire()  # removed by `remove` between the two calls: that one holds nothing any more
+            return self.try_acquire()  # `remove` deleted the file between the two calls
         self._descriptor = descriptor
         return True
 
     def acquire(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """Take the lock, calling `wait(seconds)` between tries; whatever it raises ends the waiting."""
+        """Take the lock, calling `wait(seconds)` between attempts; an exception out of `wait` ends the waiting."""
         while not self.try_acquire():
             wait(0.2)
 
     def release(self) -> None:
+        """Give the lock up, if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def remove(self) -> None:
-        """Release the lock and take its file away. Only for the one who holds it."""
+        """Delete the lock's file and release the lock, if this object holds it."""
         if self._descriptor is not None:
             self.path.unlink(missing_ok=True)
             self.release()
 
     @contextmanager
     def for_life(self) -> Iterator[None]:
-        """Hold it for the length of the block, then take its file away: one that is left tells of a sudden death."""
+        """Hold the lock during the block, then delete its file: a file that is left means a killed process."""
         self.acquire()
         os.utime(self.path)
         try:
@@ -95,11 +96,11 @@ class KeyLock:
 
 
 @contextmanager
-def turn(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
-    """Wait for a turn at what `path` stands for, until `deadline` (monotonic seconds); False if none came.
+def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
+    """Hold an flock on `path` during the block; False if it was not free until `deadline` (monotonic seconds).
 
-    To ask an flock costs microseconds, so it is asked often and a turn is noticed within milliseconds. Where the file
-    cannot be opened (a store that may only be read) there is no queue, and everybody has a turn.
+    An attempt costs microseconds, so it is polled every few milliseconds. Where the file cannot be opened (a store that
+    may only be read) nobody writes, and everybody gets True.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -107,17 +108,18 @@ def turn(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
         yield True
         return
     try:
-        yield _flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, deadline)
+        acquired = _try_flock(descriptor, shared)
+        while not acquired and time.monotonic() <= deadline:
+            time.sleep(random.uniform(0.001, 0.005))
+            acquired = _try_flock(descriptor, shared)
+        yield acquired
     finally:
         os.close(descriptor)
 
 
-def _flock(descriptor: int, kind: int, deadline: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-        time.sleep(random.uniform(0.001, 0.005))
+def _try_flock(descriptor: int, shared: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,8 +1,11 @@
-"""The manifest: what an artifact is, which files it has by digest, and what it came from.
+"""The manifest: what an artifact is, which files it has by digest, and what it was made from.
 
 It is written last, inside the folder that is then renamed into place, and carries a seal (a digest of itself), so
-that a flipped byte in the manifest shows as well as one in a payload file. It holds no secrets: a configuration names
+that a flipped byte in the manifest is noticed as one in any other file. It holds no secrets: a configuration names
 the environment variables of keys, never their values.
+
+Manifests and events may come from a shared folder or bucket, so they are read as untrusted data: bounded in size and
+depth, every field checked, no file name that leads out of the artifact's folder.
 """
 
 import logging
@@ -10,6 +13,7 @@ import os
 import re
 import socket
 import subprocess
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cache
@@ -23,21 +27,27 @@ from common.errors import ConfigError
 from common.files import read_json, sha256_of, sync_folder
 from configs.base import fingerprint
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 1
 MANIFEST = "manifest.json"
-MIRRORED = ".mirrored"  # empty files beside a manifest: the remote has this making too,
-ABSENT = ".absent"  # or it alone has the files
+MIRRORED = ".mirrored"  # files in an artifact's folder, holding its execution: the remote has this version too,
+ABSENT = ".absent"  # or the remote alone has its files
 RESERVED = frozenset({MANIFEST, MIRRORED, ABSENT})
 
-LARGEST_MANIFEST = 32 * 2**20
-LARGEST_EVENT = 32 * 2**20
-DEEPEST = 64
+LARGEST_MANIFEST = 32 * 2**20  # bytes
+LARGEST_EVENT = 32 * 2**20  # bytes of one line
+DEEPEST = 64  # levels of nested lists and objects
+
+KEY = re.compile(r"[0-9a-f]{64}")
+KIND = re.compile(r"[a-z][a-z0-9_]*")
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 _Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-def safe_name(name: str) -> bool:
+def is_safe_name(name: str) -> bool:
     """True if `name` is a plain relative path in POSIX form, which cannot lead out of the folder it is put in."""
     parts = name.split("/")
     return name not in RESERVED and all(
@@ -46,15 +56,15 @@ def safe_name(name: str) -> bool:
     )
 
 
-def too_deep(value: Any, limit: int = DEEPEST) -> bool:
-    """True if JSON data nests more than `limit` levels; without recursion, for Python's own stack is no deeper."""
+def nests_too_deep(value: Any, limit: int = DEEPEST) -> bool:
+    """True if JSON data nests more than `limit` levels. Works level by level: a recursion could exhaust the stack."""
     level = [value]
     for _ in range(limit):
         level = [
             item
-            for one in level
-            if isinstance(one, (dict, list))
-            for item in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for item in (parent.values() if isinstance(parent, dict) else parent)
             if isinstance(item, (dict, list))
         ]
         if not level:
@@ -70,7 +80,7 @@ class _File(BaseModel):
 
 
 class _Manifest(BaseModel):
-    """The shape of a manifest; what else it may carry is left alone."""
+    """The fields of a manifest and their types; further fields are allowed."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -97,27 +107,27 @@ class _Manifest(BaseModel):
     @classmethod
     def _names_stay_inside(cls, files: dict[str, _File]) -> dict[str, _File]:
         for name in files:
-            if not safe_name(name):
+            if not is_safe_name(name):
                 raise ValueError(f"a file cannot be called {name!r}")
         return files
 
     @field_validator("created")
     @classmethod
-    def _is_a_moment(cls, created: str) -> str:
+    def _created_has_zone(cls, created: str) -> str:
         if datetime.fromisoformat(created).tzinfo is None:
-            raise ValueError("a time without its zone")
+            raise ValueError("the time has no zone")
         return created
 
     @model_validator(mode="after")
-    def _makings_are_named(self) -> "_Manifest":
+    def _inputs_agree(self) -> "_Manifest":
         if self.inputs.keys() != self.input_executions.keys():
-            raise ValueError("inputs and input_executions name different things")
+            raise ValueError("inputs and input_executions have different names")
         return self
 
 
-def fault_of(manifest: Any) -> str | None:
-    """What is wrong with the shape of a manifest, in a line; None if nothing is."""
-    if too_deep(manifest):
+def schema_error(manifest: Any) -> str | None:
+    """What is wrong with the fields of a manifest, in a line; None if nothing is."""
+    if nests_too_deep(manifest):
         return f"nested deeper than {DEEPEST} levels"
     try:
         _Manifest.model_validate(manifest)
@@ -127,23 +137,16 @@ def fault_of(manifest: Any) -> str | None:
     return None
 
 
-logger = logging.getLogger(__name__)
-
-KEY = re.compile(r"[0-9a-f]{64}")
-KIND = re.compile(r"[a-z][a-z0-9_]*")
-RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
-
-
 def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[str, str]) -> str:
-    """The content key of what a stage makes: 64 hexadecimal digits, the same on every machine and in every process.
+    """The content key of a stage's outputs: 64 hexadecimal digits, the same on every machine and in every process.
 
-    `section` is plain JSON data, `inputs` maps a name to `kind/<full key>`. Raises `ConfigError` on a short id, for
-    a key must not depend on how an id was abbreviated.
+    `section` is plain JSON data, `inputs` maps a name to `kind/<full key>`. Raises `ConfigError` on a short id: a key
+    must not depend on how an id was abbreviated.
     """
     for name, full_id in inputs.items():
         kind, _, key = full_id.partition("/")
         if not (KIND.fullmatch(kind) and KEY.fullmatch(key)):
-            raise ConfigError(f"stage {stage}: input {name!r} is {full_id!r}, but a key is taken of `kind/<64 digits>`")
+            raise ConfigError(f"stage {stage}: input {name!r} is {full_id!r}, but keys need `kind/<64 digits>`")
     return fingerprint({"stage": stage, "version": version, "section": section, "inputs": inputs})
 
 
@@ -161,7 +164,7 @@ def describe_files(source: Path) -> dict[str, dict[str, Any]]:
             path.unlink()
         elif path.is_file() and path != source / MANIFEST:
             paths.append(path.relative_to(source).as_posix())
-            if not safe_name(paths[-1]):
+            if not is_safe_name(paths[-1]):
                 raise ValueError(f"{source}: a file of an artifact cannot be called {paths[-1]!r}")
     if not paths:
         raise ValueError(f"{source}: nothing to publish, the folder holds no file")
@@ -175,21 +178,21 @@ def describe_files(source: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with its seal."""
+def with_seal(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with a digest of itself, by which `checked_manifest` notices any change."""
     return {**manifest, "seal": fingerprint(manifest)}
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in `folder`; None if it is missing, is no plain file, or not `sound`."""
+    """The manifest in `folder`; None if it is missing, no plain file, or damaged (`checked_manifest`)."""
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
         return None
-    return sound(read_json(path, limit=LARGEST_MANIFEST), str(path))
+    return checked_manifest(read_json(path, limit=LARGEST_MANIFEST), str(path))
 
 
-def sound(manifest: Any, where: str) -> dict[str, Any] | None:
-    """`manifest` if it is one whose seal fits and whose shape is right (store/manifest.py), else None, logged."""
+def checked_manifest(manifest: Any, where: str) -> dict[str, Any] | None:
+    """`manifest` if its seal fits and its fields are valid, else None; `where` names it in the log."""
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     try:
@@ -197,10 +200,15 @@ def sound(manifest: Any, where: str) -> dict[str, Any] | None:
             return None
     except (ValueError, RecursionError):
         return None
-    if fault := fault_of(manifest):
-        logger.warning("%s is refused: %s", where, fault)
+    if error := schema_error(manifest):
+        logger.warning("%s is refused: %s", where, error)
         return None
     return manifest
+
+
+def creation_order(manifest: Mapping[str, Any]) -> tuple[datetime, str]:
+    """A sort key of the versions of one key, the same on every machine: when they were created, then by execution."""
+    return datetime.fromisoformat(manifest["created"]), manifest["execution"]
 
 
 def now() -> str:
@@ -210,6 +218,7 @@ def now() -> str:
 
 @cache
 def host() -> str:
+    """The name of this machine."""
     return socket.gethostname()
 
 

@@ -1,250 +1,256 @@
-"""The artifacts and event files of a store at its remote, and what of them is here.
+"""A store with a remote: an object store that holds its artifacts and event files for every machine.
 
     <url>/store.json                                    {"format": 1}
     <url>/payload/<kind>/<key>/<execution>/<file>       first
-    <url>/manifests/<kind>/<key>/<execution>.json       last: from then on the artifact is there, whole
+    <url>/manifests/<kind>/<key>/<execution>.json       last: with it the artifact is there, whole
     <url>/events/*.jsonl
 
-An object store has no rename, so each making (execution) has names of its own: nothing is ever overwritten, and the
-newest making of a key is the live one. Here, two small files beside a manifest hold the making's id: `.mirrored` says
-that the remote has it too, `.absent` that the remote alone has the files. Those come when they are first needed.
+An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
+newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
+manifest hold the execution's id: `.mirrored` if the remote has that version too, `.absent` if the remote alone has the
+files, which are fetched when they are first needed.
 """
 
 import json
 import logging
+import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parsed, sha256_of, sync_folder, write_json, write_text, writing
-from store import manifest as manifests
-from store.manifest import ABSENT, LARGEST_MANIFEST, MIRRORED
-from store.remote import Remote, record
+from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
+from store.artifacts import Artifact, Store, VersionId, damage_message
+from store.manifest import (
+    ABSENT,
+    KEY,
+    KIND,
+    LARGEST_MANIFEST,
+    MANIFEST,
+    MIRRORED,
+    checked_manifest,
+    creation_order,
+    read_manifest,
+)
+from store.remote import Remote, record_remote, resolve_location
 from store.verify import trust_files
-
-if TYPE_CHECKING:
-    from store.artifacts import Artifact, Store
-
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
-
-
-def push_events(remote: Remote, folder: Path) -> int:
-    """Send each event file that is longer here than there; returns how many."""
-    there = {name: thing.bytes for name, thing in remote.names("events").items()}
-    here = {path.name: path for path in sorted(folder.glob("*.jsonl")) if _NAME.fullmatch(path.name)}
-    grown = [path for name, path in here.items() if path.stat().st_size > there.get(name, 0)]
-    remote.together(lambda path: remote.put(path, f"events/{path.name}"), grown)
-    return len(grown)
-
-
-def pull_events(remote: Remote, folder: Path) -> int:
-    """Bring each event file that is longer there than here; returns how many."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = []
-    for name, thing in remote.names("events").items():
-        if not _NAME.fullmatch(name):
-            logger.warning("%s/events/%s is no event file of ours and is passed over", remote.url, name)
-        elif not (folder / name).exists() or (folder / name).stat().st_size < thing.bytes:
-            wanted.append(name)
-    remote.together(lambda name: _pull(remote, folder, name), wanted)
-    if wanted:
-        sync_folder(folder)
-    return len(wanted)
-
-
-def _pull(remote: Remote, folder: Path, name: str) -> None:
-    temporary = folder / f".{uuid.uuid4().hex}.tmp"
-    try:
-        if remote.get(f"events/{name}", temporary):
-            temporary.replace(folder / name)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 FORMAT = 1
+_EVENT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
 
-Making = tuple[str, str, str]  # kind, key, execution
+
+def open_store(location: str | Path | None = None) -> Store:
+    """The store at a folder or URL; None means `$NAUTILE_STORE`, else `./.nautile`. Raises `ConfigError`.
+
+    A folder that is the local copy of a remote store is opened as such.
+    """
+    name = str(location if location is not None else os.environ.get("NAUTILE_STORE") or ".nautile")
+    root, url = resolve_location(name)
+    return MirroredStore(root, url) if url else Store(root)
 
 
-class Mirror:
-    """The remote of one store. Every method may be called again after any crash and does what is left to do."""
+class MirroredStore(Store):
+    """A store whose artifacts and events are also at a URL. Every method may be called again after a crash, and then
+    does what is left to do. Methods that reach the remote raise `ConfigError` or `Retryable` naming the URL."""
 
-    def __init__(self, store: "Store", remote: Remote) -> None:
-        self.store = store
-        self.remote = remote
+    def __init__(self, root: Path, url: str) -> None:
+        super().__init__(root)
+        self.url = url
+        self.remote = Remote(url)
+
+    def prepare(self) -> None:
+        super().prepare()
+        with writing(self.root):
+            record_remote(self.root, self.remote.url)
 
     def refresh(self, *, events: bool = False) -> None:
-        """Learn of what others have published, with `events` of their event files too, and forget what is gone there.
+        """Learn what other machines have published, with `events` their event files too, and forget what they removed.
 
-        Raises `ConfigError` or `Retryable` naming the URL if the remote cannot be used.
+        Only manifests are read; the files of an artifact come with `fetch`.
         """
-        record(self.store.root, self.remote.url)
-        self._agree_on_format()
-        there = {making: name for name in self.remote.names("manifests") if (making := _making(name))}
-        here = dict(self._here())
-        new = [there[making] for making in there.keys() - here.keys()]
-        for manifest in sorted(
-            filter(None, self.remote.together(self._manifest, new)), key=lambda m: (m["created"], m["execution"])
-        ):
-            self._place(manifest)
-        for making in here.keys() - there.keys():
-            if (here[making] / ABSENT).exists():
-                self.store.discard(here[making])
+        self.prepare()
+        self._check_format()
+        at_remote = {version: name for name in self.remote.names("manifests") if (version := _version_of(name))}
+        local = dict(self._local_versions())
+        new = [at_remote[version] for version in at_remote.keys() - local.keys()]
+        for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
+            self._add_without_files(manifest)
+        for version in local.keys() - at_remote.keys():
+            if (local[version] / ABSENT).exists():
+                self.discard(local[version])
         if events:
-            pull_events(self.remote, self.store.root / "events")
+            self._pull_events()
 
-    def push(self, artifacts: Iterable["Artifact"], *, again: bool = False) -> list["Artifact"]:
-        """Send what the remote lacks: files, then the manifest. Returns what was sent.
+    def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
+        """Send artifacts that the remote lacks: their files, then their manifests. Returns those that were sent.
 
-        What an earlier try has sent already is not sent twice; `again` sends every file, whatever is there.
-        Raises `ConfigError` for a damaged artifact, whose bytes are not spread, and as `refresh` does.
+        Files that an interrupted push has sent are not sent twice; `again` sends every file, whatever is there. Raises
+        `ConfigError` for a damaged artifact, so that damage does not spread.
         """
         sent = []
         for artifact in artifacts:
-            if not (is_absent(artifact.folder) or (self.has(artifact) and not again)):
+            if self.has_files(artifact) and (again or not self.is_mirrored(artifact)):
                 self._send(artifact, again)
                 sent.append(artifact)
         return sent
 
-    def push_all(self) -> list["Artifact"]:
-        """Send every making that the remote lacks, oldest first, and the event files. Returns what was sent."""
+    def push_all(self) -> list[Artifact]:
+        """Send every version that the remote lacks, oldest first, and the event files. Returns what was sent."""
         self.refresh()
-        sent = self.push(self.store.list(superseded=True))
+        sent = self.push(self.list(superseded=True))
         self.push_events()
         return sent
 
     def push_events(self) -> int:
-        """Send the event files that have grown; returns how many."""
-        return push_events(self.remote, self.store.root / "events")
+        """Send each event file that is longer here than at the remote; returns how many."""
+        at_remote = {name: entry.bytes for name, entry in self.remote.names("events").items()}
+        paths = [path for path in sorted((self.root / "events").glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
+        grown = [path for path in paths if path.stat().st_size > at_remote.get(path.name, 0)]
+        self.remote.map(lambda path: self.remote.put(path, f"events/{path.name}"), grown)
+        return len(grown)
 
-    def fetch(self, artifact: "Artifact") -> None:
-        """Bring the files of `artifact` here, each verified by its digest before it takes its name.
+    def has_files(self, artifact: Artifact) -> bool:
+        return not (artifact.folder / ABSENT).exists()
 
-        Those that are here and whole are left, so this also mends a damaged copy. Raises `ConfigError` naming the
-        files if the remote's are damaged or the disk is too small, `Retryable` if the remote cannot be reached.
+    def is_mirrored(self, artifact: Artifact) -> bool:
+        """Whether this machine knows the remote to have `artifact`, without a request."""
+        return (artifact.folder / ABSENT).exists() or (artifact.folder / MIRRORED).exists()
+
+    def fetch(self, artifact: Artifact) -> None:
+        """Bring the files of `artifact` to this machine, each verified by its digest before it gets its name.
+
+        Files that are here and whole are kept, so this also repairs a damaged copy. Raises `ConfigError` naming the
+        files if the remote's are damaged, or if the disk is too small.
         """
-        root, folder, files = self.store.root, artifact.folder, artifact.manifest["files"]
-        with self.store.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(root):
-            if manifests.read_manifest(folder) != artifact.manifest:
+        folder, files = artifact.folder, artifact.manifest["files"]
+        with self.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(self.root):
+            if read_manifest(folder) != artifact.manifest:
                 raise Retryable(f"artifact {artifact.id} was moved by another run while it was fetched")
-            for rest in folder.rglob(".*.tmp"):
-                rest.unlink()
-            wanted = [name for name, told in files.items() if not _is_whole(folder / name, told)]
-            if short := self._unfit(artifact, wanted):
-                self._refuse(artifact, short)
-            needed, free = sum(files[name]["bytes"] for name in wanted), shutil.disk_usage(root).free
+            for leftover in folder.rglob(".*.tmp"):
+                leftover.unlink()
+            wanted = [name for name, entry in files.items() if not _is_whole(folder / name, entry)]
+            if misfits := self._misfits_at_remote(artifact, wanted):
+                raise ConfigError(self._remote_damage_message(artifact, misfits))
+            needed, free = sum(files[name]["bytes"] for name in wanted), shutil.disk_usage(self.root).free
             if needed > free:
-                raise ConfigError(f"{artifact.id} needs {needed} bytes in {root}, where {free} are free: make space")
+                raise ConfigError(
+                    f"{artifact.id} needs {needed} bytes in {self.root}, where {free} are free: make space"
+                )
             for name in wanted:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            told = self.remote.together(lambda name: self._fetch_file(artifact, name), wanted)
-            if damaged := [words for words in told if words]:
-                self._refuse(artifact, damaged)
+            faults = self.remote.map(lambda name: self._fetch_file(artifact, name), wanted)
+            if faults := [fault for fault in faults if fault is not None]:
+                raise ConfigError(self._remote_damage_message(artifact, faults))
             for parent in {(folder / name).parent for name in wanted}:
                 sync_folder(parent)
-            if is_absent(folder):
+            if not self.has_files(artifact):
                 (folder / ABSENT).rename(folder / MIRRORED)
                 sync_folder(folder)
-            trust_files(root, folder, files)
+            trust_files(self.root, folder, files)
 
-    def has(self, artifact: "Artifact") -> bool:
-        """Whether this machine knows the remote to have `artifact`, without asking it."""
-        return is_absent(artifact.folder) or (artifact.folder / MIRRORED).exists()
+    def verify(self, artifact: Artifact, *, remote: bool = True) -> list[str]:
+        """The damaged files by name: those of this machine's copy and, with `remote`, those at the remote, where every
+        byte is read and nothing kept."""
+        if read_manifest(artifact.folder) is None:
+            return [MANIFEST]
+        damaged = super().verify(artifact) if self.has_files(artifact) else []
+        if remote and self.is_mirrored(artifact):
+            damaged += self._verify_at_remote(artifact)
+        return damaged
 
-    def present(self, artifact: "Artifact") -> list[str]:
-        """The files of `artifact` that the remote lacks or has in another size, by one listing."""
-        return self._unfit(artifact, list(artifact.manifest["files"]))
-
-    def verify(self, artifact: "Artifact") -> list[str]:
-        """The damaged files of `artifact` at the remote by name, every byte read there and nothing kept."""
-        files = artifact.manifest["files"]
-        unfit = self._unfit(artifact, list(files))
-        rest = [name for name in sorted(files) if not any(words.startswith(f"{name} (") for words in unfit)]
-        digests = self.remote.together(lambda name: self.remote.digest(f"{_payload(artifact)}/{name}"), rest)
-        wrong = [n for n, digest in zip(rest, digests, strict=True) if digest != files[n]["sha256"]]
-        raw = self.remote.read(_manifest_name(artifact), LARGEST_MANIFEST)
-        text = (
-            []
-            if raw is not None and parsed(raw) == artifact.manifest
-            else [f"{manifests.MANIFEST} (missing or changed)"]
-        )
-        return [f"{words} at the remote" for words in (*text, *unfit, *(f"{n} (its digest differs)" for n in wrong))]
-
-    def unusable(self) -> list[str]:
-        """Names at the remote that should be manifests of artifacts and are not sound. Their files reach no machine."""
-        here = dict(self._here())
-        names = {name: _making(name) for name in self.remote.names("manifests")}
-        unknown = [name for name, making in names.items() if making is None or making not in here]
+    def unusable_manifests(self) -> list[str]:
+        """Names at the remote that should be manifests of artifacts and are damaged. No machine sees their files."""
+        known = dict(self._local_versions())
+        unknown = {
+            name: version
+            for name in self.remote.names("manifests")
+            if (version := _version_of(name)) is None or version not in known
+        }
         return [
-            f"{self.remote.url}/manifests/{name}" for name in unknown if not _making(name) or not self._manifest(name)
+            f"{self.remote.url}/manifests/{name}"
+            for name, version in unknown.items()
+            if version is None or self._remote_manifest(name) is None
         ]
 
-    def remove(self, artifact: "Artifact") -> None:
-        """Remove a making from the remote: its manifest first, so that nobody finds half of it."""
+    def remove_from_remote(self, artifact: Artifact) -> None:
+        """Remove a version from the remote: its manifest first, so that nobody sees half of it."""
         self.remote.delete([_manifest_name(artifact)])
         prefix = _payload(artifact)
         self.remote.delete([f"{prefix}/{name}" for name in self.remote.names(prefix)])
 
-    def orphans(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
-        """Files without a manifest, all written before `older_than` (seconds since 1970): uploads that nobody ended.
+    def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
+        """Files at the remote without a manifest, all written before `older_than` (seconds since 1970).
 
-        The making's folder -> bytes, and the names at the remote.
+        The version's folder (`kind/key/execution`) -> bytes, and the names of its objects.
         """
-        known = {making for name in self.remote.names("manifests") if (making := _making(name))}
-        found: dict[str, tuple[int, list[str]]] = {}
-        young = set()
-        for name, thing in self.remote.names("payload").items():
+        published = {version for name in self.remote.names("manifests") if (version := _version_of(name))}
+        uploads: dict[str, tuple[int, list[str]]] = {}
+        recent = set()
+        for name, entry in self.remote.names("payload").items():
             parts = name.split("/")
-            if len(parts) < 4 or (parts[0], parts[1], parts[2]) in known:
+            if len(parts) < 4 or VersionId(*parts[:3]) in published:
                 continue
             folder = "/".join(parts[:3])
-            if thing.written is None or thing.written >= older_than:
-                young.add(folder)
-            size, names = found.get(folder, (0, []))
-            found[folder] = size + thing.bytes, [*names, f"payload/{name}"]
-        return {folder: rest for folder, rest in found.items() if folder not in young}
+            if entry.written is None or entry.written >= older_than:
+                recent.add(folder)
+            size, names = uploads.get(folder, (0, []))
+            uploads[folder] = size + entry.bytes, [*names, f"payload/{name}"]
+        return {folder: upload for folder, upload in uploads.items() if folder not in recent}
 
-    def _send(self, artifact: "Artifact", again: bool) -> None:
-        self.store.check(artifact)
+    def _damage(self, artifact: Artifact) -> list[str]:
+        if self.has_files(artifact):
+            return super()._damage(artifact)
+        return self._misfits_at_remote(artifact, list(artifact.manifest["files"]))
+
+    def _damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
+        message = super()._damage_message(artifact, damaged)
+        return f"{message} (`nautile store fetch {artifact.id}` repairs a copy that was fetched)"
+
+    def _remote_damage_message(self, artifact: Artifact, damaged: list[str]) -> str:
+        return damage_message(f"{artifact.id} at {self.remote.url}", damaged, artifact.manifest["label"])
+
+    def _send(self, artifact: Artifact, again: bool) -> None:
+        self.check(artifact)
         prefix, files = _payload(artifact), artifact.manifest["files"]
-        before = {} if again else self.remote.names(prefix)
-        missing = [name for name in files if name not in before or before[name].bytes != files[name]["bytes"]]
-        self.remote.together(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
-        if short := self._unfit(artifact, list(files)):
-            raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {short[0]}")
+        sent = {} if again else self.remote.names(prefix)
+        missing = [name for name in files if name not in sent or sent[name].bytes != files[name]["bytes"]]
+        self.remote.map(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
+        if misfits := self._misfits_at_remote(artifact, list(files)):
+            raise Retryable(f"{self.remote.url} did not keep all of {artifact.id}: {misfits[0]}")
         text = json.dumps(artifact.manifest, sort_keys=True, allow_nan=False)
         self.remote.write(_manifest_name(artifact), text.encode())
         write_text(artifact.folder / MIRRORED, artifact.execution)
 
-    def _agree_on_format(self) -> None:
+    def _check_format(self) -> None:
+        """Write `store.json` to a new remote; raise `ConfigError` if the remote is of another format."""
         raw = self.remote.read("store.json", 2**16)
         if raw is None:
             self.remote.write("store.json", json.dumps({"format": FORMAT}).encode())
             return
-        found = parsed(raw)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        description = parse_json(raw)
+        if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise ConfigError(
-                f"{self.remote.url}/store.json: not a store of format {FORMAT}: a newer nautile wrote it?"
+                f"{self.remote.url}/store.json: not a store of format {FORMAT}; was it written by a newer nautile?"
             )
 
-    def _here(self) -> Iterator[tuple[Making, Path]]:
-        for kind, key, _, folder in self.store.folders():
-            told = next((p.read_text()[:64] for p in (folder / ABSENT, folder / MIRRORED) if p.is_file()), None)
-            if told is None and (manifest := manifests.read_manifest(folder)) is not None:
-                told = manifest["execution"]
-            if told is not None:
-                yield (kind, key, told), folder
+    def _local_versions(self) -> Iterator[tuple[VersionId, Path]]:
+        """The versions that this machine knows, with their folders. The small files are read first: they are cheaper
+        than a manifest, and are there while the manifest is damaged."""
+        for kind, key, _, folder in self.folders():
+            markers = (path for path in (folder / ABSENT, folder / MIRRORED) if path.is_file())
+            execution = next((path.read_text()[:64] for path in markers), None)
+            if execution is None and (manifest := read_manifest(folder)) is not None:
+                execution = manifest["execution"]
+            if execution is not None:
+                yield VersionId(kind, key, execution), folder
 
-    def _manifest(self, name: str) -> dict[str, Any] | None:
-        """The manifest at `name`; None, logged, if it is not sound or not the one that belongs there."""
+    def _remote_manifest(self, name: str) -> dict[str, Any] | None:
+        """The manifest at `name`; None, logged, if it is damaged or not the one that belongs there."""
         try:
             raw = self.remote.read(f"manifests/{name}", LARGEST_MANIFEST)
         except ConfigError as error:
@@ -254,38 +260,51 @@ class Mirror:
             logger.warning("%s", error)
         if raw is None:
             return None  # removed since it was listed
-        manifest = manifests.sound(parsed(raw), f"{self.remote.url}/manifests/{name}")
-        if manifest is None or (manifest["kind"], manifest["key"], manifest["execution"]) != _making(name):
+        manifest = checked_manifest(parse_json(raw), f"{self.remote.url}/manifests/{name}")
+        if manifest is None or VersionId(manifest["kind"], manifest["key"], manifest["execution"]) != _version_of(name):
             logger.warning("%s/manifests/%s is damaged and not used", self.remote.url, name)
             return None
         return manifest
 
-    def _place(self, manifest: dict[str, Any]) -> None:
-        """Put a making without its files beside those that are here, the newest of a key being the live one."""
-        kind, key = manifest["kind"], manifest["key"]
-        lock = self.store.lock(key)
+    def _add_without_files(self, manifest: dict[str, Any]) -> None:
+        """Add a version whose files stay at the remote for now; the newest version of a key is the live one."""
+        version = VersionId(manifest["kind"], manifest["key"], manifest["execution"])
+        lock = self.lock(version.key)
         if not lock.try_acquire():
-            return  # it is being made here at this moment; the next look finds both
+            return  # it is being made here at this moment; the next refresh sees both
         try:
-            known = {one[2] for one, _ in self._here() if one[:2] == (kind, key)}
-            if manifest["execution"] in known:
+            if version in dict(self._local_versions()):
                 return  # another process of this machine was quicker
-            with writing(self.store.root):
-                source = self.store.root / "staging" / f".pull-{uuid.uuid4().hex}"
+            with writing(self.root):
+                source = self.root / "staging" / f".pull-{uuid.uuid4().hex}"
                 source.mkdir(parents=True)
-                write_json(source / manifests.MANIFEST, manifest)
-                write_text(source / ABSENT, manifest["execution"])
-                self.store.shelve(source, kind, key, moment(manifest))
+                write_json(source / MANIFEST, manifest)
+                write_text(source / ABSENT, version.execution)
+                self.add_version(source, manifest)
         finally:
             lock.release()
 
-    def _unfit(self, artifact: "Artifact", names: list[str]) -> list[str]:
-        there, files = self.remote.names(_payload(artifact)), artifact.manifest["files"]
-        lost = [f"{name} (missing)" for name in sorted(names) if name not in there]
-        short = [n for n in sorted(names) if n in there and there[n].bytes != files[n]["bytes"]]
-        return lost + [f"{name} ({there[name].bytes} bytes, not {files[name]['bytes']})" for name in short]
+    def _misfits_at_remote(self, artifact: Artifact, names: list[str]) -> list[str]:
+        """Those of the files `names` that the remote lacks or has in another size, by one listing."""
+        objects, files = self.remote.names(_payload(artifact)), artifact.manifest["files"]
+        missing = [f"{name} (missing)" for name in sorted(names) if name not in objects]
+        resized = [n for n in sorted(names) if n in objects and objects[n].bytes != files[n]["bytes"]]
+        return missing + [f"{name} ({objects[name].bytes} bytes, not {files[name]['bytes']})" for name in resized]
 
-    def _fetch_file(self, artifact: "Artifact", name: str) -> str | None:
+    def _verify_at_remote(self, artifact: Artifact) -> list[str]:
+        files = artifact.manifest["files"]
+        misfits = self._misfits_at_remote(artifact, list(files))
+        others = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in misfits)]
+        digests = self.remote.map(lambda name: self.remote.digest(f"{_payload(artifact)}/{name}"), others)
+        changed = [name for name, digest in zip(others, digests, strict=True) if digest != files[name]["sha256"]]
+        raw = self.remote.read(_manifest_name(artifact), LARGEST_MANIFEST)
+        intact = raw is not None and parse_json(raw) == artifact.manifest
+        faults = [] if intact else [f"{MANIFEST} (missing or changed)"]
+        faults += [*misfits, *(f"{name} (its digest differs)" for name in changed)]
+        return [f"{fault} at the remote" for fault in faults]
+
+    def _fetch_file(self, artifact: Artifact, name: str) -> str | None:
+        """Fetch one file; what is wrong with it at the remote, None if nothing is."""
         target = artifact.folder / name
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
@@ -298,40 +317,48 @@ class Mirror:
             temporary.unlink(missing_ok=True)
         return None
 
-    def _refuse(self, artifact: "Artifact", damaged: list[str]) -> None:
-        from store.artifacts import refusal
+    def _pull_events(self) -> None:
+        """Fetch each event file that is longer at the remote than here."""
+        folder = self.root / "events"
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = []
+        for name, entry in self.remote.names("events").items():
+            path = folder / name
+            if not _EVENT_FILE.fullmatch(name):
+                logger.warning("%s/events/%s is no event file of this project and is ignored", self.remote.url, name)
+            elif not path.exists() or path.stat().st_size < entry.bytes:
+                wanted.append(name)
+        self.remote.map(self._pull_event_file, wanted)
+        if wanted:
+            sync_folder(folder)
 
-        raise ConfigError(refusal(f"{artifact.id} at {self.remote.url}", damaged, artifact.manifest["label"]))
+    def _pull_event_file(self, name: str) -> None:
+        temporary = self.root / "events" / f".{uuid.uuid4().hex}.tmp"
+        try:
+            if self.remote.get(f"events/{name}", temporary):
+                temporary.replace(self.root / "events" / name)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def is_absent(folder: Path) -> bool:
-    """True if the files of the artifact in `folder` are at the remote only."""
-    return (folder / ABSENT).exists()
-
-
-def _is_whole(path: Path, told: dict[str, Any]) -> bool:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size != told["bytes"]:
+def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["bytes"]:
         return False
-    return sha256_of(path) == told["sha256"]
+    return sha256_of(path) == entry["sha256"]
 
 
-def _payload(artifact: "Artifact") -> str:
+def _payload(artifact: Artifact) -> str:
     return f"payload/{artifact.kind}/{artifact.key}/{artifact.execution}"
 
 
-def _manifest_name(artifact: "Artifact") -> str:
+def _manifest_name(artifact: Artifact) -> str:
     return f"manifests/{artifact.kind}/{artifact.key}/{artifact.execution}.json"
 
 
-def _making(name: str) -> Making | None:
-    """What `kind/key/execution.json` names; None for anything else that lies there."""
+def _version_of(name: str) -> VersionId | None:
+    """The version that `kind/key/execution.json` names; None for any other object."""
     kind, _, rest = name.partition("/")
     key, _, last = rest.partition("/")
     execution = last.removesuffix(".json")
-    sound = manifests.KIND.fullmatch(kind) and manifests.KEY.fullmatch(key) and execution != last and "/" not in last
-    return (kind, key, execution) if sound else None
-
-
-def moment(manifest: dict[str, Any]) -> tuple[datetime, str]:
-    """What orders the makings of a key, the same on every machine."""
-    return datetime.fromisoformat(manifest["created"]), manifest["execution"]
+    fits = KIND.fullmatch(kind) and KEY.fullmatch(key) and execution != last and "/" not in last
+    return VersionId(kind, key, execution) if fits else None

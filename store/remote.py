@@ -1,8 +1,8 @@
-"""An object store behind any fsspec URL: list, put, get and delete by name, tried again when the connection fails.
+"""An object store behind any fsspec URL: list, put, get and delete by name, retried when the connection fails.
 
-The one place that talks to it, and where its hundred kinds of error become two: `ConfigError` for what the operator
-must mend (no such bucket, no permission, no credentials) and `Retryable` for the rest. Credentials are found by the
-libraries in the environment; nothing here reads, holds or shows them.
+All requests go through here, and the many errors of the backends become two: `ConfigError` for what the operator must
+change (no such bucket, no permission, no credentials) and `StoreUnreachable` for the rest. The libraries take
+credentials from the environment; nothing here reads, holds or shows them.
 """
 
 import errno
@@ -28,31 +28,31 @@ from common.retry import Backoff, retry
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(attempts=4, first_s=0.6, longest_s=3.0)
-TOGETHER = 8
-CHUNK = 8 * 2**20
-# How long a silent server is waited for. botocore's own tries are off: s3fs's five and ours would multiply them.
+PARALLEL_REQUESTS = 8
+BLOCK = 8 * 2**20  # bytes
+# Seconds to wait for a silent server. botocore does not retry: s3fs does, five times, and so do we.
 _OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}}}
 _PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_MEND = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)
+_NOT_RETRIED = (PermissionError, FileNotFoundError, NotImplementedError, ImportError)
 
 T = TypeVar("T")
 
 
 class StoreUnreachable(Retryable):
-    """The remote did not answer, several times."""
+    """The remote did not answer after all attempts."""
 
 
 @dataclass(frozen=True)
-class Thing:
-    """An object: its bytes, and when it was written (seconds since 1970; None where the store does not say)."""
+class RemoteObject:
+    """An object: its size in bytes, and when it was written (seconds since 1970; None if the server does not tell)."""
 
     bytes: int
     written: float | None
 
 
 class Remote:
-    """The objects under `url`. Names are relative to it. Connects when it is first asked for something."""
+    """The objects under `url`. Names are relative to it. The connection is made by the first request."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -69,20 +69,22 @@ class Remote:
             raise ConfigError(f"the store {self.url} needs a package that is not installed: {how}") from None
         return filesystem, base.rstrip("/")
 
-    def names(self, folder: str) -> dict[str, Thing]:
+    def names(self, folder: str) -> dict[str, RemoteObject]:
         """Every object under `folder`, by its name relative to it. Empty where there is none."""
 
-        def find(filesystem: Any, base: str) -> dict[str, Thing]:
+        def find(filesystem: Any, base: str) -> dict[str, RemoteObject]:
             prefix = f"{base}/{folder}/"
-            found = filesystem.find(prefix, detail=True)
-            things = found.values() if isinstance(found, dict) else []
-            rows = {one["name"].removeprefix("/"): one for one in things if one["type"] == "file"}
+            listing = filesystem.find(prefix, detail=True)
+            entries = listing.values() if isinstance(listing, dict) else []  # fsspec returns [] for an empty folder
             return {
-                name.removeprefix(prefix.removeprefix("/")): Thing(int(one["size"]), _written(one))
-                for name, one in rows.items()
+                entry["name"].removeprefix("/").removeprefix(prefix.removeprefix("/")): RemoteObject(
+                    int(entry["size"]), _written(entry)
+                )
+                for entry in entries
+                if entry["type"] == "file"
             }
 
-        return self._ask(find, f"listing {folder}")
+        return self._request(find, f"listing {folder}")
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The bytes of a small object, None if there is none. Raises `ConfigError` if it has more than `limit`."""
@@ -96,11 +98,11 @@ class Remote:
             except FileNotFoundError:
                 return None
 
-        return self._ask(get, f"reading {name}")
+        return self._request(get, f"reading {name}")
 
     def write(self, name: str, data: bytes) -> None:
         """Put a small object, whole or not at all."""
-        self._ask(lambda filesystem, base: filesystem.pipe_file(f"{base}/{name}", data), f"writing {name}")
+        self._request(lambda filesystem, base: filesystem.pipe_file(f"{base}/{name}", data), f"writing {name}")
 
     def put(self, source: Path, name: str) -> None:
         """Put a file, whole or not at all. Raises `Retryable` if `source` has been moved away meanwhile."""
@@ -110,10 +112,10 @@ class Remote:
                 raise Retryable(f"{source} was moved by another run while it was sent to {self.url}")
             filesystem.put_file(str(source), f"{base}/{name}")
 
-        self._ask(send, f"writing {name}")
+        self._request(send, f"writing {name}")
 
     def get(self, name: str, target: Path) -> bool:
-        """Write an object into the file `target`, by and by; False if there is no such object."""
+        """Download an object into the file `target`; False if there is no such object."""
 
         def receive(filesystem: Any, base: str) -> bool:
             try:
@@ -122,32 +124,34 @@ class Remote:
                 return False
             return True
 
-        return self._ask(receive, f"reading {name}", local=target)
+        return self._request(receive, f"reading {name}", local=target)
 
     def digest(self, name: str) -> str:
-        """sha256 of an object, read in pieces and kept nowhere."""
+        """sha256 of an object, streamed: nothing is kept on disk."""
 
         def stream(filesystem: Any, base: str) -> str:
-            sum_ = hashlib.sha256()
-            with filesystem.open(f"{base}/{name}", "rb", block_size=CHUNK) as file:
-                while block := file.read(CHUNK):
-                    sum_.update(block)
-            return sum_.hexdigest()
+            digest = hashlib.sha256()
+            with filesystem.open(f"{base}/{name}", "rb", block_size=BLOCK) as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+            return digest.hexdigest()
 
-        return self._ask(stream, f"reading {name}")
+        return self._request(stream, f"reading {name}")
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; those that are gone already do not matter."""
-        gone = list(names)
-        if gone:
-            self._ask(lambda filesystem, base: _remove(filesystem, [f"{base}/{name}" for name in gone]), "deleting")
+        """Remove objects. One that does not exist is no error."""
+        doomed = list(names)
+        if doomed:
+            self._request(
+                lambda filesystem, base: _remove(filesystem, [f"{base}/{name}" for name in doomed]), "deleting"
+            )
 
-    def together(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """`function` of each item, several at a time, in order; the first error is raised."""
-        with ThreadPoolExecutor(max_workers=TOGETHER) as pool:
+    def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+        """`function` of each item, in parallel; results in order, the first error raised."""
+        with ThreadPoolExecutor(max_workers=PARALLEL_REQUESTS) as pool:
             return list(pool.map(function, items))
 
-    def _ask(self, request: Callable[[Any, str], T], doing: str, local: Path | None = None) -> T:
+    def _request(self, request: Callable[[Any, str], T], doing: str, local: Path | None = None) -> T:
         """The result of `request(filesystem, base)`, which is tried again after an error of the connection."""
 
         def attempt() -> T:
@@ -171,7 +175,7 @@ class Remote:
             return ConfigError(not_writable(local.parent, error))
         lines = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-        if isinstance(error, _MEND) or "Credentials" in type(error).__name__:
+        if isinstance(error, _NOT_RETRIED) or "Credentials" in type(error).__name__:
             return ConfigError(
                 f"the store {self.url} refuses ({doing}; {text}): check the bucket, and the credentials and endpoint "
                 "in the environment"
@@ -179,14 +183,17 @@ class Remote:
         return StoreUnreachable(f"the store {self.url} cannot be reached ({doing}; {text})")
 
 
-def _written(row: dict[str, Any]) -> float | None:
-    moment = next((row[name] for name in ("LastModified", "mtime", "last_modified", "updated") if row.get(name)), None)
-    if isinstance(moment, str):
-        moment = datetime.fromisoformat(moment)
-    return moment.timestamp() if isinstance(moment, datetime) else None
+def _written(entry: dict[str, Any]) -> float | None:
+    """When a listed object was written. Every backend of fsspec has its own name for it."""
+    names = ("LastModified", "mtime", "last_modified", "updated")
+    written = next((entry[name] for name in names if entry.get(name)), None)
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    return written.timestamp() if isinstance(written, datetime) else None
 
 
 def _remove(filesystem: Any, paths: list[str]) -> None:
+    """Remove objects with one request; if one of them is gone already, the others one by one."""
     try:
         filesystem.rm(paths)
     except FileNotFoundError:
@@ -195,46 +202,60 @@ def _remove(filesystem: Any, paths: list[str]) -> None:
                 filesystem.rm_file(path)
 
 
-RECORD = "remote.json"
-# They take no writes, end with the process, or are no object store: nothing that another machine could read back.
-_NO_STORE = {"memory", "http", "https", "data", "zip", "tar", "github", "git", "blockcache", "filecache", "simplecache"}
+RECORD = "remote.json"  # in the local folder: the URL that it mirrors
+# Schemes that take no writes, end with the process, or are no object store: no other machine could read them.
+_UNSUITABLE = {
+    "memory",
+    "http",
+    "https",
+    "data",
+    "zip",
+    "tar",
+    "github",
+    "git",
+    "blockcache",
+    "filecache",
+    "simplecache",
+}
 
 
-def place_of(root: str) -> tuple[Path, str | None]:
-    """The folder that `root` means and the URL it mirrors, if any. Raises `ConfigError` for an impossible one."""
+def resolve_location(root: str) -> tuple[Path, str | None]:
+    """The folder of a store given as a path or URL, and the URL it mirrors, if any. Raises `ConfigError` for a URL that
+    cannot hold a store. A URL's local folder is `$NAUTILE_STORE_CACHE`, else one in the user's cache folder."""
     parts = urlsplit(root)
     if "://" not in root or parts.scheme == "file":
         if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
             raise ConfigError(f"NAUTILE_STORE {root!r}: a file:// URL names a path on this machine (file:///path)")
         path = Path(unquote(parts.path) if parts.scheme == "file" else root).expanduser().absolute()
-        return path, _recorded(path)
-    url = _checked(root.rstrip("/"))
+        return path, _recorded_url(path)
+    url = _checked_url(root.rstrip("/"))
     cache = os.environ.get("NAUTILE_STORE_CACHE")
     path = Path(cache).expanduser().absolute() if cache else _default_cache(url)
-    if (other := _recorded(path)) not in (None, url):
+    if (other := _recorded_url(path)) not in (None, url):
         raise ConfigError(f"NAUTILE_STORE_CACHE {path} is the cache of {other}: name another folder for {url}")
     return path, url
 
 
-def record(root: Path, url: str) -> None:
-    """Remember in the cache folder which remote it belongs to."""
-    if _recorded(root) != url:
+def record_remote(root: Path, url: str) -> None:
+    """Note in the local folder which remote it mirrors, so that the folder alone opens the same store."""
+    if _recorded_url(root) != url:
         write_json(root / RECORD, {"url": url})
 
 
-def _recorded(root: Path) -> str | None:
-    found = read_json(root / RECORD, limit=2**16)
-    return _checked(str(found.get("url"))) if isinstance(found, dict) else None
+def _recorded_url(root: Path) -> str | None:
+    record = read_json(root / RECORD, limit=2**16)
+    return _checked_url(str(record.get("url"))) if isinstance(record, dict) else None
 
 
-def _checked(url: str) -> str:
+def _checked_url(url: str) -> str:
+    """`url` itself. Raises `ConfigError` if it holds a secret or cannot hold a store."""
     parts = urlsplit(url)
     if parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            f"NAUTILE_STORE names {parts.scheme}://…: a URL with a password or a query in it would be written down. "
-            "Credentials come from the environment (AWS_ACCESS_KEY_ID and its kin, GOOGLE_APPLICATION_CREDENTIALS)"
+            f"NAUTILE_STORE names {parts.scheme}://…: a URL with a password or a query in it would be written to disk. "
+            "Credentials come from the environment (AWS_ACCESS_KEY_ID and the like, GOOGLE_APPLICATION_CREDENTIALS)"
         )
-    if "::" in url or parts.scheme in _NO_STORE or parts.scheme not in fsspec.available_protocols():
+    if "::" in url or parts.scheme in _UNSUITABLE or parts.scheme not in fsspec.available_protocols():
         raise ConfigError(
             f"NAUTILE_STORE {url!r}: {parts.scheme}:// cannot hold the store; a local folder, or s3://, gs://, abfs:// "
             "or another object store that fsspec writes to can"

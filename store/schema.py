@@ -24,7 +24,7 @@ SCHEMA = 2  # another one wants a step in store/schema.py
 
 
 @dataclass(frozen=True)
-class Table:
+class CatalogTable:
     """Name, columns with their types, and the columns that make a row's identity."""
 
     name: str
@@ -57,7 +57,7 @@ class Table:
         return f"({ended}, {row}.time)"
 
 
-ARTIFACTS = Table(
+ARTIFACTS = CatalogTable(
     "artifacts",
     {
         "id": "VARCHAR",  # kind/<12 digits>, with .n when superseded
@@ -81,7 +81,7 @@ ARTIFACTS = Table(
     },
     ("id",),
 )
-INPUTS = Table(
+INPUTS = CatalogTable(
     "inputs",
     {
         "artifact": "VARCHAR",  # artifacts.id of what was made
@@ -92,7 +92,7 @@ INPUTS = Table(
     },
     ("artifact", "name"),
 )
-RUNS = Table(
+RUNS = CatalogTable(
     "runs",
     {
         "id": "VARCHAR",  # one attempt at one stage
@@ -120,7 +120,7 @@ RUNS = Table(
     ("id",),
     open_state="running",
 )
-METRICS = Table(
+METRICS = CatalogTable(
     "metrics",
     {
         "id": "VARCHAR",
@@ -134,7 +134,7 @@ METRICS = Table(
     },
     ("id",),
 )
-CALLS = Table(
+CALLS = CatalogTable(
     "calls",
     {
         "id": "VARCHAR",
@@ -158,7 +158,7 @@ CALLS = Table(
     },
     ("id",),
 )
-SAMPLES = Table(
+SAMPLES = CatalogTable(
     "samples",
     {
         "id": "VARCHAR",
@@ -303,7 +303,7 @@ SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(arti
 MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 
 # What `Catalog.lineage` answers: one row an artifact and use, with the number of calls of its making.
-WITH_CALLS = """
+LINEAGE_WITH_CALLS = """
 SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls
 FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
 """
@@ -312,7 +312,7 @@ FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
 logger = logging.getLogger(__name__)
 
 # A manifest whose row gains a column is forgotten, so that it is read again.
-STEPS: dict[int, tuple[str, ...]] = {
+MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
 }
 
@@ -342,13 +342,13 @@ def refuse_newer(path: Path, version: int) -> None:
 def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> bool:
     """Take the catalog from `version` to `SCHEMA`; False if there is no way and it must be built anew."""
     _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
-    if not all(step in STEPS for step in range(version, SCHEMA)):
+    if not all(step in MIGRATIONS for step in range(version, SCHEMA)):
         logger.warning("%s: schema %d cannot be migrated; it is built anew", path, version)
         return False
     connection.execute("BEGIN")
     try:
         for step in range(version, SCHEMA):
-            for statement in STEPS[step]:
+            for statement in MIGRATIONS[step]:
                 connection.execute(statement)
         for macro in MACROS:
             connection.execute(macro)

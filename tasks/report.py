@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from common.files import write_json, write_text
 from configs.operation import ReportConfig
 from evals.tables.svg import picture
-from store.artifacts import Store
+from store.mirror import open_store
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 from tasks.reporting.data import gather, read_inputs
@@ -27,7 +27,7 @@ def report(job: Job) -> None:
     if not job.inputs:
         raise ConfigError("stage report: it was given no artifacts to report on")
     config = job.part("report", ReportConfig)
-    store = Store(job.staging.parents[1])
+    store = open_store(job.staging.parents[1])
     # Matplotlib's font list belongs to the run like everything else: the home folder stays as it is.
     os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
     inputs = read_inputs(store, job.inputs)

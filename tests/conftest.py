@@ -38,7 +38,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
     """`machine("a")`: a store with a remote as the machine of that name has it, all with one remote of this test."""
     import s3fs
 
-    from store.artifacts import Store
+    from store.mirror import open_store
     from tests.support.object_store import CREDENTIALS, bucket
 
     for name, value in CREDENTIALS.items():
@@ -49,7 +49,7 @@ def machine(object_store_address, monkeypatch, tmp_path):
 
     def make(name):
         monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / name))
-        store = Store(url)
+        store = open_store(url)
         store.prepare()
         return store
 

@@ -11,7 +11,7 @@ from flows.dag import Execution, plan
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
-from store.mirror import Mirror, is_absent
+from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
 
 Row = dict[str, Any]
@@ -108,8 +108,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row
             name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
             whole = folder in readable
             checked[name] = store.verify(readable[folder], remote=remote) if whole else ["manifest.json"]
-        if remote and store.mirror is not None:
-            checked |= {name: ["manifest.json at the remote"] for name in store.mirror.unusable()}
+        if remote and isinstance(store, MirroredStore):
+            checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
     return {"artifacts": len(checked), "damaged": damaged, "remedies": {name: _remedy(store, name) for name in damaged}}
 
@@ -140,19 +140,19 @@ def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = R
 
 def push(store: Store, artifact_id: str | None = None) -> list[Row]:
     """A row for each artifact that was sent to the remote. With an id that one, all its files once more."""
-    mirror = _mirror(store)
+    mirrored = _mirrored(store)
     if artifact_id is None:
-        return [_row(artifact) for artifact in mirror.push_all()]
+        return [_row(artifact) for artifact in mirrored.push_all()]
     store.refresh()
-    return [_row(artifact) for artifact in mirror.push([store.get(artifact_id)], again=True)]
+    return [_row(artifact) for artifact in mirrored.push([store.get(artifact_id)], again=True)]
 
 
 def fetch(store: Store, artifact_id: str) -> Row:
     """The row of an artifact whose files are now here."""
-    mirror = _mirror(store)
+    mirrored = _mirrored(store)
     store.refresh()
     artifact = store.get(artifact_id)
-    mirror.fetch(artifact)
+    mirrored.fetch(artifact)
     return _row(artifact)
 
 
@@ -189,7 +189,7 @@ def checkpoint_folder(name: str | None) -> Path:
         return Path(name)
     if name and Path(name).is_dir():
         raise ConfigError(f"{name}: no checkpoint there: a folder with config.json and weights.safetensors is meant")
-    store = Store()
+    store = open_store()
     store.refresh()
     if name:
         found = store.get(name)
@@ -243,12 +243,12 @@ def _row(artifact: Artifact) -> Row:
 
 def _at(artifact: Artifact) -> str:
     """Where its files are: here, both (here and at the remote), or remote."""
-    if artifact.mirror is None or not artifact.mirror.has(artifact):
+    if not isinstance(artifact.store, MirroredStore) or not artifact.store.is_mirrored(artifact):
         return "here"
-    return "remote" if is_absent(artifact.folder) else "both"
+    return "both" if artifact.store.has_files(artifact) else "remote"
 
 
-def _mirror(store: Store) -> Mirror:
-    if store.mirror is None:
+def _mirrored(store: Store) -> MirroredStore:
+    if not isinstance(store, MirroredStore):
         raise ConfigError(f"the store {store.root} has no remote: set NAUTILE_STORE to a URL (s3://bucket/prefix)")
-    return store.mirror
+    return store

@@ -21,9 +21,9 @@ def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
 
 def the_store() -> Any:
     """The store that NAUTILE_STORE names."""
-    from store.artifacts import Store
+    from store.mirror import open_store
 
-    return Store()
+    return open_store()
 
 
 def console_for(stderr: bool = False) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from store.catalog import Catalog
-from store.schema import WITH_CALLS
+from store.schema import LINEAGE_WITH_CALLS
 
 Row = dict[str, Any]
 
@@ -186,4 +186,4 @@ def evaluations(catalog: Catalog, limit: int = 200) -> list[Row]:
 
 def lineage(catalog: Catalog, artifact: str) -> list[Row]:
     """As `Catalog.lineage`, of what the catalog holds now."""
-    return catalog.query(WITH_CALLS, [artifact])
+    return catalog.query(LINEAGE_WITH_CALLS, [artifact])

@@ -20,6 +20,7 @@ from flows.dashboard import queries
 from flows.dashboard.queries import Row
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
+from store.mirror import open_store
 
 FRESH_S = 3.0  # an answer of the catalog is shown for so long before it is asked again
 PATIENCE_S = 5.0
@@ -62,7 +63,7 @@ class _Patient(Catalog):
 
 def store() -> Store:
     """The store that NAUTILE_STORE names."""
-    return Store()
+    return open_store()
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any:
@@ -78,7 +79,7 @@ def ask(question: Callable[..., Any], *arguments: Any) -> Any:
 
 @st.cache_data(ttl=FRESH_S, max_entries=512, show_spinner=False)
 def _answer(root: str, question: str, arguments: tuple[Any, ...]) -> Any:
-    return getattr(queries, question)(_Patient(Store(root)), *arguments)
+    return getattr(queries, question)(_Patient(open_store(root)), *arguments)
 
 
 def _frozen(arguments: Sequence[Any]) -> tuple[Any, ...]:

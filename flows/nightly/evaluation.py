@@ -29,6 +29,7 @@ from flows.operate import concurrency as turns
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
+from store.mirror import open_store
 from tasks.engine.child_process import cancelling
 from tasks.engine.stage import RunContext
 
@@ -43,7 +44,7 @@ def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None =
 
     `checkpoint`: an artifact id, or "newest"; empty: the one of `[schedule]`.
     """
-    store = Store(store_root)
+    store = open_store(store_root)
     store.prepare()
     chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
     if chosen is None:

@@ -16,7 +16,7 @@ from common.text import fenced, visible
 from evals.scoring.comparison import comparison_table
 from evals.tables.results import to_markdown
 from flows.cli.compare import compared
-from store.artifacts import Store
+from store.mirror import open_store
 
 SHOWN, LONGEST = 10, 600
 
@@ -24,7 +24,7 @@ SHOWN, LONGEST = 10, 600
 @flow(name="regression", flow_run_name="regression of {after}", retries=0, log_prints=False)
 def regression(after: str, before: str, store_root: str | None = None) -> State[dict[str, Any]]:
     """Show what evaluation `after` got wrong that `before` had right, and how to look further."""
-    found = compared(Store(store_root), before, after, "strict", "generate")
+    found = compared(open_store(store_root), before, after, "strict", "generate")
     lost = [one for one in found["changed"] if one["change"] == "lost"]
     create_markdown_artifact(
         evidence(found, lost, before, after), key="regression", description=visible(f"{after} after {before}", 200)

@@ -25,7 +25,7 @@ from common.files import write_atomically
 from configs.schema import RunConfig
 from flows.operate.concurrency import LIMIT
 from flows.operate.deployments import deployments, prepare
-from store.artifacts import Store
+from store.mirror import open_store
 
 POOL = "nautile"
 TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
@@ -59,7 +59,7 @@ def register(config: RunConfig, pool: str, limit: int) -> str:
     Raises `ConfigError` for a type that is not known, a pool that is not there, or an image that is not named.
     """
     _known(pool)
-    variables = {"env": {"NAUTILE_STORE": str(Store().root)}}
+    variables = {"env": {"NAUTILE_STORE": str(open_store().root)}}
     if pool != "process":
         if not (image := os.environ.get("NAUTILE_IMAGE")):
             raise ConfigError(f"--pool {pool}: the environment variable NAUTILE_IMAGE must name an image")

@@ -21,7 +21,7 @@ from flows.serve.http import Served, application
 from model.compile_cache import enable_compile_cache
 from model.decoding.engine import Engine
 from model.weights.files import load_weights
-from store.artifacts import Store
+from store.mirror import open_store
 
 logger = logging.getLogger(__name__)
 LOOPBACK = ("127.", "localhost", "::1")
@@ -47,7 +47,7 @@ def serve(checkpoint: str | None, serving: Serving, tell: Callable[[str], None])
     """
     key = _key(serving.key_env)
     folder = checkpoint_folder(checkpoint)
-    store = Store()
+    store = open_store()
     if store.root.exists():
         enable_compile_cache(store.root / "compiled")
     params, model, tokenizer_config = load_weights(folder)

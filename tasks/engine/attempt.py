@@ -21,7 +21,7 @@ from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter, read_live
 from store.manifest import code_commit, host, now
-from store.mirror import is_absent
+from store.mirror import MirroredStore, open_store
 from tasks.engine.attempt_log import write_attempt_row
 from tasks.engine.child_process import command, crash, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCancelled, StageCrash
@@ -48,7 +48,7 @@ def run_stage(
     crews: ExecutorFactory = local_executor,
 ) -> dict[str, str]:
     """See `Stage.run`. `crews` gives who does the units of a stage that has rounds."""
-    store = Store(context.store_root)
+    store = open_store(context.store_root)
     store.prepare()
     store.refresh()
     given = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
@@ -114,7 +114,7 @@ class _Attempt:
 
     def _complete(self) -> dict[str, Artifact] | None:
         label = self.update.label
-        found = {kind: self.store.find(kind, self.key, made_by=label) for kind in self.stage.outputs}
+        found = {kind: self.store.find(kind, self.key, label=label) for kind in self.stage.outputs}
         present = {kind: artifact for kind, artifact in found.items() if artifact}
         whole = present and all(
             set(a.manifest["outputs"]) == present.keys() and a.execution == next(iter(present.values())).execution
@@ -142,8 +142,8 @@ class _Attempt:
     def _make(self) -> dict[str, str]:
         for artifact in self.inputs.values():
             self.store.check(artifact)
-            if is_absent(artifact.folder):
-                self._notify("waiting", note=f"{artifact.id} is fetched from {self.store.place}")
+            if not self.store.has_files(artifact):
+                self._notify("waiting", note=f"{artifact.id} is fetched from {self.store.location}")
                 _ = artifact.path
         with writing(self.store.root):
             space = open_staging(self.store, self.key, self.inputs, force=self.context.force)
@@ -377,9 +377,9 @@ class _Attempt:
 
     def _send(self, outputs: dict[str, str] | None = None) -> None:
         """Send what was made, and how it was made, to the store's remote, where it has one."""
-        if self.store.mirror is not None:
-            self.store.mirror.push([self.store.get(name) for name in (outputs or {}).values()])
-            self.store.mirror.push_events()
+        if isinstance(self.store, MirroredStore):
+            self.store.push([self.store.get(name) for name in (outputs or {}).values()])
+            self.store.push_events()
 
     def _ingest(self, patience: float | None = None) -> None:
         """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""

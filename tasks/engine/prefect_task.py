@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from common.errors import Retryable
 from common.text import amount, duration
-from store.artifacts import Store
+from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.failure import slug
@@ -135,7 +135,7 @@ class _Board:
             self._show(100.0, _words(last))
 
         def send() -> None:
-            told = summary(Store(context.store_root), last, outputs)
+            told = summary(open_store(context.store_root), last, outputs)
             create_markdown_artifact(told, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
 
         self._tell(send)

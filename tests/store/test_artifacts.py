@@ -6,6 +6,7 @@ import pytest
 from common.errors import ConfigError
 from store import manifest as manifests
 from store.artifacts import Store
+from store.mirror import open_store
 from tests.support.stage_store import filled, flip_byte, key_of, published
 
 
@@ -107,7 +108,7 @@ def test_a_manifest_that_cannot_be_read_is_no_artifact_to_find(store):
     other = published(store, "tokens", "two")
     (artifact.path / "manifest.json").write_text("{")
     with pytest.raises(ConfigError, match=r"damaged: manifest.json.*--only ingest --force"):
-        store.find("tokens", artifact.key, made_by="ingest")
+        store.find("tokens", artifact.key, label="ingest")
     assert store.list() == [other]
 
 
@@ -143,7 +144,7 @@ def test_a_publication_cut_short_before_its_rename_is_done_again(store, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("store.artifacts._moved", killed)
+        patch.setattr("store.artifacts._rename", killed)
         with pytest.raises(KeyboardInterrupt):
             published(store, "tokens", "one")
     assert store.list() == []
@@ -154,16 +155,16 @@ def test_a_publication_cut_short_before_its_rename_is_done_again(store, monkeypa
 def test_the_root_is_given_or_the_environment_s_or_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NAUTILE_STORE", raising=False)
-    assert Store().root == tmp_path / ".nautile"
+    assert open_store().root == tmp_path / ".nautile"
     monkeypatch.setenv("NAUTILE_STORE", "elsewhere")
-    assert Store().root == tmp_path / "elsewhere"
+    assert open_store().root == tmp_path / "elsewhere"
     monkeypatch.setenv("NAUTILE_STORE", f"file://{tmp_path}/with%20space")
-    assert Store().root == tmp_path / "with space"
+    assert open_store().root == tmp_path / "with space"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for url in ("s3://bucket/store", "gs://bucket"):
-        assert (Store(url).place, Store(url).root.parent) == (url, tmp_path / "cache" / "nautile")
+        assert (open_store(url).location, open_store(url).root.parent) == (url, tmp_path / "cache" / "nautile")
     with pytest.raises(ConfigError, match="NAUTILE_STORE"):
-        Store("file://host/path")
+        open_store("file://host/path")
 
 
 def test_a_store_that_cannot_be_written_is_one_clear_message(tmp_path):

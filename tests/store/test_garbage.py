@@ -65,7 +65,7 @@ def test_superseded_artifacts_go_unless_something_rests_on_them(store):
     base = published(store, "checkpoint", "base", inputs={"web": first})
     published(store, "tokens", "a", {"a.txt": "2"}, supersede=True)
     published(store, "tokens", "a", {"a.txt": "3"}, supersede=True)
-    assert found(store) == {f"artifacts/tokens/{first.key}.2": "superseded, and nothing that is live rests on it"}
+    assert found(store) == {f"artifacts/tokens/{first.key}.2": "superseded, and no live artifact was made from it"}
     published(store, "checkpoint", "base", {"w": "2"}, inputs={"web": store.list("tokens")[0]}, supersede=True)
     gone = {f"artifacts/tokens/{first.key}.{n}" for n in (1, 2)} | {f"artifacts/checkpoint/{base.key}.1"}
     assert found(store).keys() == gone

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from common.files import write_json
 from configs.operation import RetentionConfig
-from store import manifest as manifests
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
@@ -30,7 +29,7 @@ def made(store, monkeypatch):
 
     def make(word, kind="checkpoint", days=0.0, reads=(), **fields):
         moment = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-        monkeypatch.setattr(manifests, "now", lambda: moment)
+        monkeypatch.setattr("store.artifacts.now", lambda: moment)
         inputs = {f"in{i}": one for i, one in enumerate(reads)}
         artifact = published(store, kind, word, inputs=inputs, execution=key_of(word)[:32], **fields)
         store.discard(store.root / "staging" / artifact.key)

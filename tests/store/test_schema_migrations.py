@@ -111,7 +111,7 @@ def test_an_older_catalog_is_migrated_with_its_rows_and_a_copy_is_kept(store, ol
 
 @pytest.mark.parametrize("steps", [{}, {1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "SELECT no_such_thing")}])
 def test_without_a_way_it_is_built_anew_from_the_truth(store, old, steps, monkeypatch, caplog):
-    monkeypatch.setattr(migrations, "STEPS", steps)
+    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     catalog = Catalog(store)
     catalog.ingest()
     assert labels(catalog) == [("evaluate:align",), ("ingest",)]

@@ -11,7 +11,7 @@ from common.files import read_json
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter, read_events
-from store.manifest import LARGEST_EVENT, describe_files, read_manifest, safe_name, too_deep
+from store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
 from tests.support.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}
@@ -30,7 +30,7 @@ def nested(depth):
 
 @given(st.text(alphabet=st.sampled_from("ab./\\\0\n~"), max_size=12))
 def test_a_safe_name_stays_inside_its_folder(tmp_path_factory, name):
-    if safe_name(name):
+    if is_safe_name(name):
         folder = tmp_path_factory.getbasetemp() / "inside"
         path = folder / name
         assert folder in path.parents
@@ -42,8 +42,8 @@ def test_a_safe_name_stays_inside_its_folder(tmp_path_factory, name):
     "name", ["../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a\nb", "manifest.json", "x" * 256]
 )
 def test_a_name_that_leads_elsewhere_is_not_safe(name):
-    assert not safe_name(name)
-    assert safe_name("deep/.hidden/b c.txt")
+    assert not is_safe_name(name)
+    assert is_safe_name("deep/.hidden/b c.txt")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_what_a_reader_would_refuse_is_not_published(tmp_path):
 
 
 def test_depth_is_counted_by_levels():
-    assert not too_deep(json.loads(nested(3)), limit=3)
-    assert too_deep(json.loads(nested(4)), limit=3)
-    assert not too_deep({"a": [1, {"b": "["}]}, limit=3)
+    assert not nests_too_deep(json.loads(nested(3)), limit=3)
+    assert nests_too_deep(json.loads(nested(4)), limit=3)
+    assert not nests_too_deep({"a": [1, {"b": "["}]}, limit=3)

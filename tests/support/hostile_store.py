@@ -11,7 +11,7 @@ from common.files import read_json, write_json
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from store.manifest import now, sealed
+from store.manifest import now, with_seal
 from tasks.engine.attempt_log import write_attempt_row
 
 ELSEWHERE = "http://elsewhere.invalid"
@@ -85,7 +85,7 @@ def _mark(store: Store, artifact_id: str) -> None:
     facts |= {"stand_in": TEXT, "judge": {"model": NAME, "stand_in": True}, NAME: TEXT}
     if facts.get("teachers"):
         facts |= {"teachers": {NAME: {"asked": 2, "kept": 1}}, "rejected": {NAME: 1}}
-    write_json(folder / "manifest.json", sealed({name: value for name, value in manifest.items() if name != "seal"}))
+    write_json(folder / "manifest.json", with_seal({name: value for name, value in manifest.items() if name != "seal"}))
     scores = read_json(folder / "scores.json")
     if scores:
         for score in scores["benchmarks"].values():

@@ -83,13 +83,12 @@ class Cutter:
 
 
 def main(root: str) -> None:
-    from store.artifacts import Store
+    from store.mirror import open_store
 
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    store = Store(root)
-    assert store.mirror is not None
-    store.mirror.push_all()
+    store = open_store(root)
+    store.push_all()
     sys.stdout.write(f"sent by {os.getpid()}\n")
 
 

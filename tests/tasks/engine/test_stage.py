@@ -251,14 +251,14 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
 def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(store, context, monkeypatch):
     made = run_stage(sums, section(totals=True), {}, context)
     old = store.get(made["numbers"]).execution
-    set_aside = Store._set_aside
+    supersede = Store._supersede
 
     def killed_after(self, folder):
         set_aside(self, folder)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_set_aside", killed_after)
+        patch.setattr(Store, "_supersede", killed_after)
         with pytest.raises(KeyboardInterrupt):
             run_stage(sums, section(totals=True), {}, forced(context))
     assert [artifact.kind for artifact in store.list()] == ["totals"]
