@@ -254,7 +254,7 @@ def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(s
     supersede = Store._supersede
 
     def killed_after(self, folder):
-        set_aside(self, folder)
+        supersede(self, folder)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
