@@ -7,6 +7,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from configs.base import Section, Share
 from configs.endpoint import refuse_secrets
 
+REMOVED_KEYS = ("relevance", "candidates", "consistency", "quality")  # of [distill]
+
 
 class EmbeddingConfig(Section):
     """What makes the vectors of exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
@@ -108,21 +110,6 @@ class ProbeConfig(Section):
         return self
 
 
-class ConsistencyConfig(Section):
-    """Ask each teacher `asks` times; kept is the first answer that most agree with, at least `share` of them."""
-
-    asks: int = Field(ge=2)
-    share: Share = 0.5
-
-
-class QualityConfig(Section):
-    """A judge's mark from 0 to 100 for each document; below `least` it is not kept."""
-
-    endpoint: str
-    least: int = Field(ge=0, le=100)
-    max_tokens: PositiveInt = 64
-
-
 class DistillConfig(Section):
     """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
 
@@ -131,12 +118,8 @@ class DistillConfig(Section):
         PromptSetConfig(name="wikipedia", source="wikipedia", license="CC BY-SA 4.0"),
     )
     neighbours: PositiveInt = 5
-    relevance: Share = 1.0  # lambda of maximal marginal relevance; 1: the nearest, whatever they share
-    candidates: PositiveInt = 32  # nearest ones among which that chooses
     teachers: tuple[TeacherConfig, ...] = Field(min_length=1)
     probe: ProbeConfig | None = None
-    consistency: ConsistencyConfig | None = None
-    quality: QualityConfig | None = None
     max_tokens: PositiveInt = 160
     temperature: NonNegativeFloat = 0.0
     budget_dollars: NonNegativeFloat = 0.0  # 0: none; a hard stop
@@ -148,10 +131,17 @@ class DistillConfig(Section):
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
     chunk: PositiveInt = 1024  # prompts under way together, and documents a file: what a kill throws away at most
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_removed_keys(cls, fields: Any) -> Any:
+        for name in REMOVED_KEYS if isinstance(fields, dict) else ():
+            if name in fields:
+                raise ValueError(f"distill.{name} was removed, and nothing replaces it: delete the key")
+        return fields
+
     @model_validator(mode="after")
     def _fits(self) -> "DistillConfig":
-        several = self.consistency is not None or (self.probe is not None and self.probe.samples > 1)
-        if several and not self.temperature:
+        if self.probe is not None and self.probe.samples > 1 and not self.temperature:
             raise ValueError("distill.temperature is 0: one question asked several times would get one reply")
         names = [one.name for one in self.prompt_sets]
         if len(set(names)) < len(names) or not names:
@@ -165,6 +155,5 @@ class DistillConfig(Section):
     @property
     def endpoints(self) -> list[str]:
         """The names of all endpoints that may be asked."""
-        named = [teacher.endpoint for teacher in self.teachers]
-        named += self.probe.endpoints if self.probe else ()
-        return list(dict.fromkeys([*named, *([self.quality.endpoint] if self.quality else [])]))
+        teachers = [teacher.endpoint for teacher in self.teachers]
+        return list(dict.fromkeys([*teachers, *(self.probe.endpoints if self.probe else ())]))

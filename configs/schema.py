@@ -56,7 +56,7 @@ class RunConfig(Section):
                 )
         known_fallbacks(self.endpoints)
         asked = [("align.judge.endpoint", self.align.judge.endpoint)]
-        asked += [("distill: an endpoint of its teachers, probe or quality", name) for name in self.distill.endpoints]
+        asked += [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
         asked += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
         for field, name in asked:
             if name not in self.endpoints:

@@ -12,7 +12,7 @@ from common.files import sha256_of
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
-from data.distill import prompts
+from data.distill.prompts import check_prompt_set
 from data.distill.run import DOCUMENTS, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
 from data.distill.teacher_prompt import template_for
@@ -38,7 +38,7 @@ def distill(job: Job) -> None:
     config = job.part("distill", DistillConfig)
     endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
     for one in config.prompt_sets:
-        prompts.check(one)
+        check_prompt_set(one)
     encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
     index = _index(job, encoder, config.neighbours)
     questions = _held_out(job)

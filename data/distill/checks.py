@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from configs.distill import DistillConfig, QualityConfig
+from configs.distill import DistillConfig
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import LONGEST_UNROLLED, Template
-from data.endpoints.chat_types import ChatRequest
 from data.retrieval.exemplar_index import Neighbour
 from data.screening.language import detect_language
 
@@ -31,10 +30,7 @@ RejectReason = Literal[
     "ungrounded",
     "wrong_language",
     "copied_exemplar",
-    "inconsistent",  # several replies, and no answer that enough of them gave
     "contaminated",
-    "unmarked",  # a judge gave no mark
-    "poor",
     "duplicate",
     "near_duplicate",
 ]
@@ -173,41 +169,3 @@ def overlap(text: str, neighbours: Sequence[Neighbour]) -> float:
 def _grams(text: str) -> set[tuple[str, ...]]:
     words = [word.lower() for word in _WORD.findall(text)]
     return set(zip(*(words[i:] for i in range(NGRAM)), strict=False))
-
-
-RUBRIC = "nautile-document-judge-1"
-SCHEMA = {
-    "type": "object",
-    "properties": {"mark": {"type": "integer"}},
-    "required": ["mark"],
-    "additionalProperties": False,
-}
-GRAMMAR = 'root ::= "{\\"mark\\":" ("100" | [1-9] [0-9]? | "0") "}"\n'
-_SYSTEM = (
-    "You mark documents for training a small reasoning model. Is the answer right, does it answer the query, and does "
-    "the reasoning lead to it without error? Reply with one JSON object whose `mark` is a whole number: 100 for a "
-    "document without fault, 50 for one that is right in part, 0 for a useless or wrong one."
-)
-_MARK = re.compile(r'"mark"\s*:\s*"?(\d{1,3})\b')
-
-
-def quality_request(prompt: Prompt, draft: ParsedDocument, config: QualityConfig, seed: int) -> ChatRequest:
-    """The request for one mark."""
-    passage = f"Passage it is based on: {prompt.passage}\n\n" if prompt.passage else ""
-    said = f"{passage}Query: {prompt.query}\n\nReasoning: {draft.reasoning}\n\nAnswer: {draft.answer}"
-    return ChatRequest(
-        endpoint=config.endpoint,
-        messages=({"role": "system", "content": _SYSTEM}, {"role": "user", "content": said}),
-        max_tokens=config.max_tokens,
-        seed=seed,
-        schema=SCHEMA,
-        grammar=GRAMMAR,
-        purpose="quality",
-        tag=prompt.id,
-    )
-
-
-def mark_of(text: str) -> int | None:
-    """The mark in a reply; None if there is none between 0 and 100."""
-    found = _MARK.findall(text) or ([text.strip()] if text.strip().isdecimal() else [])
-    return int(found[-1]) if found and 0 <= int(found[-1]) <= 100 else None

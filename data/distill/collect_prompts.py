@@ -1,10 +1,10 @@
-"""The prompts of a run on disk: drawn from all prompt sets in step, screened, without copies, in files of `chunk`.
+"""Collect the prompts of a run: drawn from all prompt sets in proportion, screened, without duplicates, on disk.
 
-Sets take turns so that every file holds them in the run's proportions: a distillation that stops early has its mix. A
-finished file stands after a crash; the next one begins where its mark says each set had been read to.
+Every file holds the sets in the run's proportions, so a distillation that stops early still has its mix. A finished
+file survives a crash; the next one starts at the rows that its marker names.
 
-    prompts-00000.jsonl      the prompts      prompts-00000.u8, .bands.u8    what they are known again by
-    prompts-00000.json       the mark: rows read and prompts taken of each set, and what was left out and why
+    prompts-00000.jsonl      the prompts      prompts-00000.u8, .bands.u8    hashes for finding their duplicates
+    prompts-00000.json       the marker: rows read and prompts taken of each set, and rows dropped by reason
 """
 
 import json
@@ -18,24 +18,25 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig, PromptSetConfig
-from data.distill.prompts import Prompt, read
-from data.distill.seen import SeenTexts
+from data.distill.prompts import Prompt, read_prompt_set
+from data.distill.seen import SeenTexts, TextHashes
 from data.screening.language import detect_language
 
 BLOCK = 256  # rows of a set screened together
 
-BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # for each text something true if a benchmark asks it
+BenchmarkScreen = Callable[[Sequence[str]], Sequence[Any]]  # for each text the benchmark questions that it overlaps
 
 
 @dataclass
 class CollectedPrompts:
-    """What was drawn: by set, prompts taken and rows left out by reason. `files`: of `chunk` prompts each."""
+    """Prompts taken of each set, rows dropped by set and reason, and the `files`, of `chunk` prompts each."""
 
     taken: Counter[str] = field(default_factory=Counter)
     dropped: dict[str, Counter[str]] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
+        """The counts as they stand in the manifest."""
         return {
             name: {"prompts": self.taken[name], "left_out": dict(self.dropped.get(name, Counter()).most_common())}
             for name in sorted({*self.taken, *self.dropped})
@@ -45,126 +46,132 @@ class CollectedPrompts:
 def collect_prompts(
     config: DistillConfig, seed: int, work: Path, screen: BenchmarkScreen | None, emit: Emit
 ) -> CollectedPrompts:
-    """Draw `config.prompts` prompts into `work`; the same ones for the same seed. Finished files are not drawn again.
+    """Draw `config.prompts` prompts into `work`, the same ones for the same seed. Finished files are not repeated.
 
-    Raises `ConfigError` for a set that cannot be read or runs out before it has given its part; `Retryable` as `read`.
+    Raises `ConfigError` for a set that cannot be read or ends before its quota, `Retryable` as `read_prompt_set`.
     """
-    gathered, novelty, rows_read = _resumed(config, work)
+    collected, seen, rows_read = _load_finished(config, work)
     quota = quotas(config)
-    sets = {one.name: _Source(one, seed, rows_read[one.name], screen, novelty) for one in config.prompt_sets}
-    total = sum(gathered.taken.values())
+    rows = {s.name: _ScreenedRows(s, seed, rows_read[s.name], screen, seen) for s in config.prompt_sets}
+    total = sum(collected.taken.values())
     while total < config.prompts:
         part: list[Prompt] = []
         while len(part) < config.chunk and total < config.prompts:
-            name = min(quota, key=lambda one: ((gathered.taken[one] + 1) / quota[one], one))
-            part.append(_next(sets[name], gathered, novelty, quota[name]))
-            gathered.taken[name] += 1
+            # The set that is furthest behind its quota is next; of equal ones the first by name.
+            name = min(quota, key=lambda name: ((collected.taken[name] + 1) / quota[name], name))
+            part.append(_next_prompt(rows[name], collected, seen, quota[name]))
+            collected.taken[name] += 1
             total += 1
-        rows_read |= {name: source.rows_read for name, source in sets.items()}
-        _keep(work, part, gathered, novelty, rows_read)
-        emit("progress", done=total, total=config.prompts, unit="prompts", note="gathering")
-    return gathered
+        rows_read |= {name: screened.rows_read for name, screened in rows.items()}
+        _save(work, part, collected, seen, rows_read)
+        emit("progress", done=total, total=config.prompts, unit="prompts", note="collecting prompts")
+    return collected
 
 
 def quotas(config: DistillConfig) -> dict[str, int]:
-    """How many prompts each set gives: its count, or by weight a part of what the counts leave (largest remainders)."""
-    left = config.prompts - sum(one.count or 0 for one in config.prompt_sets)
-    weights = {one.name: one.weight for one in config.prompt_sets if one.count is None}
+    """Prompts that each set gives: its `count`, or by weight a part of what the counts leave (largest remainders)."""
+    left = config.prompts - sum(s.count or 0 for s in config.prompt_sets)
+    weights = {s.name: s.weight for s in config.prompt_sets if s.count is None}
     shares = {name: left * weight / sum(weights.values()) for name, weight in weights.items()}
-    found = {one.name: one.count or 0 for one in config.prompt_sets} | {name: int(s) for name, s in shares.items()}
-    short = config.prompts - sum(found.values())
-    for name in sorted(shares, key=lambda one: (int(shares[one]) - shares[one], one))[:short]:
-        found[name] += 1
-    return {name: count for name, count in found.items() if count}
+    quota = {s.name: s.count or 0 for s in config.prompt_sets} | {name: int(share) for name, share in shares.items()}
+    missing = config.prompts - sum(quota.values())
+    for name in sorted(shares, key=lambda name: (int(shares[name]) - shares[name], name))[:missing]:
+        quota[name] += 1
+    return {name: count for name, count in quota.items() if count}
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of one gathered file."""
+    """The prompts of one collected file."""
     return [Prompt(**json.loads(line)) for line in path.read_bytes().splitlines()]
 
 
-class _Source:
-    """A set's rows, screened a block at a time. Iterates over (prompt, its mark) or (reason, None), in order."""
+class _ScreenedRows:
+    """The rows of a prompt set, screened a block at a time: (prompt, its hashes), or (reason to drop it, None)."""
 
     def __init__(
-        self, config: PromptSetConfig, seed: int, skip: int, screen: BenchmarkScreen | None, novelty: SeenTexts
+        self, config: PromptSetConfig, seed: int, skip: int, screen: BenchmarkScreen | None, seen: SeenTexts
     ) -> None:
         self.config, self.rows_read = config, skip
-        self._rows = read(config, seed, skip)
-        self._screen, self._novelty = screen, novelty
-        self._waiting: deque[tuple[Prompt | str, Any]] = deque()
+        self._rows = read_prompt_set(config, seed, skip)
+        self._screen, self._seen = screen, seen
+        self._block: deque[tuple[Prompt | str, TextHashes | None]] = deque()
 
-    def __iter__(self) -> Iterator[tuple[Prompt | str, Any]]:
+    def __iter__(self) -> Iterator[tuple[Prompt | str, TextHashes | None]]:
         return self
 
-    def __next__(self) -> tuple[Prompt | str, Any]:
-        if not self._waiting:
-            self._fill()
-        if not self._waiting:
+    def __next__(self) -> tuple[Prompt | str, TextHashes | None]:
+        if not self._block:
+            self._read_block()
+        if not self._block:
             raise StopIteration
         self.rows_read += 1
-        return self._waiting.popleft()
+        return self._block.popleft()
 
-    def _fill(self) -> None:
-        block = [row for row, _ in zip(self._rows, range(BLOCK), strict=False)]
-        held = iter(self._screened([row.query for row in block if isinstance(row, Prompt)]))
-        wanted = self.config.languages
-        for row in block:
-            if isinstance(row, Prompt):
-                reason, mark = next(held)
-                if reason is None and wanted and (detect_language(row.query) or wanted[0]) not in wanted:
-                    reason = "other_language"
-                self._waiting.append((row, mark) if reason is None else (reason, None))
+    def _read_block(self) -> None:
+        rows = [row for row, _ in zip(self._rows, range(BLOCK), strict=False)]
+        queries = [row.query for row in rows if isinstance(row, Prompt)]
+        # Screening and hashing are much cheaper for many texts at once.
+        screened = zip(
+            self._screen(queries) if self._screen else [None] * len(queries), self._seen.hashes(queries), strict=True
+        )
+        languages = self.config.languages
+        for row in rows:
+            if isinstance(row, str):  # the reason why the row has no prompt
+                self._block.append((row, None))
+                continue
+            hits, hashes = next(screened)
+            if hits:
+                self._block.append(("in_a_benchmark", None))
+            elif languages and (detect_language(row.query) or languages[0]) not in languages:
+                self._block.append(("other_language", None))
             else:
-                self._waiting.append((row, None))
-
-    def _screened(self, queries: list[str]) -> list[tuple[str | None, Any]]:
-        hits = self._screen(queries) if self._screen else [None] * len(queries)
-        marks = self._novelty.marks(queries)
-        return [("in_a_benchmark" if hit else None, mark) for hit, mark in zip(hits, marks, strict=True)]
+                self._block.append((row, hashes))
 
 
-def _next(source: _Source, gathered: CollectedPrompts, novelty: SeenTexts, quota: int) -> Prompt:
-    """The set's next prompt that is none of those there already."""
-    name = source.config.name
-    dropped = gathered.dropped.setdefault(name, Counter())
-    for prompt, mark in source:
+def _next_prompt(rows: _ScreenedRows, collected: CollectedPrompts, seen: SeenTexts, quota: int) -> Prompt:
+    """The set's next prompt that is no duplicate. Raises `ConfigError` when the set has no more."""
+    name = rows.config.name
+    dropped = collected.dropped.setdefault(name, Counter())
+    for prompt, hashes in rows:
         if isinstance(prompt, str):
             dropped[prompt] += 1
-        elif (copy := novelty.copy(mark)) is not None:
-            dropped[copy] += 1
+            continue
+        assert hashes is not None, "every prompt was hashed with its block"
+        if (duplicate := seen.duplicate(hashes)) is not None:
+            dropped[duplicate] += 1
         else:
-            novelty.add(mark)
+            seen.add(hashes)
             return prompt
-    left_out = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common(4)) or "none left out"
+    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common(4)) or "none dropped"
     raise ConfigError(
-        f"distill.prompts asks for {quota} of prompt set {name!r}, but it has {gathered.taken[name]} distinct prompts "
-        f"({left_out}); ask for fewer, or give other sets more weight"
+        f"distill.prompts needs {quota} prompts of prompt set {name!r}, but it has {collected.taken[name]} distinct "
+        f"ones ({reasons}); lower distill.prompts, or give other sets more weight"
     )
 
 
-def _keep(
-    work: Path, part: list[Prompt], gathered: CollectedPrompts, novelty: SeenTexts, rows_read: dict[str, int]
+def _save(
+    work: Path, part: list[Prompt], collected: CollectedPrompts, seen: SeenTexts, rows_read: dict[str, int]
 ) -> None:
-    """Write a file and what belongs to it, its mark last."""
-    stem = work / f"prompts-{len(gathered.files):05d}"
+    """Write a file of prompts and its hashes, its marker last: only then is it finished."""
+    stem = work / f"prompts-{len(collected.files):05d}"
     rows = "".join(json.dumps(asdict(prompt), ensure_ascii=True) + "\n" for prompt in part)
-    exact, bands = novelty.take_fresh()
+    exact, bands = seen.take_unsaved()
     write_atomically(stem.with_suffix(".jsonl"), rows.encode())
     write_atomically(stem.with_suffix(".u8"), exact)
     write_atomically(stem.with_suffix(".bands.u8"), bands)
-    mark = {"rows_read": rows_read, "taken": gathered.taken, "dropped": gathered.dropped}
-    write_atomically(stem.with_suffix(".json"), json.dumps(mark).encode())
-    gathered.files.append(stem.with_suffix(".jsonl"))
+    marker = {"rows_read": rows_read, "taken": collected.taken, "dropped": collected.dropped}
+    write_atomically(stem.with_suffix(".json"), json.dumps(marker).encode())
+    collected.files.append(stem.with_suffix(".jsonl"))
 
 
-def _resumed(config: DistillConfig, work: Path) -> tuple[CollectedPrompts, SeenTexts, Counter[str]]:
-    gathered, novelty, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
-    while (stem := work / f"prompts-{len(gathered.files):05d}").with_suffix(".json").is_file():
-        mark = json.loads(stem.with_suffix(".json").read_bytes())
-        gathered.taken = Counter(mark["taken"])
-        gathered.dropped = {name: Counter(counts) for name, counts in mark["dropped"].items()}
-        rows_read = Counter(mark["rows_read"])
-        novelty.load(stem.with_suffix(".u8"), stem.with_suffix(".bands.u8"))
-        gathered.files.append(stem.with_suffix(".jsonl"))
-    return gathered, novelty, rows_read
+def _load_finished(config: DistillConfig, work: Path) -> tuple[CollectedPrompts, SeenTexts, Counter[str]]:
+    """What earlier processes collected, the hashes of those prompts, and the rows read of each set."""
+    collected, seen, rows_read = CollectedPrompts(), SeenTexts(config.near_duplicates), Counter[str]()
+    while (stem := work / f"prompts-{len(collected.files):05d}").with_suffix(".json").is_file():
+        marker = json.loads(stem.with_suffix(".json").read_bytes())
+        collected.taken = Counter(marker["taken"])
+        collected.dropped = {name: Counter(counts) for name, counts in marker["dropped"].items()}
+        rows_read = Counter(marker["rows_read"])
+        seen.load(stem.with_suffix(".u8"), stem.with_suffix(".bands.u8"))
+        collected.files.append(stem.with_suffix(".jsonl"))
+    return collected, seen, rows_read

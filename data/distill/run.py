@@ -1,45 +1,45 @@
-"""Retrieval-guided distillation (paper §3.2, §3.3): every prompt becomes one document, or one rejected record.
+"""Retrieval-guided distillation (paper §3.2, §3.3): every prompt becomes one document or one rejected record.
 
-Prompts are gathered first, in files of `chunk`; each file becomes one of documents and one of rejects. A finished file
-stands after a kill -9: its mark holds its counts, and what its documents are known again by. Of an unfinished one
-everything but the replies is worked out anew, and the pool remembers those. In memory are the prompts of a round,
-offsets of exemplars and replies, and 8 bytes a hash: 15 a document where near copies are looked for, 0.5 GB in all for
-four million.
+Prompts are collected first, in files of `chunk`; each becomes one file of documents and one of rejects. A finished file
+has a marker in the work folder, with its statistics and the hashes that duplicates of its documents are recognised by,
+and is not repeated after a kill -9. An unfinished file is computed again; its replies come from the cache. Memory holds
+the prompts of one round, offsets of exemplars and replies, and 8 bytes a hash: 15 hashes a document where near
+duplicates are looked for, 0.5 GB in all for four million.
 
     documents-00000.jsonl   SYNTH records with provenance       rejected-00000.jsonl   the others, each with its reason
 """
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig
-from data.distill.ask import RoutedPrompt, TeacherRound, text_of
+from data.distill.ask import PreparedPrompt, TeacherRound, document_text
 from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
 from data.distill.prompts import Prompt
 from data.distill.seen import SeenTexts
-from data.distill.stats import DistillStats, emit_samples, refuse_if_poor
+from data.distill.stats import DistillStats, emit_samples, refuse_if_too_few
 from data.distill.types import PromptResult, result_row, unasked_row
 from data.endpoints.chat_types import ChatReply, request_digest
 from data.endpoints.pool import EndpointPool
 from data.retrieval.exemplar_index import ExemplarIndex
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DOCUMENTS, REJECTED = "documents-*.jsonl", "rejected-*.jsonl"
-POINTS = 32  # of the curve of cost, a round
+CURVE_POINTS = 32  # of the cost curve, a round
 
 
 @dataclass(frozen=True)
 class DistillOutput:
-    """A whole distillation: its counts, and what the prompt sets gave."""
+    """Statistics of a whole distillation, and what the prompt sets gave."""
 
     stats: DistillStats
     prompts: CollectedPrompts
@@ -55,163 +55,151 @@ def distill_prompts(
     emit: Emit,
     screen: BenchmarkScreen | None = None,
 ) -> DistillOutput:
-    """Gather the prompts and ask about all of them; write documents and rejects into `out`, marks into `work`.
+    """Collect the prompts, ask the teachers about all of them, write documents and rejects into `out`.
 
-    `screen` tells texts that a benchmark asks. Raises `ConfigError` if a prompt set or an endpoint cannot be used or
-    too many documents are rejected, `Retryable` on an outage.
+    Markers go into `work`; `screen` finds texts that overlap a benchmark. Raises `ConfigError` if a prompt set or an
+    endpoint cannot be used or too many documents are rejected, `Retryable` on an outage.
     """
     work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     collected = collect_prompts(config, seed, work, screen, emit)
     run = _Run(TeacherRound(config, pool, index, seed, screen), out, work, emit)
-    run.over(collected.files)
-    refuse_if_poor(config, run.stats)
+    run.process(collected.files)
+    refuse_if_too_few(config, run.stats)
     return DistillOutput(run.stats, collected)
 
 
 class _Run:
-    """Goes through the files of prompts, from the first that has no mark."""
+    """Processes the files of prompts in rounds, from the first file without a marker."""
 
-    def __init__(self, teaching: TeacherRound, out: Path, work: Path, emit: Emit) -> None:
-        self._teaching, self._out, self._work, self._emit = teaching, out, work, emit
-        self._config, self._pool = teaching.config, teaching.pool
-        self.stats, self._novelty = DistillStats(), SeenTexts(self._config.near_duplicates)
-        self._done = self._good = 0
-        self._points: list[list[float]] = []
-        self._spent = 0.0
+    def __init__(self, teacher_round: TeacherRound, out: Path, work: Path, emit: Emit) -> None:
+        self._round, self._out, self._work, self._emit = teacher_round, out, work, emit
+        self._config, self._pool = teacher_round.config, teacher_round.pool
+        self.stats, self._seen = DistillStats(), SeenTexts(self._config.near_duplicates)
+        self._done = self._accepted = 0  # prompts, for the progress line
+        self._curve: list[list[float]] = []  # [unix time, dollars since the point before], of the files not yet saved
+        self._dollars = 0.0  # spent at the last point of the curve
 
-    def over(self, files: Sequence[Path]) -> None:
-        first = self._resumed(files)
+    def process(self, files: Sequence[Path]) -> None:
+        first = self._load_finished(files)
         if first:
-            log.info("going on after %d finished files of %d prompts", first, self._config.chunk)
-        self._show()
-        with ThreadPoolExecutor(1) as ahead:  # the next round's neighbours are looked up while this one is asked
-            rounds = list(self._rounds(len(files), first))
-            coming = None
-            for turn, (begin, end) in enumerate(rounds):
-                parts = [read_prompts(path) for path in files[begin:end]]
-                if self._broke:
-                    for number, part in enumerate(parts, begin):
-                        self._unasked(number, part)
+            logger.info("resuming after %d finished files of %d prompts", first, self._config.chunk)
+        self._show_progress()
+        # A round spans as many files as keep every endpoint busy.
+        size = max(1, self._pool.preferred_requests(self._config.endpoints) // self._config.chunk)
+        rounds = [files[begin : begin + size] for begin in range(first, len(files), size)]
+        # The neighbours of the next round are looked up in a thread while the teachers answer this one.
+        with ThreadPoolExecutor(1) as lookahead:
+            next_prepared = None
+            number = first
+            for index, paths in enumerate(rounds):
+                parts = [read_prompts(path) for path in paths]
+                if self.stats.rejected["failed_budget"]:  # the budget is spent: the remaining prompts are not sent
+                    for part in parts:
+                        self._reject_unasked(number, part)
+                        number += 1
                     continue
-                planned = self._planned(parts) if coming is None else coming.result()
-                later = rounds[turn + 1] if turn + 1 < len(rounds) else None
-                coming = later and ahead.submit(
-                    lambda span: self._planned([read_prompts(path) for path in files[slice(*span)]]), later
-                )
-                self._round(begin, parts, planned)
+                prepared = self._prepare(paths) if next_prepared is None else next_prepared.result()
+                following = rounds[index + 1] if index + 1 < len(rounds) else None
+                next_prepared = following and lookahead.submit(self._prepare, following)
+                self._ask(number, parts, prepared)
+                number += len(parts)
 
-    def _rounds(self, files: int, first: int) -> Iterator[tuple[int, int]]:
-        """Spans of files that are asked together: as many prompts as keep every endpoint busy."""
-        size = max(1, self._pool.appetite(self._config.endpoints) // self._config.chunk)
-        return ((begin, min(files, begin + size)) for begin in range(first, files, size))
+    def _load_finished(self, files: Sequence[Path]) -> int:
+        """Load the statistics and hashes of the finished files; returns how many there are."""
+        for number in range(len(files)):
+            marker = self._marker(number)
+            if not marker.is_file():
+                return number
+            self.stats.merge(DistillStats.from_json(json.loads(marker.read_bytes())))
+            self._seen.load(marker.with_suffix(".u8"), marker.with_suffix(".bands.u8"))
+            self._done, self._accepted = self.stats.prompts, self.stats.accepted
+            self._dollars = sum(dollars for _, dollars in self.stats.curve)
+        return len(files)
 
-    @property
-    def _broke(self) -> bool:
-        """Whether the budget is spent: then nobody is asked any more, and every prompt left says so."""
-        return self.stats.rejected["failed_budget"] > 0
+    def _prepare(self, paths: Sequence[Path]) -> list[PreparedPrompt]:
+        return self._round.prepare([prompt for path in paths for prompt in read_prompts(path)])
 
-    def _planned(self, parts: Sequence[Sequence[Prompt]]) -> list[RoutedPrompt]:
-        return self._teaching.plan([prompt for part in parts for prompt in part])
+    def _ask(self, first: int, parts: Sequence[Sequence[Prompt]], prepared: Sequence[PreparedPrompt]) -> None:
+        """Ask the teachers about the prompts of one round, and finish its files; `first`: the number of the first."""
+        step = max(1, len(prepared) // CURVE_POINTS)
 
-    def _round(self, first: int, parts: Sequence[Sequence[Prompt]], planned: Sequence[RoutedPrompt]) -> None:
-        step = max(1, len(planned) // POINTS)
-
-        def tell(good: bool) -> None:
-            self._done, self._good = self._done + 1, self._good + good
+        def on_verdict(accepted: bool) -> None:
+            self._done, self._accepted = self._done + 1, self._accepted + accepted
             if self._done % step == 0:
-                self._mark_time()
-            self._show()
+                self._add_curve_point()
+            self._show_progress()
 
-        outcomes = self._teaching.run(planned, tell)
-        self._mark_time()
+        results = self._round.run(prepared, on_verdict)
+        self._add_curve_point()
         for number, part in enumerate(parts, first):
-            mine, outcomes = outcomes[: len(part)], outcomes[len(part) :]
-            self._finish(number, list(self._without_copies(mine)))
+            results_of_part, results = results[: len(part)], results[len(part) :]
+            self._finish(number, list(self._reject_duplicates(results_of_part)))
 
-    def _without_copies(self, outcomes: Sequence[PromptResult]) -> Iterator[PromptResult]:
-        """A document that says what an earlier one says is rejected."""
-        kept = [one for one in outcomes if one.reason is None and one.draft is not None]
-        marks = dict(zip(map(id, kept), self._novelty.marks([_said(one) for one in kept]), strict=True))
-        for one in outcomes:
-            if id(one) not in marks:
-                yield one
-            elif (copy := self._novelty.copy(marks[id(one)])) is not None:
-                yield replace(one, reason=copy)
+    def _reject_duplicates(self, results: Sequence[PromptResult]) -> Iterator[PromptResult]:
+        """Reject documents that repeat an earlier one. The query is left out of the comparison: a reply that would fit
+        every question is a duplicate whatever was asked."""
+        kept = [result for result in results if result.reason is None and result.document is not None]
+        texts = [document_text(result).removeprefix(result.task.prompt.query) for result in kept]
+        hashes = dict(zip(map(id, kept), self._seen.hashes(texts), strict=True))
+        for result in results:
+            if id(result) not in hashes:
+                yield result
+            elif (duplicate := self._seen.duplicate(hashes[id(result)])) is not None:
+                yield replace(result, reason=duplicate)
             else:
-                self._novelty.add(marks[id(one)])
-                yield one
+                self._seen.add(hashes[id(result)])
+                yield result
 
-    def _finish(self, number: int, outcomes: list[PromptResult]) -> None:
-        part = DistillStats(curve=self._points)
-        self._points = []
-        for outcome in outcomes:
-            part.add(outcome, self._pool)
+    def _finish(self, number: int, results: list[PromptResult]) -> None:
+        """Count and write the results of one file of prompts."""
+        part = DistillStats(curve=self._curve)
+        self._curve = []
+        for result in results:
+            part.add(result, self._pool)
         if self._config.probe:
-            part.unprobed = sum(outcome.task.probe is None for outcome in outcomes)
-        emit_samples(self.stats, outcomes, self._emit)
-        kept = "".join(self._row(one) for one in outcomes if one.reason is None)
-        self._close(number, part, kept, "".join(self._row(one) for one in outcomes if one.reason is not None))
+            part.unprobed = sum(result.task.probe is None for result in results)
+        emit_samples(results, self.stats.prompts, self._emit)
+        kept = "".join(self._row(result) for result in results if result.reason is None)
+        self._write(number, part, kept, "".join(self._row(result) for result in results if result.reason is not None))
 
-    def _unasked(self, number: int, prompts: Sequence[Prompt]) -> None:
+    def _reject_unasked(self, number: int, prompts: Sequence[Prompt]) -> None:
         part = DistillStats()
         part.add_unasked("failed_budget", Counter(prompt.set for prompt in prompts))
         self._done += len(prompts)
-        self._close(number, part, "", "".join(unasked_row(prompt, "failed_budget") for prompt in prompts))
-        self._show()
+        self._write(number, part, "", "".join(unasked_row(prompt, "failed_budget") for prompt in prompts))
+        self._show_progress()
 
-    def _close(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:
-        """Write a part's files, its mark last. A file that would be empty is not there."""
+    def _write(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:
+        """Write the files of one part, its marker last: only then is it finished. Empty files are not written."""
         for pattern, rows in ((DOCUMENTS, kept), (REJECTED, rejected)):
             path = self._out / pattern.replace("*", f"{number:05d}")
             if rows:
                 write_atomically(path, rows.encode())
             else:
                 path.unlink(missing_ok=True)
-        exact, bands = self._novelty.take_fresh()
-        mark = self._mark(number)
-        write_atomically(mark.with_suffix(".u8"), exact)
-        write_atomically(mark.with_suffix(".bands.u8"), bands)
-        write_atomically(mark, json.dumps(part.plain()).encode())
+        exact, bands = self._seen.take_unsaved()
+        marker = self._marker(number)
+        write_atomically(marker.with_suffix(".u8"), exact)
+        write_atomically(marker.with_suffix(".bands.u8"), bands)
+        write_atomically(marker, json.dumps(part.to_json()).encode())
         self.stats.merge(part)
 
-    def _resumed(self, files: Sequence[Path]) -> int:
-        """Take in the parts that are finished; returns how many."""
-        for number, _ in enumerate(files):
-            mark = self._mark(number)
-            if not mark.is_file():
-                return number
-            self.stats.merge(DistillStats.of(json.loads(mark.read_bytes())))
-            self._novelty.load(mark.with_suffix(".u8"), mark.with_suffix(".bands.u8"))
-            self._done, self._good = self.stats.prompts, self.stats.accepted
-            self._spent = sum(spent for _, spent in self.stats.curve)
-        return len(files)
-
-    def _mark(self, number: int) -> Path:
+    def _marker(self, number: int) -> Path:
         return self._work / f"documents-{number:05d}.json"
 
-    def _row(self, outcome: PromptResult) -> str:
-        task, reply = outcome.task, outcome.reply
-        asked = self._pool.config(task.teacher.endpoint)
-        answered = self._pool.config(reply.endpoint) if isinstance(reply, ChatReply) else asked
-        return result_row(outcome, answered, _digest(reply) or request_digest(task.request, asked))
+    def _row(self, result: PromptResult) -> str:
+        """The JSON line of a result. With a fallback, the endpoint that answered is not the one that was asked."""
+        task, reply = result.task, result.reply
+        config = self._pool.config(task.teacher.endpoint)
+        if isinstance(reply, ChatReply):
+            return result_row(result, self._pool.config(reply.endpoint), reply.digest)
+        return result_row(result, config, request_digest(task.request, config))
 
-    def _mark_time(self) -> None:
-        part = DistillStats()
-        part.mark_time(self._pool.spent - self._spent)
-        self._spent = self._pool.spent
-        self._points += part.curve
+    def _add_curve_point(self) -> None:
+        self._curve.append([round(time.time(), 3), self._pool.spent - self._dollars])
+        self._dollars = self._pool.spent
 
-    def _show(self) -> None:
-        total: dict[str, Any] = {"total": self._config.prompts, "unit": "prompts"}
-        note = f"{self._good / self._done:.0%} accepted" if self._done else ""
-        self._emit("progress", done=self._done, **total, note=note)
-
-
-def _said(outcome: PromptResult) -> str:
-    """What two documents are compared by: a reply that fits every question is a copy, whatever was asked."""
-    return text_of(outcome).removeprefix(outcome.task.prompt.query)
-
-
-def _digest(reply: Any) -> str | None:
-    return reply.digest if isinstance(reply, ChatReply) else None
+    def _show_progress(self) -> None:
+        note = f"{self._accepted / self._done:.0%} accepted" if self._done else ""
+        self._emit("progress", done=self._done, total=self._config.prompts, unit="prompts", note=note)

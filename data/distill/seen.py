@@ -1,88 +1,59 @@
-"""A set of 64-bit hashes in 8 bytes each: a sorted array, and a small set of the latest that is sorted in at times."""
+"""Exact and near duplicates among texts: the same but for case and white space, or sharing a band of MinHash."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
+from common.sorted_keys import SortedKeys, to_bytes
+from data.screening.minhash import minhash_bands
 from data.screening.text_hash import text_hash
 
-LATE = 65_536
+Duplicate = Literal["duplicate", "near_duplicate"]
 
 
-class HashSet:
-    """Grows only. 60 million values take 480 MB, where a Python set would take 5 GB."""
+@dataclass(frozen=True)
+class TextHashes:
+    """What a text is recognised by: the hash of its words, and the values of its MinHash bands (14, or none)."""
 
-    def __init__(self) -> None:
-        self._sorted = np.zeros(0, np.uint64)
-        self._late: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._sorted) + len(self._late)
-
-    def __contains__(self, value: int) -> bool:
-        if value in self._late:
-            return True
-        at = int(self._sorted.searchsorted(np.uint64(value)))
-        return at < len(self._sorted) and int(self._sorted[at]) == value
-
-    def update(self, values: Iterable[int]) -> None:
-        """Put all of them in."""
-        self._late.update([value for value in values if value not in self])
-        if len(self._late) > max(LATE, len(self._sorted) // 8):  # geometric: each value is moved a few times at most
-            fresh = np.fromiter(self._late, np.uint64, len(self._late))
-            self._sorted, self._late = np.union1d(self._sorted, fresh), set()
-
-    def load(self, path: Path) -> None:
-        """Put in what a file of 8-byte little-endian values holds."""
-        self._sorted = np.union1d(self._sorted, np.fromfile(path, "<u8").astype(np.uint64))
-
-
-def as_bytes(values: Iterable[int]) -> bytes:
-    """The values as `HashSet.load` reads them."""
-    return np.array(list(values), "<u8").tobytes()
-
-
-Copy = Literal["duplicate", "near_duplicate"]
+    exact: int
+    bands: list[int]
 
 
 class SeenTexts:
-    """Remembers what it is asked to. `near`: also by MinHash, 14 more hashes a text."""
+    """Hashes of the texts seen so far. `near`: near duplicates are looked for too."""
 
     def __init__(self, near: bool) -> None:
         self._near = near
-        self._exact, self._bands = HashSet(), HashSet()
-        self._fresh: tuple[list[int], list[int]] = ([], [])
+        self._exact, self._bands = SortedKeys(), SortedKeys()
+        self._unsaved: list[TextHashes] = []
 
-    def marks(self, texts: Sequence[str]) -> list[tuple[int, list[int]]]:
-        """The hash of each text, and the values of its bands; many at once are cheaper."""
+    def hashes(self, texts: Sequence[str]) -> list[TextHashes]:
+        """The hashes of each text; cheaper for many texts at once. Nothing is remembered."""
         exact = [text_hash(text) for text in texts]
         if not self._near or not texts:
-            return [(one, []) for one in exact]
-        from data.screening.minhash import minhash_bands
+            return [TextHashes(value, []) for value in exact]
+        return [TextHashes(value, band) for value, band in zip(exact, minhash_bands(texts).tolist(), strict=True)]
 
-        return list(zip(exact, minhash_bands(texts).tolist(), strict=True))
-
-    def copy(self, mark: tuple[int, list[int]]) -> Copy | None:
-        """Whether a text of this mark was met before; nothing is remembered."""
-        if mark[0] in self._exact:
+    def duplicate(self, hashes: TextHashes) -> Duplicate | None:
+        """Whether a text with these hashes was added before, and in which way they match."""
+        if hashes.exact in self._exact:
             return "duplicate"
-        return "near_duplicate" if any(value in self._bands for value in mark[1]) else None
+        return "near_duplicate" if any(value in self._bands for value in hashes.bands) else None
 
-    def add(self, mark: tuple[int, list[int]]) -> None:
+    def add(self, hashes: TextHashes) -> None:
         """Remember a text."""
-        self._exact.update([mark[0]])
-        self._bands.update(mark[1])
-        self._fresh[0].append(mark[0])
-        self._fresh[1].extend(mark[1])
+        self._exact.add(hashes.exact)
+        self._bands.update(hashes.bands)
+        self._unsaved.append(hashes)
 
-    def take_fresh(self) -> tuple[bytes, bytes]:
-        """What was added since the last call: hashes and values of bands."""
-        fresh, self._fresh = self._fresh, ([], [])
-        return as_bytes(fresh[0]), as_bytes(fresh[1])
+    def take_unsaved(self) -> tuple[bytes, bytes]:
+        """Exact hashes and band values added since the last call, as `load` reads them from files."""
+        unsaved, self._unsaved = self._unsaved, []
+        exact = to_bytes(hashes.exact for hashes in unsaved)
+        return exact, to_bytes(value for hashes in unsaved for value in hashes.bands)
 
     def load(self, exact: Path, bands: Path) -> None:
-        """Meet again what an earlier process kept."""
+        """Add the texts that an earlier process saved."""
         self._exact.load(exact)
         self._bands.load(bands)

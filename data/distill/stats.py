@@ -1,10 +1,9 @@
-"""What came of a distillation: counts, distributions, cost and samples, added up file by file.
+"""Statistics of a distillation: counts, distributions, cost and samples, added up file by file.
 
-A part's tally is kept beside its file, so that a resumed run counts what it does not do again.
+They are saved for each output file, so that a resumed run still counts the files it skips.
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,20 +19,20 @@ from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
 
-SHOWN = 48  # documents, good and bad, that become sample rows
-MOST = 6  # kept in the tally of the documents and of each reason
-BINS = 20  # of difficulty
-CUT = 1200  # characters of a sample's text
+SAMPLE_ROWS = 48  # documents, kept and rejected, that become sample rows of the run
+SAMPLES_KEPT = 6  # in the statistics, of the kept documents and of each reason for rejection
+BINS = 20  # of the histogram of difficulty
+SAMPLE_CHARACTERS = 1200
 
 
 @dataclass
 class DistillStats:
-    """Counts over the prompts of a part, or of a run. Histograms are counts by the lower edge of a bin."""
+    """Counts over the prompts of one output file, or of a run. Histograms: counts by the lower edge of a bin."""
 
     prompts: int = 0
-    difficulty: float = 0.0  # their sum, over the prompts that were `planned`
-    planned: int = 0
-    uncounted: int = 0  # replies whose tokens the endpoint did not say
+    difficulty: float = 0.0  # sum over the `planned` prompts
+    planned: int = 0  # prompts that were sent to a teacher
+    uncounted: int = 0  # replies without token counts
     unprobed: int = 0  # prompts whose probes all failed
     rejected: Counter[str] = field(default_factory=Counter)
     contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
@@ -42,8 +41,8 @@ class DistillStats:
     sets: Counter[str] = field(default_factory=Counter)  # prompts by set
     sets_kept: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)  # of documents; "?": not to be told
-    tokens_in: Counter[str] = field(default_factory=Counter)  # by endpoint that answered
+    languages: Counter[str] = field(default_factory=Counter)  # of documents; "?": not recognised
+    tokens_in: Counter[str] = field(default_factory=Counter)  # by the endpoint that answered
     tokens_out: Counter[str] = field(default_factory=Counter)
     dollars: Counter[str] = field(default_factory=Counter)  # by purpose
     difficulties: Counter[str] = field(default_factory=Counter)
@@ -59,12 +58,12 @@ class DistillStats:
 
     @property
     def cost(self) -> float:
-        """Dollars, of probes and judges too."""
+        """Dollars, probes included."""
         return sum(self.dollars.values())
 
-    def add(self, outcome: PromptResult, pool: EndpointPool) -> None:
-        """Count one outcome."""
-        task, teacher = outcome.task, outcome.task.teacher.endpoint
+    def add(self, result: PromptResult, pool: EndpointPool) -> None:
+        """Count one prompt."""
+        task, teacher = result.task, result.task.teacher.endpoint
         self.prompts += 1
         self.planned += 1
         self.asked[teacher] += 1
@@ -74,57 +73,53 @@ class DistillStats:
         self.difficulties[_bin(task.difficulty)] += 1
         if task.probe is not None:
             self.probes[_bin(task.probe)] += 1
-        if outcome.reason is None and outcome.draft is not None:
+        if result.reason is None and result.document is not None:
             self.kept[teacher] += 1
             self.sets_kept[task.prompt.set] += 1
-            self.reasoning_words[_power(outcome.draft.reasoning)] += 1
-            self.answer_words[_power(outcome.draft.answer)] += 1
-            self.languages[detect_language(f"{task.prompt.query}\n{outcome.draft.answer}") or "?"] += 1
+            self.reasoning_words[_power(result.document.reasoning)] += 1
+            self.answer_words[_power(result.document.answer)] += 1
+            self.languages[detect_language(f"{task.prompt.query}\n{result.document.answer}") or "?"] += 1
         else:
-            self.rejected[outcome.reason or "unparsable"] += 1
-        if outcome.reason == "contaminated":
-            self.contaminated[outcome.said["benchmark"]] += 1
-        self._pay(outcome, pool)
-        group = self.samples.setdefault(outcome.reason or "kept", [])
-        if len(group) < MOST:
-            group.append(shown(outcome))
+            self.rejected[result.reason or "unparsable"] += 1
+        if result.reason == "contaminated":
+            self.contaminated[result.evidence["benchmark"]] += 1
+        self._add_cost(result, pool)
+        group = self.samples.setdefault(result.reason or "kept", [])
+        if len(group) < SAMPLES_KEPT:
+            group.append(sample_of(result))
 
     def add_unasked(self, reason: str, sets: Counter[str]) -> None:
-        """Count prompts that nobody was asked about."""
+        """Count prompts that were never sent to a teacher."""
         self.prompts += sets.total()
         self.rejected[reason] += sets.total()
         self.sets += sets
 
-    def mark_time(self, spent: float) -> None:
-        """A point of the curve of cost."""
-        self.curve.append([round(time.time(), 3), spent])
-
     def merge(self, other: "DistillStats") -> None:
-        """Add another part's counts."""
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            if one.name == "samples":
+        """Add the counts of another file."""
+        for counted in fields(self):
+            mine, theirs = getattr(self, counted.name), getattr(other, counted.name)
+            if counted.name == "samples":
                 for reason, rows in theirs.items():
-                    self.samples[reason] = (self.samples.get(reason, []) + rows)[:MOST]
+                    self.samples[reason] = (self.samples.get(reason, []) + rows)[:SAMPLES_KEPT]
             elif isinstance(mine, Counter):
                 mine.update(theirs)
             else:
-                setattr(self, one.name, mine + theirs)
+                setattr(self, counted.name, mine + theirs)
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {counted.name: getattr(self, counted.name) for counted in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> "DistillStats":
-        """What `plain` gave."""
-        kept = {one.name: plain[one.name] for one in fields(cls)}
-        return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in kept.items()})
+    def from_json(cls, data: Mapping[str, Any]) -> "DistillStats":
+        """The inverse of `to_json`."""
+        values = {counted.name: data[counted.name] for counted in fields(cls)}
+        return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in values.items()})
 
-    def _pay(self, outcome: PromptResult, pool: EndpointPool) -> None:
+    def _add_cost(self, result: PromptResult, pool: EndpointPool) -> None:
         counted: set[str] = set()  # a probe's reply that became the document was paid for once
-        for paid in outcome.paid:
+        for paid in result.paid:
             reply = paid.reply
             if reply.digest in counted:
                 continue
@@ -136,72 +131,75 @@ class DistillStats:
             self.tokens_out[reply.endpoint] += reply.tokens_out or 0
 
 
-def distill_facts(tally: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
-    """The counts as plain data, named for people."""
-    used = [pool.config(name) for name in config.endpoints]
-    stand_ins = [STAND_IN if c.kind == "embedded" else f"{c.model}, in place of a teacher" for c in used if c.stand_in]
+def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
+    """The statistics as they stand in the manifest and the report."""
+    stand_ins = [
+        STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
+        for endpoint in map(pool.config, config.endpoints)
+        if endpoint.stand_in
+    ]
     teachers = {
         teacher.endpoint: {
             "model": pool.config(teacher.endpoint).model,
             "template": template_for(teacher, pool.config(teacher.endpoint)).name,
             "up_to": teacher.up_to,
-            "asked": tally.asked[teacher.endpoint],
-            "kept": tally.kept[teacher.endpoint],
-            "tokens_in": tally.tokens_in[teacher.endpoint],
-            "tokens_out": tally.tokens_out[teacher.endpoint],
+            "asked": stats.asked[teacher.endpoint],
+            "kept": stats.kept[teacher.endpoint],
+            "tokens_in": stats.tokens_in[teacher.endpoint],
+            "tokens_out": stats.tokens_out[teacher.endpoint],
         }
         for teacher in config.teachers
     }
     return {
-        "prompts": tally.prompts,
-        "documents": tally.accepted,
-        "accepted_share": round(tally.accepted / tally.prompts, 4) if tally.prompts else None,
-        "rejected": dict(tally.rejected.most_common()),
+        "prompts": stats.prompts,
+        "documents": stats.accepted,
+        "accepted_share": round(stats.accepted / stats.prompts, 4) if stats.prompts else None,
+        "rejected": dict(stats.rejected.most_common()),
         "teachers": teachers,
-        "dollars": round(tally.cost, 6),
-        "dollars_by_purpose": {name: round(cost, 6) for name, cost in sorted(tally.dollars.items())},
-        "replies_without_token_counts": tally.uncounted,
-        "mean_difficulty": round(tally.difficulty / tally.planned, 4) if tally.planned else None,
-        "prompts_without_probe": tally.unprobed if config.probe else None,
-        "languages": dict(tally.languages.most_common()),
+        "dollars": round(stats.cost, 6),
+        "dollars_by_purpose": {name: round(cost, 6) for name, cost in sorted(stats.dollars.items())},
+        "replies_without_token_counts": stats.uncounted,
+        "mean_difficulty": round(stats.difficulty / stats.planned, 4) if stats.planned else None,
+        "prompts_without_probe": stats.unprobed if config.probe else None,
+        "languages": dict(stats.languages.most_common()),
         "neighbours": config.neighbours,
-        "budget_exhausted": tally.rejected["failed_budget"] > 0,
+        "budget_exhausted": stats.rejected["failed_budget"] > 0,
         "stand_in": "; ".join(dict.fromkeys(stand_ins)) or None,
     }
 
 
-def refuse_if_poor(config: DistillConfig, tally: DistillStats) -> None:
-    """Raise `ConfigError` if nothing was kept, or too little."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in tally.rejected.most_common(4))
-    if not tally.accepted:
-        raise ConfigError(f"distill: not one of {tally.prompts} documents was kept ({reasons}); see rejected-*.jsonl")
-    share = 1 - tally.accepted / tally.prompts
+def refuse_if_too_few(config: DistillConfig, stats: DistillStats) -> None:
+    """Raise `ConfigError` if no document was kept, or fewer than `max_rejected_share` allows."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in stats.rejected.most_common(4))
+    if not stats.accepted:
+        raise ConfigError(f"distill: not one of {stats.prompts} documents was kept ({reasons}); see rejected-*.jsonl")
+    share = 1 - stats.accepted / stats.prompts
     if share > config.max_rejected_share:
         raise ConfigError(
-            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {tally.prompts} "
-            f"documents were rejected ({reasons}); take another teacher or raise it"
+            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.prompts} "
+            f"documents were rejected ({reasons}); use another teacher or raise the limit"
         )
 
 
-def emit_samples(tally: DistillStats, outcomes: list[PromptResult], emit: Emit) -> None:
-    """Report the first outcomes of a run as sample rows; `tally` holds what came before these."""
-    for index, outcome in enumerate(outcomes[: max(0, SHOWN - tally.prompts)], tally.prompts):
-        emit("sample", index=index, set="documents", **shown(outcome))
+def emit_samples(results: list[PromptResult], first: int, emit: Emit) -> None:
+    """Emit the first results of a run as sample rows; `first`: the number of results before these."""
+    for index, result in enumerate(results[: max(0, SAMPLE_ROWS - first)], first):
+        emit("sample", index=index, set="documents", **sample_of(result))
 
 
-def shown(outcome: PromptResult) -> dict[str, Any]:
-    """A document, good or bad, for people to look at."""
-    draft, reply = outcome.draft, outcome.reply
+def sample_of(result: PromptResult) -> dict[str, Any]:
+    """A document, kept or rejected, for people to look at."""
+    document, reply = result.document, result.reply
     row = {
-        "query": outcome.task.prompt.query[:CUT],
-        "reasoning": draft.reasoning[:CUT] if draft else None,
-        "answer": draft.answer[:CUT] if draft else None,
-        "teacher": outcome.task.teacher.endpoint,
-        "difficulty": outcome.task.difficulty,
-        "rejected": outcome.reason,
+        "query": result.task.prompt.query[:SAMPLE_CHARACTERS],
+        "reasoning": document.reasoning[:SAMPLE_CHARACTERS] if document else None,
+        "answer": document.answer[:SAMPLE_CHARACTERS] if document else None,
+        "teacher": result.task.teacher.endpoint,
+        "difficulty": result.task.difficulty,
+        "rejected": result.reason,
     }
-    if draft is None:
-        row["reply"] = reply.text[:CUT] if isinstance(reply, ChatReply) else reply.message
+    if document is None:
+        row["reply"] = reply.text[:SAMPLE_CHARACTERS] if isinstance(reply, ChatReply) else reply.message
     return row
 
 

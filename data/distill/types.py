@@ -1,4 +1,4 @@
-"""A prompt on its way to a document: how it is asked, what came back, and what became of it."""
+"""Types of a distillation: how a prompt is asked, what came back, what became of it, and the JSON rows on disk."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from data.retrieval.exemplar_index import Neighbour
 
 @dataclass(frozen=True)
 class TeacherTask:
-    """A prompt, and how it is asked. `difficulty` counts the `probe` in: what cheap teachers disagreed by, or None."""
+    """A prompt with its teacher and request. `probe`: disagreement of the cheap teachers or None, in `difficulty`."""
 
     prompt: Prompt
     neighbours: list[Neighbour]
@@ -37,23 +37,22 @@ class PaidReply:
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What became of a task: the document, or the reason why there is none (`draft`: what the teacher had written).
+    """What became of a task. `reason`: why the document is rejected, None if it is kept.
 
-    `mark`: a judge's; `said`: what the reason rests on, for people to look at (a benchmark's example, shares).
+    `document` is set for most rejected replies too; `evidence` shows what the rejection rests on.
     """
 
     task: TeacherTask
     reply: ChatReply | ChatFailure
-    draft: ParsedDocument | None
+    document: ParsedDocument | None
     reason: str | None
     paid: tuple[PaidReply, ...] = ()
-    mark: int | None = None
-    said: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def result_row(outcome: PromptResult, endpoint: EndpointConfig, digest: str) -> str:
-    """The JSON line of a document, or of what was rejected and why. `endpoint`: the one that answered."""
-    task, reply = outcome.task, outcome.reply
+def result_row(result: PromptResult, endpoint: EndpointConfig, digest: str) -> str:
+    """The JSON line of a document or a rejected reply. `endpoint`: that of the reply; `digest`: that of the request."""
+    task, reply = result.task, result.reply
     provenance: dict[str, Any] = {
         "prompt": task.prompt.id,
         "set": task.prompt.set,
@@ -65,28 +64,30 @@ def result_row(outcome: PromptResult, endpoint: EndpointConfig, digest: str) -> 
         "model": endpoint.model,
         "template": task.template.name,
         "request": digest,
-        "mark": outcome.mark,
+        "mark": None,  # always null: documents keep the field, so that their bytes stay comparable between versions
     }
-    if outcome.reason is None and outcome.draft is not None:
-        row = {**to_dict(record_of(task.prompt, outcome.draft, endpoint.model)), "provenance": provenance}
+    row: dict[str, Any]
+    if result.reason is None and result.document is not None:
+        row = {**to_dict(record_of(task.prompt, result.document, endpoint.model)), "provenance": provenance}
     else:
-        told = {"reply": reply.text} if isinstance(reply, ChatReply) else {"failure": reply.message}
-        row = {"reason": outcome.reason, "query": task.prompt.query, **told, **outcome.said, "provenance": provenance}
+        answer = {"reply": reply.text} if isinstance(reply, ChatReply) else {"failure": reply.message}
+        row = {"reason": result.reason, "query": task.prompt.query, **answer, **result.evidence}
+        row["provenance"] = provenance
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 
 def unasked_row(prompt: Prompt, reason: str) -> str:
-    """The JSON line of a prompt that nobody was asked about."""
+    """The JSON line of a prompt that was never sent to a teacher."""
     row = {"reason": reason, "query": prompt.query, "provenance": {"prompt": prompt.id, "set": prompt.set}}
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 
-def record_of(prompt: Prompt, draft: ParsedDocument, model: str) -> SynthRecord:
+def record_of(prompt: Prompt, document: ParsedDocument, model: str) -> SynthRecord:
     """The document in SYNTH's own schema."""
     return SynthRecord(
         query=prompt.query,
-        synthetic_reasoning=draft.reasoning,
-        synthetic_answer=draft.answer,
+        synthetic_reasoning=document.reasoning,
+        synthetic_answer=document.answer,
         exercise=prompt.kind,
         synth_id=f"distilled/{prompt.id}",
         language="en" if prompt.url else None,

@@ -99,7 +99,7 @@ class EndpointPool:
             for name, pace in paces.items()
         }
 
-    def appetite(self, names: Iterable[str]) -> int:
+    def preferred_requests(self, names: Iterable[str]) -> int:
         """How many requests to hand over at a time so that none of these endpoints waits for more: a few rounds of
         what is asked live, and all the jobs that a batch interface may have under way."""
         configs = [self.config(name) for name in names]

@@ -13,7 +13,7 @@ from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from data.distill import prompts as module
 from data.distill.collect_prompts import collect_prompts, quotas, read_prompts
-from data.distill.prompts import Prompt, question, read
+from data.distill.prompts import Prompt, article_question, read_prompt_set
 from data.sources.wikipedia import Article, articles
 from tests.support.fake_hub import FakeHub
 
@@ -67,7 +67,7 @@ def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
     ],
 )
 def test_a_question_is_made_of_the_first_sentence(extract, topic, turn, query):
-    prompt = question(article(extract, topic=topic), turn)
+    prompt = article_question(article(extract, topic=topic), turn)
     assert prompt.query == query
     assert prompt.opening.startswith("We need")
     assert prompt.passage.startswith(extract.partition(" ")[0])
@@ -78,7 +78,7 @@ def test_a_question_is_made_of_the_first_sentence(extract, topic, turn, query):
     ["In astronomy, dark energy is a form of energy.", "Running fast, Bolt is first.", "No verb here", "It is late."],
 )
 def test_an_article_that_does_not_say_what_it_is_about_is_passed_over(extract):
-    assert question(article(extract), 0) is None
+    assert article_question(article(extract), 0) is None
 
 
 def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
@@ -99,7 +99,7 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     content = "\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"query": "\xff"}\n{"query": "Six?"}'
     path.write_bytes(content.encode("latin-1"))
     source = PromptSetConfig(name="s", source="jsonl", path=str(path), license="MIT")
-    found = list(read(source, 0))
+    found = list(read_prompt_set(source, 0))
     assert [one.query if isinstance(one, Prompt) else one for one in found] == [
         "One?",
         "Two?",
@@ -120,7 +120,7 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     assert (found[8].license, found[8].set) == ("MIT", "s")
     assert found[8].id.startswith("s/12-")
     for skip in (1, 5, 13):
-        assert list(read(source, 0, skip)) == found[skip:], "a place means the same row on every reading"
+        assert list(read_prompt_set(source, 0, skip)) == found[skip:], "a place means the same row on every reading"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     ],
 )
 def test_each_form_finds_the_query(tmp_path, form, columns, row, query):
-    (found,) = read(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
+    (found,) = read_prompt_set(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
     assert found.query == query
     if columns:
         assert (found.reference, found.passage) == ("3", "Text.")
 
 
 def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOOKED_AT", 3)
+    monkeypatch.setattr(module, "ROWS_WITHOUT_PROMPT", 3)
     empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"
     empty.write_bytes(b"\n \n")
     binary.write_bytes(b"\x00\x01\xff" * 100)
@@ -153,15 +153,15 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
         (jsonl(tmp_path / "t.jsonl", rows), r"'bad': no prompt in its rows; .*the rows have text"),
         (
             jsonl(tmp_path / "c.jsonl", rows, form="columns", columns={"query": "q"}),
-            "no column q in .*; there are text",
+            "no column q in .*; it has text",
         ),
         (jsonl(tmp_path / "i.jsonl", rows, form="instruction"), "no column instruction"),
-        ({"source": "hub"}, "'bad': `path` is not set; name the dataset"),
+        ({"source": "hub"}, "'bad': `path` is not set; set it to the Hub dataset"),
         ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash of a/b"),
         ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
     ]:
         with pytest.raises(ConfigError, match=said) as caught:
-            list(read(PromptSetConfig(**{**fields, "name": "bad"}), 0))
+            list(read_prompt_set(PromptSetConfig(**{**fields, "name": "bad"}), 0))
         assert "\n" not in str(caught.value)
 
 
@@ -173,7 +173,11 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
         ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 together"),
         ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "goes with form 'columns'"),
         ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
-        ([], {"consistency": {"asks": 3}}, "temperature is 0"),
+        ([], {"probe": {"endpoints": ["x"], "samples": 2}}, "temperature is 0"),
+        ([], {"relevance": 1.0}, "distill.relevance was removed"),
+        ([], {"candidates": 32}, "distill.candidates was removed"),
+        ([], {"consistency": {"asks": 3}}, "distill.consistency was removed"),
+        ([], {"quality": {"endpoint": "x", "least": 50}}, "distill.quality was removed"),
     ],
 )
 def test_a_section_that_cannot_be_is_refused(sets, fields, said):
@@ -240,7 +244,9 @@ def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tm
 
 def test_a_set_that_runs_out_is_named_with_what_it_had(tmp_path):
     rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}]
-    with pytest.raises(ConfigError, match=r"for 5 of prompt set 's', but it has 2 distinct prompts \(1 duplicate\)"):
+    with pytest.raises(
+        ConfigError, match=r"needs 5 prompts of prompt set 's', but it has 2 distinct ones \(1 duplicate\)"
+    ):
         gathered(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
 
 
@@ -248,12 +254,12 @@ def test_a_set_that_runs_out_is_named_with_what_it_had(tmp_path):
 CHILD = """
 import json, sys
 from configs.distill import PromptSetConfig
-from data.distill.prompts import Prompt, read
+from data.distill.prompts import Prompt, read_prompt_set
 told = []
 for fields in json.loads(sys.argv[1]):
     skip = fields.pop("skip", 0)
     try:
-        rows = read(PromptSetConfig(source="hub", name="h", **fields), 0, skip)
+        rows = read_prompt_set(PromptSetConfig(source="hub", name="h", **fields), 0, skip)
         told.append([row.query if isinstance(row, Prompt) else row for row in rows])
     except (ValueError, RuntimeError) as error:
         told.append(f"{type(error).__name__}: {error}")
@@ -291,7 +297,7 @@ def test_sets_of_the_hub_by_the_real_client(tmp_path):
     whole, rest, column, *wrong = json.loads(done.stdout.splitlines()[-1])
     assert whole == [f"Question {n}?" for n in range(7)]
     assert rest == whole[5:]
-    assert column.startswith("ConfigError: prompt set 'h': no column instruction in org/set; there are messages")
+    assert column.startswith("ConfigError: prompt set 'h': no column instruction in org/set; it has messages")
     for said in wrong:
         assert said.startswith("ConfigError: prompt set 'h': org/"), said
 
@@ -304,4 +310,4 @@ def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
     with pytest.raises(Retryable, match="a/b at 0123"):
-        list(read(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), 0))
+        list(read_prompt_set(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), 0))

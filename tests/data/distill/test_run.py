@@ -10,6 +10,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
+from data.distill import ask
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
 from data.endpoints import circuit_breaker as retry
@@ -156,9 +157,7 @@ def test_finished_files_are_not_worked_out_again(run, tmp_path, monkeypatch, kep
                 path.unlink()  # as if killed while it worked on this file: the mark is written last
         (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
         parsed = []
-        from data.distill import ask as teaching
-
-        monkeypatch.setattr(teaching, "parse", lambda text, real=teaching.parse: parsed.append(1) or real(text))
+        monkeypatch.setattr(ask, "parse_reply", lambda text, real=ask.parse_reply: parsed.append(1) or real(text))
         again = run(endpoints, chunk=6)
         assert len(server.bodies) == 20
     assert len(parsed) == 20 - 6 * kept
@@ -246,50 +245,6 @@ def test_a_prompt_whose_probes_fail_keeps_its_own_difficulty(run):
     assert {row["provenance"]["probe"] for row in found.kept} == {None}
 
 
-def test_the_majority_of_several_replies_is_kept(run, tmp_path):
-    turns = Counter()
-
-    def reply(body):
-        number = int(re.search(r"\d+", asked_about(body))[0])
-        turns[number] += 1
-        answer = ([7, 8, 8] if number < 6 else [1, 2, 3])[turns[number] - 1]
-        return said(f"After {number}, at the {turns[number]}. try.", f"After {number} it is {answer}.")
-
-    with FakeOpenAI(reply=reply) as server:
-        found = run(
-            {"t": openai(server, concurrency=1)},
-            prompts=12,
-            prompt_sets=numbered(tmp_path / "n.jsonl"),
-            consistency={"asks": 3, "share": 0.6},
-            temperature=0.5,
-            near_duplicates=False,
-        )
-        assert len(server.bodies) == 36
-    assert len(found.kept) == 6
-    assert all("it is 8" in row["synthetic_answer"] for row in found.kept)
-    assert {row["reason"] for row in found.rejected} == {"inconsistent"}
-    assert found.rejected[0]["agreed"] == pytest.approx(1 / 3, abs=1e-3)
-
-
-def test_a_judge_sorts_out_what_is_poor(run):
-    marks = iter([90, 20, "no mark", 60])
-
-    def mark(body):
-        return json.dumps({"mark": next(marks)})
-
-    with FakeOpenAI() as teacher, FakeOpenAI(reply=mark, models=["judge"]) as judge:
-        endpoints = {
-            "t": openai(teacher),
-            "j": EndpointConfig(kind="openai", model="judge", url=judge.url, concurrency=1),
-        }
-        found = run(
-            endpoints, prompts=4, teachers=(TeacherConfig(endpoint="t"),), quality={"endpoint": "j", "least": 60}
-        )
-        assert judge.tokens_out == found.stats.tokens_out["j"]
-    assert sorted(row["provenance"]["mark"] for row in found.kept) == [60, 90]
-    assert Counter(row["reason"] for row in found.rejected) == {"poor": 1, "unmarked": 1}
-
-
 def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
     def screen(texts):
         return [
@@ -332,7 +287,7 @@ def test_an_outage_stops_the_work_and_what_was_answered_stays(run):
 
 
 def test_the_budget_ends_the_work_cleanly(run, monkeypatch):
-    monkeypatch.setattr(EndpointPool, "appetite", lambda self, names: 8)
+    monkeypatch.setattr(EndpointPool, "preferred_requests", lambda self, names: 8)
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
         endpoints = {"t": openai(server, **prices, concurrency=2)}

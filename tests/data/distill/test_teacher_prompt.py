@@ -4,7 +4,7 @@ from common.errors import ConfigError
 from configs.distill import DistillConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
 from data.distill.checks import loops, overlap, reject_reason
-from data.distill.difficulty import blended, choose, difficulty, steps
+from data.distill.difficulty import blend_probe, choose_teacher, count_steps, prompt_difficulty
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES, teacher_request, template_for
@@ -136,25 +136,30 @@ def test_difficulty_follows_kind_length_and_steps():
     easy = Prompt("a", "State one fact about salt.", "fact")
     demanding = Prompt("b", "Prove step by step why it holds. " * 12, "instruction")
     long_near = [neighbour(reasoning="One step. " * 25)]
-    assert 0 <= difficulty(easy, NEAR) < 0.3
-    assert difficulty(easy, NEAR) < difficulty(easy, long_near) < difficulty(demanding, long_near) <= 1
-    assert difficulty(easy, []) < difficulty(easy, NEAR)
+    assert 0 <= prompt_difficulty(easy, NEAR) < 0.3
+    assert (
+        prompt_difficulty(easy, NEAR)
+        < prompt_difficulty(easy, long_near)
+        < prompt_difficulty(demanding, long_near)
+        <= 1
+    )
+    assert prompt_difficulty(easy, []) < prompt_difficulty(easy, NEAR)
     # 0.4 * 0.1 + 0.2 * ln 5 / ln 1000 + 0.4 * 3 / 20
-    assert difficulty(easy, NEAR) == pytest.approx(0.04 + 0.2 * 0.23299 + 0.06, abs=1e-4)
-    assert steps("One. Two!\nThree") == 3
+    assert prompt_difficulty(easy, NEAR) == pytest.approx(0.04 + 0.2 * 0.23299 + 0.06, abs=1e-4)
+    assert count_steps("One. Two!\nThree") == 3
 
 
 def test_a_teacher_is_chosen_by_its_threshold():
     small, big = TeacherConfig(endpoint="small", up_to=0.4), TeacherConfig(endpoint="big", up_to=0.8)
-    assert choose([big, small], 0.4) is small
-    assert choose([big, small], 0.41) is big
-    assert choose([big, small], 0.95) is big
+    assert choose_teacher([big, small], 0.4) is small
+    assert choose_teacher([big, small], 0.41) is big
+    assert choose_teacher([big, small], 0.95) is big
 
 
 def test_what_a_probe_found_is_weighed_in():
-    assert blended(0.2, None, 0.5) == 0.2
-    assert blended(0.2, 1.0, 0.5) == pytest.approx(0.6)
-    assert blended(0.2, 0.0, 1.0) == 0
+    assert blend_probe(0.2, None, 0.5) == 0.2
+    assert blend_probe(0.2, 1.0, 0.5) == pytest.approx(0.6)
+    assert blend_probe(0.2, 0.0, 1.0) == 0
 
 
 GERMAN = "Ein Hut ist eine Kopfbedeckung, die man zum Schutz oder zur Zierde trägt, und das seit langer Zeit."

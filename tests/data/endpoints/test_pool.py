@@ -269,8 +269,8 @@ def test_the_appetite_is_what_the_hungriest_endpoint_can_work_off(pool_for):
     with FakeOpenAI() as server:
         live, batch = openai(server, concurrency=500), openai(server, mode="batch")
         pool = pool_for(live=live, batch=batch)
-        assert pool.appetite(["live"]) == 2000
-        assert pool.appetite(["live", "batch"]) == 40_000
+        assert pool.preferred_requests(["live"]) == 2000
+        assert pool.preferred_requests(["live", "batch"]) == 40_000
 
 
 def test_a_ledger_row_says_how_it_was_asked(pool_for, events):

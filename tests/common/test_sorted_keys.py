@@ -1,0 +1,47 @@
+"""The sorted set and map of 64-bit keys behaves as Python's own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import sorted_keys
+from common.sorted_keys import SortedKeys, to_bytes
+
+KEYS = st.integers(0, 2**64 - 1) | st.integers(0, 9)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_merges():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_keys, "SMALLEST_MERGE", 5)
+        yield
+
+
+@given(st.lists(st.lists(KEYS, max_size=9), max_size=9), st.lists(KEYS))
+def test_it_is_a_set(groups, others):
+    keys, expected = SortedKeys(), set()
+    for group in groups:
+        keys.update(group)
+        expected.update(group)
+        assert len(keys) == len(expected)
+    assert all((key in keys) == (key in expected) for key in [*others, *expected])
+
+
+@given(st.lists(st.tuples(KEYS, KEYS), max_size=60), st.lists(KEYS))
+def test_it_is_a_map_in_which_the_latest_value_of_a_key_counts(pairs, others):
+    keys, expected = SortedKeys(values=True), {}
+    for key, value in pairs:
+        keys.add(key, value)
+        expected[key] = value
+    assert len(keys) == len(expected)
+    assert all(keys.get(key) == expected.get(key) for key in [*others, *expected])
+
+
+def test_keys_are_read_back_from_a_file(tmp_path):
+    (tmp_path / "x.u8").write_bytes(to_bytes([1, 2**64 - 1, 7]))
+    keys = SortedKeys()
+    keys.update([7])
+    keys.load(tmp_path / "x.u8")
+    assert all(key in keys for key in (1, 7, 2**64 - 1))
+    assert 2 not in keys
+    assert len(keys) == 3
