@@ -30,8 +30,8 @@ from evals.graders import grading
 from evals.graders.equivalence import Equivalence, grade_math
 from evals.graders.instructions import grade_instructions
 from evals.running.answerers import CheckpointAnswerer, EndpointAnswerer
-from evals.running.likelihood import CheckpointScorer, weighable
-from evals.running.runner import evaluate, weigh
+from evals.running.likelihood import CheckpointScorer, with_options
+from evals.running.runner import evaluate, score_options
 from evals.scoring.scores import summarise
 from evals.tables.breakdown import breakdown
 from evals.tables.results import to_markdown
@@ -71,11 +71,11 @@ def throughput(options: argparse.Namespace) -> None:
             f"batched over {name}: {batched[0] / single[0]:.1f} by the clock, {batched[1] / single[1]:.1f} by CPU time"
         )
     scorer = CheckpointScorer(options.checkpoint, EvaluateConfig(batch=options.batch, **shape))
-    choices = weighable(wiki_choice(1, options.items))
+    choices = with_options(wiki_choice(1, options.items))
     for _ in range(2):  # the first compiles
         with tempfile.TemporaryDirectory() as folder:
             started = time.perf_counter()
-            weigh(scorer, choices, Path(folder) / "rows.jsonl")
+            score_options(scorer, choices, Path(folder) / "rows.jsonl")
             took = time.perf_counter() - started
     print(f"likelihood             {len(choices) / took:9.1f} questions/s, four options each")
 

@@ -11,14 +11,14 @@ from configs.evaluation import EvaluateConfig, ModelUnderTest
 from configs.model import TokenizerConfig
 from data.endpoints.pool import EndpointPool
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.loading import items_for
 from evals.benchmarks.stand_ins import HELD_OUT, held_out
 from evals.running.answerers import Answerer, CheckpointAnswerer, EndpointAnswerer
-from evals.running.likelihood import CheckpointScorer, weighable
-from evals.running.rows import Row, read_rows, readings
+from evals.running.likelihood import CheckpointScorer, with_options
+from evals.running.rows import SampleRow, read_rows, sample_readings
 from evals.running.runner import evaluate as ask
-from evals.running.runner import weigh
+from evals.running.runner import score_options
 from evals.scoring.scores import Scores, summarise
 from evals.tables.breakdown import breakdown
 from evals.tables.results import table_2, to_html, to_json, to_markdown
@@ -44,7 +44,7 @@ def evaluate(job: Job) -> None:
         raise ConfigError("stage evaluate: it was given no checkpoint; it needs an input named `checkpoint`")
     scores = summarise(rows, name, protocol(config, job.seed, bool(weighed)), job.seed, column, weighed)
     write_json(out / "scores.json", scores)
-    write_json(out / "samples.json", readings(rows))
+    write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)
     write_json(out / "breakdown.json", [to_json(table) for table in tables])
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
@@ -55,9 +55,9 @@ def evaluate(job: Job) -> None:
     _report(job, scores, out)
 
 
-def questions(config: EvaluateConfig, seed: int) -> list[Item]:
+def questions(config: EvaluateConfig, seed: int) -> list[BenchmarkItem]:
     """Every item that `config` asks for. Raises `ConfigError` where it names a benchmark twice, or nothing at all."""
-    items: dict[str, Sequence[Item]] = {}
+    items: dict[str, Sequence[BenchmarkItem]] = {}
     for choice in config.benchmarks:
         for name, found in items_for(choice, seed).items():
             if name in items:
@@ -91,22 +91,24 @@ def protocol(config: EvaluateConfig, seed: int, weighed: bool) -> dict[str, obje
 
 
 def _ask_checkpoint(
-    job: Job, config: EvaluateConfig, items: Sequence[Item], out: Path
-) -> tuple[str, str, list[Row], list[Row]]:
+    job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
+) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
     tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
     rows = ask(answerer, items, out / ROWS, job.seed, job.emit) if "generate" in config.ways else []
-    choices = weighable(items) if "likelihood" in config.ways else []
+    choices = with_options(items) if "likelihood" in config.ways else []
     if not rows and not choices:
         raise ConfigError("evaluate.ways: `likelihood` alone is asked for, and no benchmark here has options to weigh")
-    weighed = weigh(CheckpointScorer(folder, config, tokenizer), choices, out / WEIGHED, job.emit) if choices else []
+    weighed = (
+        score_options(CheckpointScorer(folder, config, tokenizer), choices, out / WEIGHED, job.emit) if choices else []
+    )
     return answerer.name, "nautile_370m", rows, weighed
 
 
 def _ask_endpoint(
-    job: Job, config: EvaluateConfig, items: Sequence[Item], out: Path
-) -> tuple[str, str, list[Row], list[Row]]:
+    job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
+) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
     """Endpoints are asked by generation alone: few of them tell how likely a given text is."""
     model = job.part("model_under_test", ModelUnderTest)
     if "generate" not in config.ways:

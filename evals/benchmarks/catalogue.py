@@ -1,7 +1,7 @@
-"""The paper's eleven benchmarks as data (§5, Table 2): where each lies, which split is reported, how it is asked.
+"""Catalogue of the paper's eleven benchmarks (§5, Table 2): Hub id, reported split, size, prompt, answer kind.
 
-The split is the one that is usually reported, and no training stage reads any of them. Each is read at a pinned commit,
-`PINNED`, unless the configuration names another (`evaluate.benchmarks[].revision`).
+The split is the one usually reported, and no training stage reads it. Each benchmark is read at a pinned commit
+(`PINNED`) unless the configuration names another (`evaluate.benchmarks[].revision`).
 """
 
 import random
@@ -12,13 +12,14 @@ from typing import Any
 
 from common.errors import ConfigError
 from evals.benchmarks import schemas
-from evals.benchmarks.items import LETTERS, AnswerKind, Item, multiple_choice
-from evals.benchmarks.schemas import Question, Row
+from evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, multiple_choice
+from evals.benchmarks.schemas import BenchmarkRecord, Question
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`size`: records of the split. `chance`: what guessing scores, a share. `gated`: the Hub asks for an agreement."""
+    """A benchmark. `size`: records of the split. `chance`: accuracy of guessing (0..1). `gated`: the Hub requires an
+    accepted agreement."""
 
     name: str
     title: str
@@ -28,13 +29,13 @@ class Benchmark:
     size: int
     kind: AnswerKind
     chance: float
-    read: Callable[[Row], Question]
-    ask: str = "{question}"  # the prompt where there are no options
+    read: Callable[[BenchmarkRecord], Question]
+    ask: str = "{question}"  # the prompt of a question without options
     gated: bool = False
 
     @property
     def pinned(self) -> str:
-        """The commit of `hub` that is read where the configuration names none."""
+        """The default commit of `hub`."""
         return PINNED[self.hub]
 
 
@@ -42,9 +43,9 @@ NUMBER_PROMPT = "{question} Give the result as your final answer. Do not include
 ALIAS_PROMPT = "{question}\n\nAnswer with the name or phrase alone."
 MATH_PROMPT = "{question}\n\nGive the final answer once, in \\boxed{{}}."
 
-# Commits that published harnesses and papers pin, each found in several of them; the Hub itself was out of reach when
-# they were written down, so a wrong one would show as a refusal, never as other data. PIQA's repository holds a loading
-# script, which the client no longer runs: its commit is the Hub's own conversion to Parquet.
+# Commits that several published harnesses and papers pin. They were recorded without access to the Hub: a wrong one
+# would be refused, never read as other data. PIQA's repository holds a loading script, which the client no longer runs:
+# its commit is the Hub's own conversion to Parquet.
 PINNED: dict[str, str] = {
     "allenai/openbookqa": "388097ea7776314e93a529163e0fea805b8a6454",
     "allenai/ai2_arc": "210d026faf9955653af8916fad021475a3f00453",
@@ -60,8 +61,8 @@ PINNED: dict[str, str] = {
 }
 
 BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one
-    for one in (
+    benchmark.name: benchmark
+    for benchmark in (
         Benchmark(
             "openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500, "choice", 1 / 4, schemas.openbookqa
         ),
@@ -136,23 +137,23 @@ BENCHMARKS: dict[str, Benchmark] = {
     )
 }
 
-# A row of Table 2 that is the mean of several benchmarks.
+# Rows of Table 2 that are the mean of several benchmarks.
 COMPOSITES: dict[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}
 
 
-def items_of(benchmark: Benchmark, records: Iterable[Mapping[str, Any]], seed: int) -> list[Item]:
-    """The records of the split, in order, as items. Raises `ConfigError` naming the record and the field at fault."""
+def items_of(benchmark: Benchmark, records: Iterable[Mapping[str, Any]], seed: int) -> list[BenchmarkItem]:
+    """Convert the records of a split to items, in order. Raises `ConfigError` naming the record and the bad field."""
     items = []
     for index, record in enumerate(records):
-        row = Row(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
+        row = BenchmarkRecord(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
         items.append(_item(benchmark, index, benchmark.read(row), seed))
     if not items:
         raise ConfigError(f"{benchmark.name}: {benchmark.hub} {benchmark.split} has no records")
     return items
 
 
-def choose(items: Sequence[Item], count: int | None, seed: int) -> list[Item]:
-    """`count` of the items (None: all), drawn by `seed`, in their own order: a larger draw holds the smaller one."""
+def choose(items: Sequence[BenchmarkItem], count: int | None, seed: int) -> list[BenchmarkItem]:
+    """Draw `count` of the items (None: all) by `seed`, in their own order; a larger draw contains the smaller one."""
     if count is None or count >= len(items):
         return list(items)
     drawn = sorted(items, key=lambda item: sha256(f"{seed}/{item.benchmark}/{item.index}".encode()).digest())
@@ -160,9 +161,9 @@ def choose(items: Sequence[Item], count: int | None, seed: int) -> list[Item]:
 
 
 def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[tuple[str, ...], int]:
-    """The options in an order drawn by `identity`, and where the right one went.
+    """Shuffle the options by `identity`; return them and the new index of the correct one.
 
-    Options that speak of each other by place ("all of the above", "A and B") stay as published.
+    Options that refer to each other by position ("all of the above", "A and B") keep their published order.
     """
     if any(schemas.POSITIONAL.search(option) for option in options):
         return tuple(options), correct
@@ -171,7 +172,7 @@ def shuffled(options: Sequence[str], correct: int, *identity: object) -> tuple[t
     return tuple(options[i] for i in order), order.index(correct)
 
 
-def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> Item:
+def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> BenchmarkItem:
     identity = question.id or str(index)
     options, expected = question.options, question.expected
     if question.correct is not None:
@@ -180,7 +181,7 @@ def _item(benchmark: Benchmark, index: int, question: Question, seed: int) -> It
         prompt = multiple_choice(question.text, options)
     else:
         prompt = benchmark.ask.format(question=question.text)
-    return Item(
+    return BenchmarkItem(
         benchmark=benchmark.name,
         index=index,
         id=identity,

@@ -1,4 +1,4 @@
-"""One question of a benchmark, ready to be asked and graded, and the one place that picks its grader."""
+"""A benchmark question ready to be asked and graded, and the choice of its grader."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,12 +15,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
-class Item:
-    """`index` is the record's place in the reported split. `expected`: the number, letter, LaTeX, first alias or text.
+class BenchmarkItem:
+    """A question with its expected answer. `index` is the record's position in the reported split.
 
-    `question` is what `prompt` asks, in the benchmark's own words, without options and without ours.
-
-    `own_check` is a second opinion on the answer's text (reasoning-gym's own scorer), recorded beside the verdict.
+    `expected`: the number, letter, LaTeX, first alias or text. `question`: what `prompt` asks, in the benchmark's own
+    words, without options and without our wording. `own_check`: the data set's own scorer (reasoning-gym), recorded
+    beside our verdict.
     """
 
     benchmark: str
@@ -43,20 +43,20 @@ class Item:
 
     @property
     def chance(self) -> float:
-        """The share that guessing among the options gets right; 0 where there are none."""
+        """Accuracy of guessing among the options; 0 without options."""
         return 1 / len(self.options) if self.options else 0.0
 
 
 @dataclass(frozen=True)
-class Graded:
-    """A verdict, and what goes beside it: `own_scorer`, and for IFEval the instructions one by one."""
+class GradedReply:
+    """A verdict with its details: `own_scorer`, and for IFEval the result of each instruction."""
 
     verdict: Verdict
     details: dict[str, Any]
 
 
-def grade(item: Item, reply: ParsedReply) -> Graded:
-    """Grade `reply` by the kind of answer that `item` wants. Raises on no text."""
+def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
+    """Grade `reply` with the grader of the item's answer kind. No text makes it raise."""
     details: dict[str, Any] = {}
     match item.kind:
         case "number":
@@ -70,14 +70,14 @@ def grade(item: Item, reply: ParsedReply) -> Graded:
         case "math":
             verdict = grade_math(reply, item.expected)
         case "instructions":
-            verdict, followed = grade_instructions(reply, item.prompt, item.instructions, item.arguments)
-            details["instructions"] = [asdict(one) for one in followed]
+            verdict, results = grade_instructions(reply, item.prompt, item.instructions, item.arguments)
+            details["instructions"] = [asdict(result) for result in results]
     if item.own_check is not None:
         details["own_scorer"] = reply.finished_thinking and bool(reply.answer) and item.own_check(reply.answer)
-    return Graded(verdict, details)
+    return GradedReply(verdict, details)
 
 
 def multiple_choice(question: str, options: tuple[str, ...]) -> str:
-    """The prompt of a multiple-choice question, zero-shot."""
+    """Format the zero-shot prompt of a multiple-choice question."""
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
     return "\n".join([question, "", *lines, "", "Answer with the letter of the right option alone."])

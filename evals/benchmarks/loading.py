@@ -1,5 +1,6 @@
-"""Where a benchmark's records come from: a file in the Hub's schema, or the Hub at a pinned commit; and every name that
-`evaluate.benchmarks` may hold, real benchmarks and offline stand-ins alike."""
+"""Load a benchmark's records from a local file in the Hub's schema or from the Hub at a pinned commit.
+
+Also validates the names in `evaluate.benchmarks`: real benchmarks and offline stand-ins."""
 
 import json
 import re
@@ -10,16 +11,16 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from configs.evaluation import BenchmarkChoice
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.stand_ins import STAND_INS
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def check(choice: BenchmarkChoice) -> None:
-    """Refuse what could never be loaded, without loading anything: fit to be asked before hours of training.
+def check_benchmark(choice: BenchmarkChoice) -> None:
+    """Validate a configured benchmark without loading it, so that a mistake shows before hours of training.
 
-    Raises `ConfigError` for an unknown name, or a revision that is no commit.
+    Raises `ConfigError` for an unknown name, or a revision that is not a full commit hash.
     """
     if choice.name in STAND_INS:
         if choice.revision or choice.path:
@@ -34,18 +35,18 @@ def check(choice: BenchmarkChoice) -> None:
     if choice.revision and not COMMIT.fullmatch(choice.revision):
         raise ConfigError(
             f"evaluate.benchmarks: {choice.name!r} needs as `revision` a full commit hash of "
-            f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be had again; "
-            f"without one it is {BENCHMARKS[names[0]].pinned}"
+            f"{BENCHMARKS[names[0]].hub} (from its page's history), so that the score can be reproduced; "
+            f"the default is {BENCHMARKS[names[0]].pinned}"
         )
 
 
-def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
-    """The items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
+def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[BenchmarkItem]]:
+    """Load the items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
 
-    Raises `ConfigError` as `check` does, and for an unreadable file or a record that does not fit; `Retryable` when the
-    Hub does not answer.
+    Raises `ConfigError` as `check_benchmark` does, and for an unreadable file or an invalid record; `Retryable` when
+    the Hub does not answer.
     """
-    check(choice)
+    check_benchmark(choice)
     if choice.name in STAND_INS:
         return {choice.name: STAND_INS[choice.name].build(seed, choice.items)}
     loaded = {}
@@ -58,7 +59,7 @@ def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[Item]]:
 
 
 def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
-    """Records of a JSONL or Parquet file in the Hub's schema of `benchmark`."""
+    """Yield the records of a JSONL or Parquet file in the Hub's schema of `benchmark`."""
     where = f"{benchmark.name}: {path}"
     if not path.is_file():
         raise ConfigError(f"{where}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records")
@@ -83,27 +84,27 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:
-    """Records of the reported split at the commit `revision` of the Hub, 40 hexadecimal digits."""
+    """Yield the records of the reported split at the Hub commit `revision` (40 hexadecimal digits)."""
     import datasets
 
     where = f"{benchmark.name}: {benchmark.hub} {benchmark.subset} {benchmark.split} at {revision[:12]}"
     gate = "; it is gated: accept its terms on the Hub and set HF_TOKEN" if benchmark.gated else ""
     try:
-        found = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
+        split = datasets.load_dataset(benchmark.hub, benchmark.subset, split=benchmark.split, revision=revision)
     except datasets.exceptions.DatasetNotFoundError as error:
-        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
+        raise ConfigError(f"{where}: not available ({_line(error)}){gate}") from None
     except (datasets.exceptions.DatasetBuildError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):  # a download that broke off while the split was being put together
+        if isinstance(error.__cause__, OSError):  # a download that broke off while the split was being built
             raise Retryable(f"{where}: the Hub did not answer ({_line(error.__cause__)})") from None
-        raise ConfigError(f"{where}: not to be had ({_line(error)}){gate}") from None
+        raise ConfigError(f"{where}: not available ({_line(error)}){gate}") from None
     except OSError as error:  # broken connections, time-outs, and the Hub's own HTTP errors are all OSErrors
         raise Retryable(f"{where}: the Hub did not answer ({_line(error)})") from None
-    # Where the commit cannot be had, the client quietly falls back to whatever other commit its cache holds.
-    if not all(revision in Path(file["filename"]).parts for file in found.cache_files):
+    # If the commit is unavailable, the client silently falls back to any other commit in its cache.
+    if not all(revision in Path(file["filename"]).parts for file in split.cache_files):
         raise ConfigError(
-            f"{where}: only another commit lies in this machine's cache; the Hub has no such commit, or does not answer"
+            f"{where}: only another commit is in this machine's cache; the Hub has no such commit, or does not answer"
         )
-    yield from found
+    yield from split
 
 
 def _line(error: BaseException) -> str:

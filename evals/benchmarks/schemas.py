@@ -1,5 +1,6 @@
-"""Records of the benchmarks in the Hub's own schemas, read into `Question`s. A record that does not fit is refused by
-name: benchmark, position and field."""
+"""Parse benchmark records in the Hub's schemas into `Question`s.
+
+An invalid record is refused with the benchmark, its position and the field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from evals.graders.numbers import parse_number
 
 @dataclass(frozen=True)
 class Question:
-    """What a record asks and what is right: `correct` is the index into `options`, where there are any."""
+    """A parsed record. `correct` is the index of the right option, if there are options."""
 
     text: str
     expected: str = ""
@@ -27,8 +28,8 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A record with the name by which errors refer to it."""
+class BenchmarkRecord:
+    """A raw record, and the name that errors use for it."""
 
     fields: Mapping[str, Any]
     where: str
@@ -45,12 +46,12 @@ class Row:
             self.refuse(f"field `{name}` is {type(value).__name__}, not {' or '.join(kind.__name__ for kind in kinds)}")
         return value
 
-    def maybe(self, name: str) -> str | None:
+    def optional_text(self, name: str) -> str | None:
         value = self.fields.get(name)
         return None if value in (None, "") else str(value)
 
-    def sub(self, name: str) -> "Row":
-        return Row(self.value(name, dict), f"{self.where}, `{name}`")
+    def sub(self, name: str) -> "BenchmarkRecord":
+        return BenchmarkRecord(self.value(name, dict), f"{self.where}, `{name}`")
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = list(self.value(name, list, tuple))
@@ -59,7 +60,7 @@ class Row:
         return tuple(value.strip() for value in values)
 
     def option(self, options: Sequence[str], index: int, name: str) -> int:
-        """`index` if it points into `options`, of which there must be two at least."""
+        """Return `index` if it points into `options`, of which there must be at least two."""
         if len(options) < 2 or not 0 <= index < len(options):
             self.refuse(f"field `{name}` points to option {index}, and there are {len(options)}")
         return index
@@ -68,91 +69,98 @@ class Row:
         raise ConfigError(f"{self.where}: {reason}")
 
 
-def labelled(row: Row, question: str) -> Question:
-    """OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}, and `answerKey` among the labels."""
-    choices = row.sub("choices")
-    options, labels, key = choices.texts("text"), choices.texts("label"), row.text("answerKey")
+def labelled(record: BenchmarkRecord, question: str) -> Question:
+    """Parse OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}, `answerKey` is one of the labels."""
+    choices = record.sub("choices")
+    options, labels, key = choices.texts("text"), choices.texts("label"), record.text("answerKey")
     if len(labels) != len(options):
-        row.refuse(f"`choices` has {len(labels)} labels for {len(options)} texts")
+        record.refuse(f"`choices` has {len(labels)} labels for {len(options)} texts")
     if key not in labels:
-        row.refuse(f"`answerKey` {key!r} is not among the labels {', '.join(labels)}")
-    correct = row.option(options, labels.index(key), "answerKey")
-    return Question(row.text(question), id=row.maybe("id"), options=options, correct=correct)
+        record.refuse(f"`answerKey` {key!r} is not among the labels {', '.join(labels)}")
+    correct = record.option(options, labels.index(key), "answerKey")
+    return Question(record.text(question), id=record.optional_text("id"), options=options, correct=correct)
 
 
-def openbookqa(row: Row) -> Question:
-    return labelled(row, "question_stem")
+def openbookqa(record: BenchmarkRecord) -> Question:
+    return labelled(record, "question_stem")
 
 
-def arc(row: Row) -> Question:
-    return labelled(row, "question")
+def arc(record: BenchmarkRecord) -> Question:
+    return labelled(record, "question")
 
 
-def commonsense_qa(row: Row) -> Question:
-    return labelled(row, "question")
+def commonsense_qa(record: BenchmarkRecord) -> Question:
+    return labelled(record, "question")
 
 
-def gsm8k(row: Row) -> Question:
-    """The number after `####` in `answer`."""
-    worked, marker, final = row.text("answer").rpartition("####")
+def gsm8k(record: BenchmarkRecord) -> Question:
+    """Parse GSM8K: the expected number follows `####` in `answer`."""
+    worked, marker, final = record.text("answer").rpartition("####")
     number = parse_number(final)
     if not marker or not worked or number is None:
-        row.refuse("field `answer` does not end in `#### <number>`")
-    return Question(row.text("question"), expected=str(number))
+        record.refuse("field `answer` does not end in `#### <number>`")
+    return Question(record.text("question"), expected=str(number))
 
 
-def piqa(row: Row) -> Question:
-    options = (row.text("sol1"), row.text("sol2"))
-    return Question(row.text("goal"), options=options, correct=row.option(options, row.value("label", int), "label"))
-
-
-def ifeval(row: Row) -> Question:
-    """`kwargs` has a mapping per instruction; the keys of the other instructions are there too, as None."""
-    names, arguments = row.texts("instruction_id_list"), row.value("kwargs", list, tuple)
-    check_known(names, arguments, row.where)
-    given = tuple({key: value for key, value in one.items() if value is not None} for one in arguments)
-    return Question(row.text("prompt"), id=row.maybe("key"), instructions=names, arguments=given)
-
-
-def trivia_qa(row: Row) -> Question:
-    answer = row.sub("answer")
-    value = answer.text("value")
-    aliases = dict.fromkeys([value, *answer.texts("aliases"), *answer.texts("normalized_aliases")])
-    spelled = tuple(alias for alias in aliases if alias)
-    return Question(row.text("question"), expected=value, id=row.maybe("question_id"), aliases=spelled)
-
-
-def math_500(row: Row) -> Question:
+def piqa(record: BenchmarkRecord) -> Question:
+    options = (record.text("sol1"), record.text("sol2"))
     return Question(
-        row.text("problem"), expected=row.text("answer"), id=row.maybe("unique_id"), category=row.maybe("subject")
+        record.text("goal"), options=options, correct=record.option(options, record.value("label", int), "label")
     )
 
 
-def mmlu(row: Row) -> Question:
-    options = row.texts("choices")
-    correct = row.option(options, row.value("answer", int), "answer")
-    return Question(row.text("question"), category=row.maybe("subject"), options=options, correct=correct)
+def ifeval(record: BenchmarkRecord) -> Question:
+    """Parse IFEval: `kwargs` has a mapping per instruction, in which keys of other instructions are None."""
+    names, arguments = record.texts("instruction_id_list"), record.value("kwargs", list, tuple)
+    check_known(names, arguments, record.where)
+    given = tuple({key: value for key, value in kwargs.items() if value is not None} for kwargs in arguments)
+    return Question(record.text("prompt"), id=record.optional_text("key"), instructions=names, arguments=given)
 
 
-def mmlu_pro(row: Row) -> Question:
-    """Up to ten `options`; `answer` is the letter of `answer_index`, and the two must agree."""
-    options = row.texts("options")
-    correct = row.option(options, row.value("answer_index", int), "answer_index")
-    if row.text("answer") != chr(ord("A") + correct):
-        row.refuse(f"`answer` {row.text('answer')!r} is not the letter of `answer_index` {correct}")
-    identity, category = row.maybe("question_id"), row.maybe("category")
-    return Question(row.text("question"), id=identity, category=category, options=options, correct=correct)
+def trivia_qa(record: BenchmarkRecord) -> Question:
+    answer = record.sub("answer")
+    value = answer.text("value")
+    aliases = dict.fromkeys([value, *answer.texts("aliases"), *answer.texts("normalized_aliases")])
+    spelled = tuple(alias for alias in aliases if alias)
+    return Question(record.text("question"), expected=value, id=record.optional_text("question_id"), aliases=spelled)
 
 
-def gpqa(row: Row) -> Question:
-    """The right answer comes first here; the seeded order of the options moves it."""
+def math_500(record: BenchmarkRecord) -> Question:
+    return Question(
+        record.text("problem"),
+        expected=record.text("answer"),
+        id=record.optional_text("unique_id"),
+        category=record.optional_text("subject"),
+    )
+
+
+def mmlu(record: BenchmarkRecord) -> Question:
+    options = record.texts("choices")
+    correct = record.option(options, record.value("answer", int), "answer")
+    return Question(record.text("question"), category=record.optional_text("subject"), options=options, correct=correct)
+
+
+def mmlu_pro(record: BenchmarkRecord) -> Question:
+    """Parse MMLU-Pro: up to ten `options`; `answer` must be the letter of `answer_index`."""
+    options = record.texts("options")
+    correct = record.option(options, record.value("answer_index", int), "answer_index")
+    if record.text("answer") != chr(ord("A") + correct):
+        record.refuse(f"`answer` {record.text('answer')!r} is not the letter of `answer_index` {correct}")
+    identity, category = record.optional_text("question_id"), record.optional_text("category")
+    return Question(record.text("question"), id=identity, category=category, options=options, correct=correct)
+
+
+def gpqa(record: BenchmarkRecord) -> Question:
+    """Parse GPQA: the right answer comes first; the seeded shuffle of the options moves it."""
     names = ["Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
-    options = tuple(row.text(name) for name in names)
-    category = row.maybe("High-level domain")
-    return Question(row.text("Question"), id=row.maybe("Record ID"), category=category, options=options, correct=0)
+    options = tuple(record.text(name) for name in names)
+    category = record.optional_text("High-level domain")
+    return Question(
+        record.text("Question"), id=record.optional_text("Record ID"), category=category, options=options, correct=0
+    )
 
 
-# An option that speaks of the others by their place: such options keep the order in which they were published.
+# An option that refers to others by position: such options keep their published order.
 POSITIONAL = re.compile(
     r"\b(?:all|none|both|neither|any|either|two|some)\s+(?:of\s+)?(?:the|these|those|them)\b|\b(?:above|below)\b|"
     r"(?<!\w)\(?[A-J]\)?,?\s+(?:and|or|nor|&)\s+\(?[A-J]\)?(?!\w)|\b(?:options?|choices?|answers?)\s+\(?[A-J]\b",

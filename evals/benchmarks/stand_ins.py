@@ -1,8 +1,8 @@
-"""Offline stand-ins of the benchmarks, for a machine with no network. Each says what it stands in for; none of its
-scores belongs beside a figure of the paper.
+"""Offline stand-ins for the benchmarks, for a machine without network. Each names what it replaces; none of its scores
+is comparable with a figure of the paper.
 
-The problems are held out by a hash of the question, so no training draw meets one. The Wikipedia questions are held
-out too: the stage `held_out` has a text that overlaps one left out of training. Other texts may tell the same fact.
+Problems are held out by a hash of the question, so training never draws one. The Wikipedia questions are held out too:
+the stage `held_out` removes overlapping text from training. Other texts may state the same fact.
 """
 
 import random
@@ -19,12 +19,12 @@ from configs.training import ProblemsConfig
 from data.sources.reasoning_gym import Problem, is_correct, problems
 from data.sources.wikipedia import Article, articles
 from evals.benchmarks.catalogue import ALIAS_PROMPT
-from evals.benchmarks.items import LETTERS, Item, multiple_choice
-from evals.graders.instructions import describe, get_along
+from evals.benchmarks.items import LETTERS, BenchmarkItem, multiple_choice
+from evals.graders.instructions import are_compatible, describe
 from evals.graders.numbers import parse_number
 
 HELD_OUT = "held_out"
-GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions differ in little
+GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions are nearly alike
 DEFAULT_COUNT = 500
 _PLAIN_NUMBER = re.compile(r"-?[0-9][0-9.,/]*")
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
@@ -32,17 +32,20 @@ _PARENTHESES = re.compile(r"\s*\([^)]*\)")
 
 @dataclass(frozen=True)
 class StandIn:
-    """`like`: the benchmark whose shape it has. `build(seed, count)` gives its items, always the same."""
+    """A generated benchmark. `like`: the benchmark it imitates. `build(seed, count)`: its items, deterministic."""
 
     name: str
     title: str
     like: str
     note: str
-    build: Callable[[int, int | None], list[Item]]
+    build: Callable[[int, int | None], list[BenchmarkItem]]
 
 
-def held_out(config: ProblemsConfig, seed: int) -> list[Item]:
-    """Held-out problems of the kinds that reinforcement trains on. Raises `ConfigError` for another source."""
+def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
+    """Build items from held-out problems of the kinds that reinforcement trains on.
+
+    Raises `ConfigError` for another source.
+    """
     if config.source != "reasoning":
         raise ConfigError(
             f"evaluate.held_out.source is {config.source!r}; held-out problems come from 'reasoning' "
@@ -54,14 +57,14 @@ def held_out(config: ProblemsConfig, seed: int) -> list[Item]:
     return _problem_items(HELD_OUT, drawn)
 
 
-def gsm_symbolic(seed: int, count: int | None) -> list[Item]:
-    """GSM8K-shaped word problems of reasoning-gym, from the held-out split."""
+def gsm_symbolic(seed: int, count: int | None) -> list[BenchmarkItem]:
+    """Build items from GSM8K-like word problems of reasoning-gym, from the held-out split."""
     drawn = islice(problems([TaskConfig(name="gsm_symbolic")], seed, "held_out"), count or DEFAULT_COUNT)
     return _problem_items("gsm_symbolic", drawn)
 
 
-def wiki_choice(seed: int, count: int | None) -> list[Item]:
-    """Which of four titles of one topic has this description? Descriptions that fit two articles are left out."""
+def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
+    """Build choices: which of four titles of a topic has this description? Ambiguous descriptions are left out."""
     by_topic = defaultdict(list)
     for article in _described(seed):
         by_topic[article.topic].append(article.title)
@@ -74,7 +77,7 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
         question = f"Which of these is described as: {article.description}?"
         prompt = multiple_choice(question, tuple(options))
         expected = LETTERS[options.index(article.title)]
-        item = Item(
+        item = BenchmarkItem(
             "wiki_choice",
             len(items),
             article.title,
@@ -91,9 +94,9 @@ def wiki_choice(seed: int, count: int | None) -> list[Item]:
     return items
 
 
-def wiki_trivia(seed: int, count: int | None) -> list[Item]:
-    """What is the blank in the first sentence of an article? It is the title, brackets or not."""
-    items: list[Item] = []
+def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
+    """Build cloze questions: the title is blanked out of an article's first sentence, with or without brackets."""
+    items: list[BenchmarkItem] = []
     for article in articles(seed):
         sentence = article.extract.split(". ")[0].strip().rstrip(".")
         bare = _PARENTHESES.sub("", article.title).strip()
@@ -102,27 +105,27 @@ def wiki_trivia(seed: int, count: int | None) -> list[Item]:
             continue
         aliases = tuple(dict.fromkeys((article.title, bare)))
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
-        item = Item("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases)
+        item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases)
         items.append(replace(item, category=article.topic, question=f"{masked}."))
         if len(items) == (count or DEFAULT_COUNT):
             break
     return items
 
 
-def instructions(seed: int, count: int | None) -> list[Item]:
-    """Write about a subject under one or two of IFEval's instructions, checked by IFEval's checkers."""
-    items: list[Item] = []
+def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
+    """Build prompts with one or two of IFEval's instructions, checked by IFEval's checkers."""
+    items: list[BenchmarkItem] = []
     for article in articles(seed)[: count or DEFAULT_COUNT]:
         rng = random.Random(f"instructions/{seed}/{article.title}")
         drawn = [rng.choice(list(_ARGUMENTS))]
         second = rng.choice(list(_ARGUMENTS))
-        if rng.random() < 0.4 and get_along(drawn[0], second):
+        if rng.random() < 0.4 and are_compatible(drawn[0], second):
             drawn.append(second)
         arguments = tuple(_ARGUMENTS[name](rng) for name in drawn)
-        wishes = " ".join(describe(name, given) for name, given in zip(drawn, arguments, strict=True))
-        prompt = f"Write two or three sentences about {article.title}. {wishes}"
+        requirements = " ".join(describe(name, given) for name, given in zip(drawn, arguments, strict=True))
+        prompt = f"Write two or three sentences about {article.title}. {requirements}"
         items.append(
-            Item(
+            BenchmarkItem(
                 "instructions",
                 len(items),
                 article.title,
@@ -138,16 +141,16 @@ def instructions(seed: int, count: int | None) -> list[Item]:
     return items
 
 
-def problem_item(benchmark: str, index: int, problem: Problem) -> Item:
-    """The problem as an item, asked as it stands: graded as a number where its answer is one, else as a text."""
+def problem_item(benchmark: str, index: int, problem: Problem) -> BenchmarkItem:
+    """Convert a problem to an item: graded as a number if its answer is a number, else as text."""
     kind = "number" if _PLAIN_NUMBER.fullmatch(problem.answer) and parse_number(problem.answer) else "text"
     identity = f"{problem.task}/{problem.index}"
-    asked = problem.question
-    return Item(benchmark, index, identity, asked, kind, problem.answer, category=problem.task, question=asked)
+    text = problem.question
+    return BenchmarkItem(benchmark, index, identity, text, kind, problem.answer, category=problem.task, question=text)
 
 
-def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[Item]:
-    """Items of reasoning-gym problems, whose own scorer is heard too."""
+def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[BenchmarkItem]:
+    """Convert reasoning-gym problems to items that also record the generator's own scorer."""
     return [
         replace(problem_item(benchmark, index, problem), own_check=partial(is_correct, problem))
         for index, problem in enumerate(drawn)
@@ -155,7 +158,7 @@ def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[Item]:
 
 
 def _described(seed: int) -> list[Article]:
-    """Articles in a topic, whose description is theirs alone and does not give the title away."""
+    """Articles with a topic and a unique description that does not reveal the title."""
     everything = articles(seed)
     uses = Counter(article.description for article in everything)
     return [
@@ -172,7 +175,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
 
 
-# The instructions that a short text can keep, and how their arguments are drawn.
+# Instructions that a short text can follow, and how their arguments are drawn.
 _ARGUMENTS: dict[str, Callable[[random.Random], dict[str, object]]] = {
     "change_case:english_capital": lambda rng: {},
     "change_case:english_lowercase": lambda rng: {},
@@ -196,8 +199,8 @@ _ARGUMENTS: dict[str, Callable[[random.Random], dict[str, object]]] = {
 _PROBLEMS = "reasoning-gym word problems, held out by a hash of the question"
 _WIKIPEDIA = "from Wikipedia summaries (CC BY-SA 4.0), which are in the offline pretraining text"
 STAND_INS: dict[str, StandIn] = {
-    one.name: one
-    for one in (
+    stand_in.name: stand_in
+    for stand_in in (
         StandIn("gsm_symbolic", "GSM-Symbolic", "gsm8k", _PROBLEMS, gsm_symbolic),
         StandIn("wiki_choice", "Wikipedia choice", "mmlu", f"four titles for a description, {_WIKIPEDIA}", wiki_choice),
         StandIn(

@@ -1,7 +1,7 @@
-"""Where an answer commits itself: `\\boxed{…}`, `#### …`, `the answer is …`. Every parser reads these spans first.
+"""Find the spans that state an answer: `\\boxed{…}`, `#### …`, `the answer is …`. Every parser reads them first.
 
 A span ends with its sentence, and before a reason or a rejected alternative (`because`, `not`, `rather than`), so that
-"the answer is 12, not 13" commits to 12 alone while "the answer is 12 or 13" holds two candidates.
+"the answer is 12, not 13" states only 12, while "the answer is 12 or 13" has two candidates.
 """
 
 import re
@@ -19,18 +19,18 @@ _REASON = re.compile(r"\b(?:because|since|rather\s+than|instead\s+of|not)\b", re
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
-def commitments(text: str) -> list[str]:
-    """The spans of `text` that state an answer, in the order in which they stand; empty when none does."""
+def answer_spans(text: str) -> list[str]:
+    """Return the spans of `text` that state an answer, in order; empty if none does."""
     text = text.replace("**", "")
-    found = [(start, content) for start, content in _boxed_at(text)]
+    spans = _boxed_at(text)
     for mark, ends in ((_ANSWER_IS, _SENTENCE_END), (_HASHES, re.compile(r"\n"))):
         for match in mark.finditer(text):
             rest = text[match.end() :]
             end = ends.search(rest)
             sentence = rest[: end.start()] if end else rest
             reason = _REASON.search(sentence)
-            found.append((match.end(), sentence[: reason.start()] if reason else sentence))
-    return [span.strip() for _, span in sorted(found) if span.strip()]
+            spans.append((match.end(), sentence[: reason.start()] if reason else sentence))
+    return [span.strip() for _, span in sorted(spans) if span.strip()]
 
 
 def boxed(text: str) -> list[str]:

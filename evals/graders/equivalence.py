@@ -1,8 +1,8 @@
-"""Mathematical equivalence by math-verify, bounded in time: it runs in a process that is ended when it takes too long.
+"""Grade mathematical equivalence with math-verify, in a process that is killed when a comparison takes too long.
 
 math-verify's own limits need the main thread's alarm, and sympy can loop where no limit of Python reaches. The
-process is `python -m evals.graders.equivalence`: one JSON request a line in, one reply a line out; it ends with its
-parent.
+process is `python -m evals.graders.equivalence`: one JSON request per input line, one reply per output line; it
+ends with its parent.
 """
 
 import atexit
@@ -14,12 +14,13 @@ import selectors
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 
 from common.processes import die_with_parent
 from data.chat_template import ParsedReply
 from evals.graders import numbers
-from evals.graders.answer_spans import commitments
+from evals.graders.answer_spans import answer_spans
 from evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,11 @@ START_S = 120.0  # importing sympy on a busy machine
 _SEGMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\$|\s|\\text(?=\{)|\\mathrm(?=\{)|(?<=[0-9])\.0+(?![0-9])")
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MAX_LENGTH = 2000  # a longer "answer" is none, and parsing it is where the time goes
+_MAX_LENGTH = 2000  # longer text is no answer, and parsing it takes the time
 
 
 class Equivalence:
-    """Whether two mathematical answers are the same, each comparison within `limit_s`. Safe from several threads."""
+    """Compare mathematical answers, each comparison within `limit_s` seconds. Thread-safe."""
 
     def __init__(self, limit_s: float = 5.0) -> None:
         self.limit_s = limit_s
@@ -40,7 +41,7 @@ class Equivalence:
         self._lock = threading.Lock()
 
     def equal(self, expected: str, given: str) -> bool:
-        """False also when the comparison ran out of time or the process died over it; `timeouts` counts those."""
+        """Whether both are equivalent. False also when the comparison timed out or its process died: see `timeouts`."""
         if _canonical(expected) == _canonical(given):
             return True
         if max(len(expected), len(given)) > _MAX_LENGTH or not given.strip():
@@ -53,7 +54,7 @@ class Equivalence:
         return bool(verdict)
 
     def close(self) -> None:
-        """End the process; the next comparison starts another."""
+        """Kill the process; the next comparison starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -92,7 +93,7 @@ class Equivalence:
         return True
 
     def _line(self, limit_s: float) -> bytes | None:
-        """The next whole line, or None on time-out or end of file. Replies are a few bytes: one read gets all."""
+        """Read the next line; None on time-out or end of file. Replies are a few bytes, so one read gets all."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(limit_s):
@@ -102,21 +103,22 @@ class Equivalence:
 
 @cache
 def shared() -> Equivalence:
-    """The process-wide instance, ended at exit."""
+    """The process-wide instance, closed at exit."""
     instance = Equivalence()
     atexit.register(instance.close)
     return instance
 
 
 def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | None = None) -> Verdict:
-    r"""Strict: the committed spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one.
+    r"""Grade a mathematical answer.
 
-    Lenient: the last of them is equivalent to `expected`; without an answer, those of the reasoning.
+    Strict: the answer spans (`\boxed{}`, …), else the `$…$` segments, else the whole answer, agree on one value.
+    Lenient: the last of them is equivalent to `expected`; without an answer, that of the reasoning.
     """
     same = (equivalence or shared()).equal
     answered = _distinct(_stated(reply.answer or ""), same)
     fallback = answered or _stated(reply.reasoning)
-    right = [same(expected, one) for one in (answered if len(answered) == 1 else fallback[-1:])]
+    right = [same(expected, span) for span in (answered if len(answered) == 1 else fallback[-1:])]
     problem = None
     if not reply.finished_thinking:
         problem = "unfinished"
@@ -129,11 +131,11 @@ def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | Non
 
 
 def _stated(text: str) -> list[str]:
-    spans = commitments(text)
+    spans = answer_spans(text)
     if spans:
         inner = [_SEGMENT.search(span) for span in spans]
         return [_group(m) if m else span for m, span in zip(inner, spans, strict=True)]
-    if _OPEN_BOX.search(text):  # cut inside its box: what stands there may be the beginning of something else
+    if _OPEN_BOX.search(text):  # cut inside its box: the content may be the beginning of something else
         return []
     segments = [_group(match) for match in _SEGMENT.finditer(text)]
     if segments:
@@ -145,10 +147,10 @@ def _group(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
-def _distinct(spans: list[str], same: "Equivalence.equal") -> list[str]:
+def _distinct(spans: list[str], same: Callable[[str, str], bool]) -> list[str]:
     kept: list[str] = []
     for span in spans[:8]:
-        if not any(same(one, span) for one in kept):
+        if not any(same(other, span) for other in kept):
             kept.append(span)
     return kept
 
@@ -157,15 +159,17 @@ def _canonical(text: str) -> str:
     text = _NOISE.sub("", text.strip().rstrip(".")).replace("dfrac", "frac").replace("tfrac", "frac")
     text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
     text = re.sub(r"^\(([A-Z])\)$", r"\1", text)
-    text = text.casefold() if len(text) > 1 and text.isalpha() else text  # words, not the names of variables
+    text = text.casefold() if len(text) > 1 and text.isalpha() else text  # words, not variable names
     number = numbers.parse_number(text) if re.fullmatch(r"-?[0-9][0-9,./]*", text) else None
     return str(number) if number else text
 
 
 def _serve() -> None:
-    """The process: answer requests until the input ends."""
+    """Main loop of the process: answer requests until the input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # libraries that print must not speak for us
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+    )  # libraries that print must not write into the replies
     die_with_parent(int(sys.argv[1]))
     from math_verify import parse, verify
 

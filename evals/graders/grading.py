@@ -1,8 +1,8 @@
-"""Strict and lenient verdicts on one reply, side by side. Strict is the paper's (§5, Table 2).
+"""Grade a reply: strict and lenient verdicts. Strict is the paper's (§5, Table 2).
 
-Strict: the thinking ended, and the answer puts forward exactly one candidate, which is right. Lenient: the last
-candidate is right, and where there is no answer the reasoning may hold it (as harnesses with a flexible extraction
-count). Strict implies lenient, no grader raises on any text, and none looks for a substring.
+Strict: thinking has ended, and the answer states exactly one candidate, which is right. Lenient: the last candidate is
+right; without an answer the reasoning may contain it (as harnesses with flexible extraction count). Strict implies
+lenient, no grader raises on any text, and none searches for a substring.
 """
 
 import re
@@ -14,23 +14,23 @@ from typing import Literal
 
 from data.chat_template import ParsedReply
 from evals.graders import choices, numbers
-from evals.graders.answer_spans import commitments
+from evals.graders.answer_spans import answer_spans
 
-Problem = Literal["no_answer", "many_answers", "unfinished"]
+GradeIssue = Literal["no_answer", "many_answers", "unfinished"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`parsed`: the candidates that the strict reading saw, joined by ` | `; None when it saw none."""
+    """Strict and lenient result. `parsed`: the candidates of the strict reading, joined by ` | `; None without any."""
 
     strict: bool
     lenient: bool
     parsed: str | None
-    problem: Problem | None
+    problem: GradeIssue | None
 
 
-def judge(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
-    """The verdict where `read` gives the distinct candidates of a text and `right` says whether one is the answer."""
+def verdict_of(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: Callable[[str], bool]) -> Verdict:
+    """Grade with `read`, which returns a text's distinct candidates, and `right`, which checks a candidate."""
     answered = list(read(reply.answer)) if reply.answer else []
     fallback = answered or list(read(reply.reasoning))
     lenient = bool(fallback) and right(fallback[-1])
@@ -39,7 +39,7 @@ def judge(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: Calla
 
 
 def grade_number(reply: ParsedReply, expected: str) -> Verdict:
-    """Equal as exact fractions: "1/2" is 0.5. A percent sign counts as a unit; lenient also takes 50% for 0.5.
+    """Grade a number, compared as exact fractions: "1/2" is 0.5. "%" is a unit; lenient also accepts 50% for 0.5.
 
     Raises `ValueError` when `expected` is not itself one number.
     """
@@ -58,12 +58,14 @@ def grade_number(reply: ParsedReply, expected: str) -> Verdict:
 def grade_choice(
     reply: ParsedReply, expected_letter: str, letters: Sequence[str], options: Sequence[str] = ()
 ) -> Verdict:
-    """`options` are the texts beside the letters: an answer that is exactly one of them stands for its letter."""
-    return judge(reply, lambda text: choices.candidates(text, letters, options), lambda one: one == expected_letter)
+    """Grade a choice. `options` are the options' texts: an answer that equals one of them means its letter."""
+    return verdict_of(
+        reply, lambda text: choices.candidates(text, letters, options), lambda letter: letter == expected_letter
+    )
 
 
 def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
-    """TriviaQA's exact match: the normalised answer is one of the normalised aliases, as a whole.
+    """Grade by TriviaQA's exact match: the whole normalised answer is one of the normalised aliases.
 
     Lenient also reads the first or last line or the first sentence alone, and ignores accents.
     """
@@ -72,7 +74,7 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     forms = list(dict.fromkeys(form for span in _stated(whole, wanted) if (form := trivia_form(span))))
     strict_right = len(forms) == 1 and forms[0] in wanted
     if not reply.finished_thinking:
-        problem: Problem | None = "unfinished"
+        problem: GradeIssue | None = "unfinished"
     elif not forms:
         problem = "no_answer"
     else:
@@ -85,18 +87,18 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
 
 
 def grade_text(reply: ParsedReply, expected: str) -> Verdict:
-    """Equal but for case, spacing and outer punctuation: for answers that are a word or a list."""
+    """Grade a word or a list: equal except for case, spacing and outer punctuation."""
 
     def read(text: str) -> list[str]:
-        spans = commitments(text) or [text.strip()]
+        spans = answer_spans(text) or [text.strip()]
         return list(dict.fromkeys(form for span in spans if (form := choices.plain(span))))
 
     wanted = choices.plain(expected)
-    return judge(reply, read, lambda one: one == wanted)
+    return verdict_of(reply, read, lambda form: form == wanted)
 
 
 def trivia_form(text: str) -> str:
-    """TriviaQA's normal form: lower case, no punctuation, no articles (unless nothing else is left), single spaces."""
+    """Normalise as TriviaQA: lower case, no punctuation, no articles (unless nothing else is left), single spaces."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = "".join(" " if c in _PUNCTUATION else c for c in text)
     words = text.split()
@@ -107,7 +109,7 @@ _SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
 _PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
 
 
-def _problem(reply: ParsedReply, answered: Sequence[object]) -> Problem | None:
+def _problem(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | None:
     if not reply.finished_thinking:
         return "unfinished"
     if not answered:
@@ -120,22 +122,22 @@ def _as_share(number: numbers.Number) -> object:
 
 
 def _stated(answer: str, wanted: set[str]) -> list[str]:
-    """What `answer` states: all of it when that is right or nothing in it is a commitment, else its commitments."""
-    return [answer] if trivia_form(answer) in wanted else commitments(answer) or [answer]
+    """What `answer` states: all of it if that is right or it has no answer span, else its answer spans."""
+    return [answer] if trivia_form(answer) in wanted else answer_spans(answer) or [answer]
 
 
-def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> Problem | None:
-    """Wrong because several answers were offered, one of them right, rather than because one wrong one was."""
+def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> GradeIssue | None:
+    """`many_answers` if the answer is wrong because it offers several, one of them right; else None."""
     offered = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
     return "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
 
 
 def _pieces(text: str) -> list[str]:
-    """The units that a lenient reading takes for an answer: never anything inside a sentence."""
+    """The parts that a lenient reading accepts as an answer: whole lines or sentences, never a part of a sentence."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return []
-    return [text, *commitments(text)[-1:], lines[0], lines[-1], text.split(". ")[0]]
+    return [text, *answer_spans(text)[-1:], lines[0], lines[-1], text.split(". ")[0]]
 
 
 def _without_accents(text: str) -> str:

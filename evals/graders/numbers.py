@@ -1,8 +1,8 @@
-r"""The one number parser: which exact numbers a text states, as fractions. Rewards and every number grader use it.
+r"""Parse the numbers that a text states, as exact fractions. Rewards and every number grader use it.
 
 Notation is read (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, any script's
-decimal digits, number words where no digit stands); meaning is not. What an equation computes from is no candidate: of
-"5 + 7 = 12" only 12 is. Neither is a number said not to be one ("not 13"), nor digits inside a name ("H2O").
+decimal digits, number words if there is no digit); meaning is not. The operands of an equation are no candidates: of
+"5 + 7 = 12" only 12 is. Neither are negated numbers ("not 13") or digits inside a name ("H2O").
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from evals.graders.answer_spans import commitments
+from evals.graders.answer_spans import answer_spans
 
 MAX_DIGITS = 300  # beyond this a literal is noise, and Python itself refuses int() of 4,300 digits
 _SCALES = {
@@ -82,7 +82,7 @@ class Number:
     percent: bool = False
 
     def __str__(self) -> str:
-        """As a decimal where it ends, else as a fraction in lowest terms."""
+        """Format as a terminating decimal if possible, else as a fraction in lowest terms."""
         rest, places = self.value.denominator, 0
         while math.gcd(rest, 10) > 1:
             rest, places = rest // math.gcd(rest, 10), places + 1
@@ -94,28 +94,28 @@ class Number:
 
 
 def candidates(text: str) -> list[Number]:
-    """The distinct numbers that `text` puts forward as its answer, in order.
+    """Return the distinct numbers that `text` states as its answer, in order.
 
-    Those in its committed spans (`\\boxed`, "the answer is") when they hold any, else all of them.
+    Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    committed = [number for span in commitments(text) for number in numbers_in(span)]
+    committed = [number for span in answer_spans(text) for number in numbers_in(span)]
     return list(dict.fromkeys(committed or numbers_in(text)))
 
 
 def numbers_in(text: str) -> list[Number]:
-    """Every number that `text` states, in order, repeats included; words count only where there is no digit."""
+    """Return every number in `text`, in order, with repeats; number words count only if there is no digit."""
     text = _normalised(text)
     if not any("0" <= c <= "9" for c in text):
         return [Number(value) for value in _spelled(text)]
-    found = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
-    kept = [one for one in found if not _DENIED.search(text[max(0, one[0] - 20) : one[0]])]
+    literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
+    kept = [literal for literal in literals if not _DENIED.search(text[max(0, literal[0] - 20) : literal[0]])]
     return [number for _, _, number in _results_only(kept, text)]
 
 
 def parse_number(text: str) -> Number | None:
-    """The one number that `text` is about, for an expected answer; None when it states none or several."""
-    found = candidates(text)
-    return found[0] if len(found) == 1 else None
+    """Parse an expected answer; None if `text` states no number or several."""
+    values = candidates(text)
+    return values[0] if len(values) == 1 else None
 
 
 def _normalised(text: str) -> str:
@@ -144,7 +144,7 @@ def _normalised(text: str) -> str:
 
 
 def _number(match: re.Match[str], text: str) -> Number | None:
-    """The value of one literal; None where it is none: an unreduced power, a division by zero, too many digits."""
+    """Evaluate one literal; None for an unevaluated power, a division by zero, or too many digits."""
     shift = int(match["exponent"] or match["e"] or match["power"] or 0)
     if len(match.group()) > MAX_DIGITS or abs(shift) > MAX_DIGITS:
         return None
@@ -165,12 +165,12 @@ def _number(match: re.Match[str], text: str) -> Number | None:
                 return None
             value /= Fraction(match["divisor"])
     if scale := match["scale"] or match["kilo"]:
-        value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K is kelvin or a grade as often as 1,000
+        value *= _SCALES[scale.lower()] if scale != "K" else 1  # a capital K means kelvin or a grade as often as 1,000
     return Number(-value if _negative(match.start(), text) else value, bool(match["percent"]))
 
 
 def _negative(start: int, text: str) -> bool:
-    """A minus directly before the literal is a sign unless something to subtract from, or a range, stands before it."""
+    """Whether a minus directly before the literal is a sign, not a subtraction or a range."""
     if start == 0 or text[start - 1] != "-":
         return False
     attached = text[start - 2] if start > 1 else " "
@@ -179,30 +179,30 @@ def _negative(start: int, text: str) -> bool:
 
 
 def _plain_decimal(body: str) -> str:
-    """`body` with a point for the decimals and nothing for the groups."""
+    """Rewrite `body` with a decimal point and without digit grouping."""
     if body.count(".") > 1 or ("," in body and 0 <= body.find(".") < body.find(",")):
         return body.replace(".", "").replace(",", ".")
     return re.sub(rf"[,'_{_SPACE}]", "", body)
 
 
-def _results_only(found: list[tuple[int, int, Number]], text: str) -> list[tuple[int, int, Number]]:
-    """Without the numbers that stand left of the last equals sign of their clause, if one stands right of it."""
-    literals = [start for start, _, _ in found]
+def _results_only(numbers: list[tuple[int, int, Number]], text: str) -> list[tuple[int, int, Number]]:
+    """Drop the numbers left of the last equals sign of their clause, if a number is right of it."""
+    literals = [start for start, _, _ in numbers]
     edges = [0]
     for match in _BOUNDARY.finditer(text):
         before = bisect(literals, match.start()) - 1
-        if before < 0 or match.start() >= found[before][1]:  # "2 and 1/2" is one literal, not two clauses
+        if before < 0 or match.start() >= numbers[before][1]:  # "2 and 1/2" is one literal, not two clauses
             edges.append(match.start())
     kept = []
     for left, right in pairwise([*edges, len(text) + 1]):
-        clause = found[bisect_left(literals, left) : bisect_left(literals, right)]
+        clause = numbers[bisect_left(literals, left) : bisect_left(literals, right)]
         equals = max(text.rfind("=", left, right), text.rfind("≈", left, right))
-        kept += [one for one in clause if one[0] > equals] or clause
+        kept += [literal for literal in clause if literal[0] > equals] or clause
     return kept
 
 
 def _spelled(text: str) -> list[Fraction]:
-    """Numbers written in words: "minus one hundred and five" is one of them, "two or three" are two."""
+    """Parse numbers written in words: "minus one hundred and five" is one number, "two or three" are two."""
     values: list[Fraction] = []
     total = current = 0
     state = ""  # the kind of the last number word, "" outside a number

@@ -1,4 +1,4 @@
-"""Models under test: our own checkpoint through batched generation, or any chat endpoint of the pool."""
+"""Ask models under test: a checkpoint through batched generation, or any chat endpoint of the pool."""
 
 import hashlib
 import logging
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-SMALLEST_BUCKET = 256  # below it a second compilation costs more than the padding
+SMALLEST_BUCKET = 256  # below this, a second compilation costs more than the padding
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said. Counts and latency (seconds, of the batch for a checkpoint) are None where not known."""
+    """A model's answer. Token counts and latency (seconds; of the batch for a checkpoint) are None if unknown."""
 
     reply: ParsedReply
     output: str
@@ -38,29 +38,29 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Unasked:
-    """A question that the model cannot be asked, and why. It is left out of the score, counted and shown."""
+class SkippedQuestion:
+    """A question that the model cannot be asked, with the reason. It is excluded from the score, counted and shown."""
 
     reason: str
     tokens_in: int | None = None
 
 
 class Answerer(Protocol):
-    """Any model. `name` says which and stands in every row; `batch`: how many questions to hand over at a time."""
+    """Protocol of a model under test. `name` is written into every row; `batch`: questions per call."""
 
     name: str
     batch: int
 
-    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
-        """One answer per prompt, in order, each fixed by its prompt and seed alone (as far as the model allows).
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
+        """Return one answer per prompt, in order, each determined by its prompt and seed (if the model allows).
 
-        Raises `Retryable` when a question stays without any reply: that is nobody's wrong answer.
+        Raises `Retryable` when a question gets no reply: that is not a wrong answer.
         """
         ...
 
 
 class CheckpointAnswerer:
-    """A `checkpoint` folder through `model.decoding.generate`, greedy at temperature 0.
+    """Answers from a `checkpoint` folder through `model.decoding.generate`, greedy at temperature 0.
 
     Raises `ConfigError` for an unreadable checkpoint, or a tokenizer other than `tokenizer` or too large for the model.
     """
@@ -69,8 +69,8 @@ class CheckpointAnswerer:
         from model.decoding.generate import Generator
         from model.decoding.sampling import Sampling
 
-        self._params, self._model, found, self.name = load_checkpoint(folder, tokenizer)
-        self._tokenizer = tokenizer_for(found)
+        self._params, self._model, own_tokenizer, self.name = load_checkpoint(folder, tokenizer)
+        self._tokenizer = tokenizer_for(own_tokenizer)
         sampling = Sampling(
             max_tokens=config.max_tokens,
             temperature=config.temperature,
@@ -78,42 +78,42 @@ class CheckpointAnswerer:
         )
         if config.prompt_length >= self._model.context:
             raise ConfigError(
-                f"evaluate.prompt_length is {config.prompt_length}, and leaves no room for an answer in the model's "
+                f"evaluate.prompt_length is {config.prompt_length}, which leaves no room for an answer in the model's "
                 f"context of {self._model.context}"
             )
         self._generators = {}
         for length in buckets(config.prompt_length):
-            room = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
-            self._generators[length] = Generator(self._model, room, config.batch, length)
+            limited = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
+            self._generators[length] = Generator(self._model, limited, config.batch, length)
         self.batch = config.batch
 
-    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
         ids = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
-        answers: list[Answer | Unasked] = [Unasked("too_long", len(one)) for one in ids]
+        answers: list[Answer | SkippedQuestion] = [SkippedQuestion("too_long", len(prompt)) for prompt in ids]
         floor = 0
         for length, generator in self._generators.items():
-            members = [i for i, one in enumerate(ids) if floor < len(one) <= length]
+            members = [i for i, prompt in enumerate(ids) if floor < len(prompt) <= length]
             floor = length
             if not members:
                 continue
             started = time.monotonic()
             completions = generator(self._params, [ids[i] for i in members], [seeds[i] for i in members])
-            took = time.monotonic() - started
+            seconds = time.monotonic() - started
             for i, completion in zip(members, completions, strict=True):
-                written = [int(one) for one in completion.ids]
+                tokens = [int(token) for token in completion.ids]
                 answers[i] = Answer(
-                    reply=parse_completion(self._tokenizer, written),
-                    output=self._tokenizer.decode(written),
+                    reply=parse_completion(self._tokenizer, tokens),
+                    output=self._tokenizer.decode(tokens),
                     truncated=bool(completion.truncated),
                     tokens_in=len(ids[i]),
-                    tokens_out=len(written),
-                    latency_s=took,
+                    tokens_out=len(tokens),
+                    latency_s=seconds,
                 )
         return answers
 
 
 class EndpointAnswerer:
-    """A chat endpoint of the pool, asked zero-shot with the prompt as its one message. No reply is asked for twice.
+    """Answers from a chat endpoint of the pool, zero-shot, the prompt as the only message. No reply is paid for twice.
 
     Raises `ConfigError` when the endpoint does not exist, refuses its key, or the budget is spent.
     """
@@ -123,7 +123,7 @@ class EndpointAnswerer:
         self.batch = config.batch
         self.name = f"endpoint {pool.config(endpoint).model}"
 
-    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | Unasked]:
+    def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
         requests = [
             ChatRequest(
                 endpoint=self._endpoint,
@@ -135,18 +135,20 @@ class EndpointAnswerer:
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        outcomes = self._pool.ask(requests)
-        # A question that the endpoint will not take (too long, say) is left out; any other failure may pass.
-        failures = [one for one in outcomes if isinstance(one, ChatFailure) and one.reason != "refused"]
+        results = self._pool.ask(requests)
+        # A question that the endpoint refuses (too long, for example) is skipped; any other failure may pass.
+        failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]
         for failure in failures:
             if failure.reason in ("misconfigured", "budget"):
                 raise ConfigError(f"endpoint {self._endpoint!r}: {failure.message}")
         if failures:
             raise Retryable(
-                f"endpoint {self._endpoint!r}: {len(failures)} of {len(outcomes)} questions got no reply "
-                f"({failures[0].reason}: {failures[0].message}); what was answered is kept, run it again to go on"
+                f"endpoint {self._endpoint!r}: {len(failures)} of {len(results)} questions got no reply "
+                f"({failures[0].reason}: {failures[0].message}); answers so far are kept; run it again to resume"
             )
-        return [Unasked("refused") if isinstance(one, ChatFailure) else _from_chat(one) for one in outcomes]
+        return [
+            SkippedQuestion("refused") if isinstance(result, ChatFailure) else _from_chat(result) for result in results
+        ]
 
 
 def buckets(longest: int) -> list[int]:
@@ -172,7 +174,7 @@ def _from_chat(reply: ChatReply) -> Answer:
 
 
 def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Params", ModelConfig, TokenizerConfig, str]:
-    """Weights, model, tokenizer, and a name that follows from the weights alone.
+    """Load a checkpoint: weights, model, tokenizer, and a name derived from the weights' digest.
 
     Raises `ConfigError` for an unreadable checkpoint, or a tokenizer other than `wanted` or too large for the model.
     """
@@ -181,8 +183,8 @@ def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Para
     params, model, tokenizer = load_weights(folder)
     if wanted is not None and tokenizer != wanted:
         raise ConfigError(
-            f"{folder}: the checkpoint was made with a tokenizer of {tokenizer.ranks} ranks, the configuration's has "
-            f"{wanted.ranks}; evaluate it with its own"
+            f"{folder}: the checkpoint has a tokenizer of {tokenizer.ranks} ranks, the configuration's has "
+            f"{wanted.ranks}; evaluate it with its own tokenizer"
         )
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The second way to ask a multiple-choice question: how likely is each option's text after the question, with no
-letters and no chat template, so that a base model can be compared with one that has learnt to answer.
+"""Answer multiple-choice questions by likelihood: the log-probability of each option's text after the question.
 
-The option with the highest log-probability per byte is the model's choice (the usual `acc_norm`); the one with the
-highest sum stands beside it. Nothing is generated, so nothing can fail to be parsed.
+There are no letters and no chat template, so a base model can be compared with one that has learnt to answer. The
+option with the highest log-probability per byte is the model's choice (the usual `acc_norm`); that of the highest
+sum is recorded too. Nothing is generated, so nothing can fail to parse.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ import numpy as np
 from configs.evaluation import EvaluateConfig
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.running.answerers import load_checkpoint
-from evals.running.rows import Row, digest
+from evals.running.rows import SampleRow, digest
 
 PROMPT = "Question: {question}\nAnswer:"
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """Of each option: its log-probability in nats, and its bytes. `tokens_in`: of the question."""
+class OptionLikelihoods:
+    """Each option's log-probability in nats and its length in bytes. `tokens_in`: tokens of the question."""
 
     logprobs: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -32,7 +32,7 @@ class Weighed:
 
     @property
     def by_bytes(self) -> int:
-        """The option of the highest log-probability per byte; the first of equals."""
+        """Index of the option with the highest log-probability per byte; the first of equals."""
         return int(np.argmax([logprob / max(1, n) for logprob, n in zip(self.logprobs, self.lengths, strict=True)]))
 
     @property
@@ -41,57 +41,57 @@ class Weighed:
 
 
 class CheckpointScorer:
-    """A `checkpoint` folder, `batch` questions at a time, their options `config.batch` rows at a time.
+    """Likelihoods from a `checkpoint` folder: `batch` questions per call, `config.batch` options per forward pass.
 
     Raises `ConfigError` as `CheckpointAnswerer` does.
     """
 
     def __init__(self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None) -> None:
-        self._params, self._model, found, self.name = load_checkpoint(folder, tokenizer)
-        self._tokenizer = tokenizer_for(found)
+        self._params, self._model, own_tokenizer, self.name = load_checkpoint(folder, tokenizer)
+        self._tokenizer = tokenizer_for(own_tokenizer)
         self._rows = config.batch
         self.batch = 4 * config.batch  # enough options to fill rows of every length
 
-    def weigh(self, items: Sequence[Item]) -> list[Weighed | None]:
-        """Each item's options weighed; None where one of them does not fit the model's context with its question."""
+    def weigh(self, items: Sequence[BenchmarkItem]) -> list[OptionLikelihoods | None]:
+        """Return the likelihoods of each item's options; None if one does not fit the context with its question."""
         from model.decoding.scoring import continuation_logprobs
 
-        asked = [self._tokenizer.encode(PROMPT.format(question=item.question)) for item in items]
+        prompts = [self._tokenizer.encode(PROMPT.format(question=item.question)) for item in items]
         options = [[self._tokenizer.encode(f" {option}") for option in item.options] for item in items]
         fits = [
-            len(ids) + max(map(len, texts)) <= self._model.context for ids, texts in zip(asked, options, strict=True)
+            len(ids) + max(map(len, texts)) <= self._model.context for ids, texts in zip(prompts, options, strict=True)
         ]
         sequences = [
             (ids + text, len(ids))
-            for ids, texts, fit in zip(asked, options, fits, strict=True)
+            for ids, texts, fit in zip(prompts, options, fits, strict=True)
             for text in texts
             if fit
         ]
         sums = iter(continuation_logprobs(self._params, self._model, sequences, self._rows).tolist())
         return [
-            Weighed(
+            OptionLikelihoods(
                 logprobs=tuple(next(sums) for _ in item.options),
                 lengths=tuple(len(option.encode()) for option in item.options),
                 tokens_in=len(ids),
             )
             if fit
             else None
-            for item, ids, fit in zip(items, asked, fits, strict=True)
+            for item, ids, fit in zip(items, prompts, fits, strict=True)
         ]
 
 
-def weighable(items: Sequence[Item]) -> list[Item]:
-    """Those of `items` that have options to weigh."""
+def with_options(items: Sequence[BenchmarkItem]) -> list[BenchmarkItem]:
+    """Select the items that have options."""
     return [item for item in items if item.options and item.question]
 
 
-def likelihood_prompt(item: Item) -> str:
-    """All that the model is shown: the question, and under it each option that may follow."""
+def likelihood_prompt(item: BenchmarkItem) -> str:
+    """Format everything the model sees: the question, and each option below it."""
     return "\n".join([PROMPT.format(question=item.question), *(f" {option}" for option in item.options)])
 
 
-def likelihood_row(item: Item, model: str, weighed: Weighed | None) -> Row:
-    """The row of one sample, in the shape of a generated one: both verdicts are of the choice by bytes."""
+def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoods | None) -> SampleRow:
+    """Build a sample's row with the fields of a generated one; both verdicts grade the choice per byte."""
     row: dict[str, Any] = {
         "benchmark": item.benchmark,
         "index": item.index,
@@ -104,20 +104,20 @@ def likelihood_row(item: Item, model: str, weighed: Weighed | None) -> Row:
         "expected": item.expected,
         "chance": item.chance,
         "options": list(item.options),
-        "left_out": None if weighed else "too_long",
+        "left_out": None if likelihoods else "too_long",
         "problem": None,
         "truncated": False,
         "finished_thinking": True,
         "tokens_out": 0,
-        "tokens_in": weighed.tokens_in if weighed else None,
+        "tokens_in": likelihoods.tokens_in if likelihoods else None,
     }
-    if weighed is None:
+    if likelihoods is None:
         return row | dict.fromkeys(("logprobs", "bytes", "parsed", "strict", "lenient", "strict_by_sum"))
-    picked, by_sum = item.letters[weighed.by_bytes], item.letters[weighed.by_sum]
+    picked, by_sum = item.letters[likelihoods.by_bytes], item.letters[likelihoods.by_sum]
     right = picked == item.expected
     return row | {
-        "logprobs": [round(one, 6) for one in weighed.logprobs],
-        "bytes": list(weighed.lengths),
+        "logprobs": [round(logprob, 6) for logprob in likelihoods.logprobs],
+        "bytes": list(likelihoods.lengths),
         "parsed": picked,
         "strict": right,
         "lenient": right,

@@ -1,7 +1,7 @@
-"""The rows file of an evaluation: one JSON line per sample, appended the moment it is graded, never rewritten.
+"""The rows file of an evaluation: one JSON line per sample, appended when it is graded, never rewritten.
 
-Rows hold nothing that changes from one execution to the next, so an evaluation that was killed and continued leaves the
-same bytes as one that was not; times have a file of their own, of the same kind.
+Rows contain nothing that differs between executions, so an evaluation that was killed and resumed leaves the same
+bytes as an undisturbed one; latencies have a separate file of the same form.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from evals.benchmarks.items import Graded, Item
-from evals.running.answerers import Answer, Unasked
+from evals.benchmarks.items import BenchmarkItem, GradedReply
+from evals.running.answerers import Answer, SkippedQuestion
 
-Row = dict[str, Any]
+SampleRow = dict[str, Any]
 
 
 class RowFile:
-    """Opens (or makes) the file and drops a last line that a kill left torn. `rows`: what is there, in order."""
+    """An append-only rows file. Opening it removes a last line torn by a kill. `rows`: its rows, in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,8 +32,8 @@ class RowFile:
             with path.open("r+b") as file:
                 file.truncate(whole)
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Write `rows` in one go and see them to the disk."""
+    def append(self, rows: Iterable[SampleRow]) -> None:
+        """Append `rows` in one write and fsync them."""
         rows = list(rows)
         if not rows:
             return
@@ -45,26 +45,26 @@ class RowFile:
         self.rows += rows
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The whole lines of the file, which stays as it is; a last line that is still being written is none yet."""
+def read_rows(path: Path) -> list[SampleRow]:
+    """Read the complete lines of a file that may still be growing; an unfinished last line is ignored."""
     content = path.read_bytes()
     rows = []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
-            raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all again") from None
+            raise ConfigError(f"{path}: line {number} is damaged; delete the file to ask all questions again") from None
     return rows
 
 
 def digest(prompt: str) -> str:
-    """What tells a prompt apart: the first 16 hexadecimal digits of its sha256."""
+    """Digest of a prompt: the first 16 hexadecimal digits of its sha256."""
     return hashlib.sha256(prompt.encode("utf-8", errors="replace")).hexdigest()[:16]
 
 
-def row_of(item: Item, model: str, answer: Answer | Unasked, graded: Graded | None) -> Row:
-    """The row of one sample. Where the question could not be asked, `left_out` says why and the verdicts are None."""
-    row: Row = {
+def row_of(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion, graded: GradedReply | None) -> SampleRow:
+    """Build a sample's row. For a question that was not asked, `left_out` is the reason and the verdicts are None."""
+    row: SampleRow = {
         "benchmark": item.benchmark,
         "index": item.index,
         "id": item.id,
@@ -74,10 +74,10 @@ def row_of(item: Item, model: str, answer: Answer | Unasked, graded: Graded | No
         "prompt_digest": digest(item.prompt),
         "expected": item.expected,
         "chance": item.chance,
-        "left_out": answer.reason if isinstance(answer, Unasked) else None,
+        "left_out": answer.reason if isinstance(answer, SkippedQuestion) else None,
         "tokens_in": answer.tokens_in,
     }
-    if isinstance(answer, Unasked) or graded is None:
+    if isinstance(answer, SkippedQuestion) or graded is None:
         unknown = ("output", "reasoning", "answer", "finished_thinking", "finished", "truncated", "tokens_out")
         return row | dict.fromkeys((*unknown, "parsed", "problem", "strict", "lenient"))
     reply, verdict = answer.reply, graded.verdict
@@ -103,9 +103,9 @@ SHOWN = (
 )  # fmt: skip
 
 
-def readings(rows: Sequence[Row], right: int = 3, wrong: int = 2) -> list[dict[str, Any]]:
-    """Per benchmark, `right` right answers and `wrong` of each kind of failure, picked by a hash: no cherries."""
-    asked = sorted((row for row in rows if row["left_out"] is None), key=_lot)
+def sample_readings(rows: Sequence[SampleRow], right: int = 3, wrong: int = 2) -> list[dict[str, Any]]:
+    """Pick samples to read: per benchmark `right` right answers and `wrong` of each failure, chosen by a hash."""
+    asked = sorted((row for row in rows if row["left_out"] is None), key=_hash_order)
     taken: dict[tuple[str, str], int] = {}
     picked = []
     for row in asked:
@@ -114,9 +114,9 @@ def readings(rows: Sequence[Row], right: int = 3, wrong: int = 2) -> list[dict[s
         if count < (right if row["strict"] else wrong):
             taken[row["benchmark"], kind] = count + 1
             picked.append({**{field: row[field] for field in SHOWN}, "kind": kind})
-    order = {name: place for place, name in enumerate(dict.fromkeys(row["benchmark"] for row in rows))}
-    return sorted(picked, key=lambda one: (order[one["benchmark"]], one["kind"] != "right", one["kind"], one["index"]))
+    order = {name: position for position, name in enumerate(dict.fromkeys(row["benchmark"] for row in rows))}
+    return sorted(picked, key=lambda row: (order[row["benchmark"]], row["kind"] != "right", row["kind"], row["index"]))
 
 
-def _lot(row: Row) -> bytes:
+def _hash_order(row: SampleRow) -> bytes:
     return sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest()

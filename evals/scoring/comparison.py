@@ -1,7 +1,7 @@
-"""Two models on the same questions: paired tests, and the samples whose verdict changed.
+"""Compare two models on the same questions: paired tests, regressions, and the samples whose verdict changed.
 
 Only questions that both were asked, with the same prompt, are compared; the others are counted. McNemar's exact test
-says whether a lead on one benchmark could be chance; a mean of benchmarks has a paired bootstrap, which draws a
+decides whether a lead on one benchmark could be chance; a mean of benchmarks has a paired bootstrap, which draws a
 question's two verdicts together.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from evals.benchmarks.catalogue import COMPOSITES
-from evals.running.rows import Row
+from evals.running.rows import SampleRow
 from evals.scoring.intervals import paired, paired_bootstrap
 from evals.scoring.scores import Scores, title_of
 from evals.tables import paper_figures as paper
@@ -20,22 +20,23 @@ from evals.tables.results import ResultTable, signed
 
 Comparison = dict[str, Any]
 Verdicts = tuple[list[bool], list[bool]]
+LEVEL = 0.05  # of significance, before Holm's correction
 _CHANGES = ("gained", "lost")
 
 
-def compare(a: Sequence[Row], b: Sequence[Row], verdict: str = "strict", seed: int = 0) -> Comparison:
-    """How `b` differs from `a`, by `verdict` ("strict" or "lenient"): benchmarks, means of them, changed samples.
+def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "strict", seed: int = 0) -> Comparison:
+    """Compare `b` with `a` by `verdict` ("strict" or "lenient"): benchmarks, their means, changed samples.
 
-    Raises `ConfigError` where no question was asked of both.
+    Raises `ConfigError` if they have no question in common.
     """
     pairs = _common(a, b)
     if not pairs:
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
     by_name: dict[str, Verdicts] = defaultdict(lambda: ([], []))
-    for one, other in pairs:
-        before, after = by_name[one["benchmark"]]
-        before.append(bool(one[verdict]))
-        after.append(bool(other[verdict]))
+    for row_a, row_b in pairs:
+        before, after = by_name[row_a["benchmark"]]
+        before.append(bool(row_a[verdict]))
+        after.append(bool(row_b[verdict]))
     return {
         "verdict": verdict,
         "common": len(pairs),
@@ -44,35 +45,47 @@ def compare(a: Sequence[Row], b: Sequence[Row], verdict: str = "strict", seed: i
         "benchmarks": {name: _tested(name, *verdicts) for name, verdicts in by_name.items()},
         "means": _means(by_name, seed),
         "changed": [
-            _changed(one, other, verdict) for one, other in pairs if bool(one[verdict]) != bool(other[verdict])
+            _changed(row_a, row_b, verdict) for row_a, row_b in pairs if bool(row_a[verdict]) != bool(row_b[verdict])
         ],
     }
 
 
-def comparison_table(found: Comparison, a: str, b: str) -> ResultTable:
-    """One row a benchmark, then the means; `a` and `b` name the models."""
+def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
+    """Table of a comparison: one row per benchmark, then the means; `a` and `b` name the models."""
     columns = ("Benchmark", "n", a, b, f"{b} leads by", f"Only {a}", f"Only {b}", "p")
     rows = []
-    for name, one in found["benchmarks"].items():
-        lead = f"{signed(100 * one['lead'])} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]"
-        counts = (f"{one['only_a']:,}", f"{one['only_b']:,}", f"{one['p']:.3g}")
-        rows.append((title_of(name), f"{one['n']:,}", _percent(one["a"]), _percent(one["b"]), lead, *counts))
-    for name, one in found["means"].items():
-        lead = f"{signed(100 * one['lead'])} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]"
+    for name, test in comparison["benchmarks"].items():
+        lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
+        counts = (f"{test['only_a']:,}", f"{test['only_b']:,}", f"{test['p']:.3g}")
+        rows.append((title_of(name), f"{test['n']:,}", _percent(test["a"]), _percent(test["b"]), lead, *counts))
+    for name, test in comparison["means"].items():
+        lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
         rows.append(
-            (title_of(name), f"{one['n']:,}", _percent(one["a"]), _percent(one["b"]), lead, "", "", f"{one['p']:.3g}")
+            (
+                title_of(name),
+                f"{test['n']:,}",
+                _percent(test["a"]),
+                _percent(test["b"]),
+                lead,
+                "",
+                "",
+                f"{test['p']:.3g}",
+            )
         )
     notes = [
-        f"{found['verdict'].capitalize()} accuracy in percent over the {found['common']:,} questions both were asked. "
+        f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common questions. "
         "Lead in points with its 95 % interval; p: McNemar's exact test, two-sided (a paired bootstrap for means)."
     ]
-    if found["only_in_a"] or found["only_in_b"]:
-        notes.append(f"Left out: {found['only_in_a']:,} rows of the first alone, {found['only_in_b']:,} of the second.")
+    if comparison["only_in_a"] or comparison["only_in_b"]:
+        notes.append(
+            f"Left out: {comparison['only_in_a']:,} rows only in the first evaluation, "
+            f"{comparison['only_in_b']:,} only in the second."
+        )
     return ResultTable("Compared on the same questions", columns, tuple(rows), tuple(notes), ())
 
 
-def _common(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows of the same question, asked of both with the same prompt."""
+def _common(a: Sequence[SampleRow], b: Sequence[SampleRow]) -> list[tuple[SampleRow, SampleRow]]:
+    """Pairs of rows of the same question, asked of both with the same prompt."""
     others = {(row["benchmark"], row["index"], row["prompt_digest"]): row for row in b if row["left_out"] is None}
     keys = [(row["benchmark"], row["index"], row["prompt_digest"]) for row in a]
     return [(row, others[key]) for row, key in zip(a, keys, strict=True) if row["left_out"] is None and key in others]
@@ -84,16 +97,16 @@ def _tested(name: str, before: list[bool], after: list[bool]) -> dict[str, Any]:
 
 
 def _means(by_name: Mapping[str, Verdicts], seed: int) -> dict[str, dict[str, Any]]:
-    """The composites whose parts are there, and the paper's average where all its rows are."""
-    found = {}
+    """The composites whose parts are present, and the paper's average if all its rows are."""
+    means = {}
     for name, parts in COMPOSITES.items():
         if set(parts) <= set(by_name):
-            found[name] = _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
+            means[name] = _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
     rows = {name: COMPOSITES.get(name, (name,)) for name in paper.TABLE_2}
     if all(part in by_name for parts in rows.values() for part in parts):
         weights = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
-        found["average"] = _mean_of(weights, by_name, seed)
-    return found
+        means["average"] = _mean_of(weights, by_name, seed)
+    return means
 
 
 def _mean_of(weights: Mapping[str, float], by_name: Mapping[str, Verdicts], seed: int) -> dict[str, Any]:
@@ -106,65 +119,62 @@ def _mean_of(weights: Mapping[str, float], by_name: Mapping[str, Verdicts], seed
     return {"parts": list(weights), "n": n, "a": a, "b": b, "lead": lead, "low": low, "high": high, "p": p}
 
 
-def _changed(one: Row, other: Row, verdict: str) -> dict[str, Any]:
-    shared = {name: one.get(name) for name in ("benchmark", "index", "id", "category", "prompt", "expected")}
+def _changed(row_a: SampleRow, row_b: SampleRow, verdict: str) -> dict[str, Any]:
+    shared = {name: row_a.get(name) for name in ("benchmark", "index", "id", "category", "prompt", "expected")}
     sides = {
         side: {name: row.get(name) for name in ("output", "parsed", "problem", "strict", "lenient")}
-        for side, row in (("a", one), ("b", other))
+        for side, row in (("a", row_a), ("b", row_b))
     }
-    return {**shared, "change": _CHANGES[bool(one[verdict])], **sides}
+    return {**shared, "change": _CHANGES[bool(row_a[verdict])], **sides}
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-LEVEL = 0.05
+def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.0) -> list[dict[str, Any]]:
+    """Find regressions: benchmarks whose lead (0..1), with its 95 % interval, is below -`margin`; worst first.
 
-
-def fallen(found: Comparison, rule: str = "interval", margin: float = 0.0) -> list[dict[str, Any]]:
-    """The benchmarks of a comparison whose lead (a share) lies beyond its 95 % interval below -`margin`, worst first.
-
-    With `rule` "holm" the exact p must besides be under 0.05 after Holm's step-down correction for the number of
-    benchmarks: of twenty that have not changed, the plain rule names some in two comparisons of five.
+    With `rule` "holm" the exact p must also be under 0.05 after Holm's step-down correction for the number of
+    benchmarks: of twenty unchanged ones, the plain rule names some in two comparisons of five.
     """
-    tested = found["benchmarks"]
-    sure = _holm({name: one["p"] for name, one in tested.items()}) if rule == "holm" else set(tested)
-    names = [name for name, one in tested.items() if one["high"] < -margin and name in sure]
+    tested = comparison["benchmarks"]
+    significant = _holm({name: test["p"] for name, test in tested.items()}) if rule == "holm" else set(tested)
+    names = [name for name, test in tested.items() if test["high"] < -margin and name in significant]
     kept = ("title", "n", "a", "b", "lead", "low", "high", "p")
     return sorted(
         ({"benchmark": name, **{field: tested[name][field] for field in kept}} for name in names),
-        key=lambda one: one["lead"],
+        key=lambda regression: regression["lead"],
     )
 
 
-def unmatched(a: Scores, b: Scores) -> list[str]:
-    """Benchmarks that only one of two `scores.json` has a score for, by name."""
-    return sorted(scored(a) ^ scored(b))
+def protocol_differences(a: Scores, b: Scores) -> list[str]:
+    """Names of the benchmarks that only one of two `scores.json` has a score for."""
+    return sorted(scored_benchmarks(a) ^ scored_benchmarks(b))
 
 
-def scored(scores: Scores) -> set[str]:
-    """The benchmarks that were measured: their accuracy is not None."""
-    return {name for name, one in scores["benchmarks"].items() if one["accuracy"] is not None}
+def scored_benchmarks(scores: Scores) -> set[str]:
+    """Names of the benchmarks that were measured (accuracy is not None)."""
+    return {name for name, score in scores["benchmarks"].items() if score["accuracy"] is not None}
 
 
-def best(candidates: Sequence[Scores], asked: set[str]) -> int | None:
-    """The place of the one with the highest mean strict accuracy over `asked`; the newest (last) of equals.
+def best_of(candidates: Sequence[Scores], benchmarks: set[str]) -> int | None:
+    """Index of the scores with the highest mean strict accuracy over `benchmarks`; the newest (last) of equals.
 
-    One that lacks a score there is no candidate, for a missing score is not zero. None: there is none.
+    Scores that lack one of them are not considered: a missing score is not zero. None if no candidate is left.
     """
     means = {
-        place: sum(one["benchmarks"][name]["accuracy"] for name in asked) / len(asked)
-        for place, one in enumerate(candidates)
-        if asked and asked <= scored(one)
+        index: sum(scores["benchmarks"][name]["accuracy"] for name in benchmarks) / len(benchmarks)
+        for index, scores in enumerate(candidates)
+        if benchmarks and benchmarks <= scored_benchmarks(scores)
     }
-    return max(means, key=lambda place: (means[place], place), default=None)
+    return max(means, key=lambda index: (means[index], index), default=None)
 
 
 def _holm(p_values: Mapping[str, float]) -> set[str]:
-    sure = set()
+    significant = set()
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] >= LEVEL / (len(p_values) - rank):
             break
-        sure.add(name)
-    return sure
+        significant.add(name)
+    return significant

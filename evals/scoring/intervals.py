@@ -1,4 +1,4 @@
-"""How sure a score is: Wilson's interval of a share, a bootstrap for composites, an exact paired test of two models."""
+"""Uncertainty of scores: Wilson's interval, a bootstrap for composites, an exact paired test of two models."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of the share `correct` / `n`; the whole of [0, 1] when nothing was asked."""
+    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0."""
     if not 0 <= correct <= n:
-        raise ValueError(f"{correct} of {n} is no share")
+        raise ValueError(f"{correct} of {n} is not a share")
     if n == 0:
         return 0.0, 1.0
     share = correct / n
@@ -22,10 +22,10 @@ def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
 def bootstrap_mean(
     groups: Sequence[Sequence[bool]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """95 % interval of the mean of the groups' means, each group resampled on its own (a mean of benchmarks).
+    """95 % bootstrap interval of the mean of the groups' means, each group resampled separately (a mean of benchmarks).
 
-    `weights` sum to 1; None: all equal. A resampled share of n independent right-or-wrong questions is binomial, so no
-    question is drawn one by one. Raises `ValueError` for no groups or an empty one.
+    `weights` sum to 1; None: all equal. A resampled share of n independent right-or-wrong questions is binomial, so
+    questions need not be drawn singly. Raises `ValueError` for no groups or an empty one.
     """
     if not groups or not all(len(group) for group in groups):
         raise ValueError("a mean of benchmarks needs at least one, with at least one question each")
@@ -37,7 +37,7 @@ def bootstrap_mean(
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the same `n` questions: who alone got how many right, b's lead, and McNemar's exact p."""
+    """Paired test of two models on the same `n` questions: discordant counts, b's lead, and McNemar's exact p."""
 
     n: int
     both: int
@@ -51,10 +51,10 @@ class Paired:
 
 
 def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
-    """`lead` = accuracy of `b` less that of `a`, with its 95 % interval (Agresti and Min: half a pair added to each).
+    """Test the lead of `b` over `a` (difference of accuracies) with its 95 % interval (Agresti and Min).
 
-    `p`: McNemar's exact test, two-sided: were both equally good, how likely is a split of the questions that only one
-    of them got right at least this uneven. Raises `ValueError` unless both have the same number of questions.
+    `p`: McNemar's exact test, two-sided: if both were equally good, the probability of a split of the discordant
+    questions at least this uneven. Raises `ValueError` unless both have the same number of questions.
     """
     if len(a) != len(b) or not len(a):
         raise ValueError(f"a paired test needs the same questions on both sides, not {len(a)} and {len(b)}")
@@ -70,7 +70,7 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
 
 
 def _mcnemar(only_a: int, only_b: int) -> float:
-    """Twice the smaller tail of a fair coin over the discordant pairs, in whole numbers until the end."""
+    """Two-sided exact p: twice the smaller binomial tail over the discordant pairs, in integers until the end."""
     pairs = only_a + only_b
     tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
@@ -84,9 +84,9 @@ def paired_bootstrap(
 ) -> tuple[float, float, float, float]:
     """Lead of the second model in a weighted mean of benchmarks, its 95 % interval, and a two-sided p.
 
-    `groups` hold both models' verdicts on each benchmark's questions; a draw takes questions, so the two verdicts on
-    one stay together. Only how many questions each side alone got right matters, and those counts are multinomial. p:
-    the share of draws, doubled, in which the lead is none or turned round (at least 1 / `draws`).
+    `groups` has both models' verdicts on each benchmark's questions; questions are resampled, so the two verdicts on
+    one stay together. Only the counts of discordant questions matter, and those are multinomial. p: twice the share of
+    draws in which the lead is zero or reversed (at least 1 / `draws`).
     """
     if not groups or not all(len(a) and len(a) == len(b) for a, b in groups):
         raise ValueError("a paired test needs the same questions on both sides of every benchmark")
@@ -100,5 +100,5 @@ def paired_bootstrap(
         lead += weight * (gains - losses) / n
         leads += weight * (counts[:, 0] - counts[:, 1]) / n
     low, high = np.quantile(leads, [0.025, 0.975])
-    turned = min(np.mean(leads <= 0), np.mean(leads >= 0))
-    return lead, float(low), float(high), float(min(1.0, max(2 * turned, 1 / draws)))
+    reversed_share = min(np.mean(leads <= 0), np.mean(leads >= 0))
+    return lead, float(low), float(high), float(min(1.0, max(2 * reversed_share, 1 / draws)))

@@ -1,7 +1,7 @@
-"""From rows to scores: strict and lenient accuracy with intervals, what went wrong and how often, composites.
+"""Compute scores from rows: strict and lenient accuracy with intervals, failure counts, composites.
 
-A score never hides what it leaves out: questions that could not be asked, parse failures, several answers, unfinished
-thinking and cut completions are counted beside it. What was not measured is None.
+A score shows what it leaves out: questions that could not be asked, parse failures, several answers, unfinished
+thinking and cut completions are counted. What was not measured is None.
 """
 
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from typing import Any
 
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from evals.benchmarks.stand_ins import HELD_OUT, STAND_INS
-from evals.running.rows import Row
+from evals.running.rows import SampleRow
 from evals.scoring.intervals import bootstrap_mean, wilson
 from evals.tables import paper_figures as paper
 
@@ -18,8 +18,8 @@ Scores = dict[str, Any]
 SCHEMA = 1
 
 
-def score(name: str, rows: Sequence[Row]) -> Scores:
-    """The score of one benchmark from all its rows. `n`: questions asked; `accuracy`: strict, None at n = 0."""
+def score(name: str, rows: Sequence[SampleRow]) -> Scores:
+    """Score one benchmark from its rows. `n`: questions asked; `accuracy`: strict, None for n = 0."""
     asked = [row for row in rows if row["left_out"] is None]
     problems = Counter(row["problem"] for row in asked)
     paper_row = paper.TABLE_2.get(name)
@@ -44,8 +44,8 @@ def score(name: str, rows: Sequence[Row]) -> Scores:
     }
 
 
-def composite(name: str, parts: Mapping[str, Sequence[Row]], seed: int = 0) -> Scores | None:
-    """The mean of the parts' accuracies with a bootstrap interval; None while a part has nothing asked."""
+def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0) -> Scores | None:
+    """Mean of the parts' accuracies with a bootstrap interval; None if a part has no question asked."""
     groups = {part: [row for row in rows if row["left_out"] is None] for part, rows in parts.items()}
     if not groups or not all(groups.values()):
         return None
@@ -65,19 +65,19 @@ def composite(name: str, parts: Mapping[str, Sequence[Row]], seed: int = 0) -> S
 
 
 def summarise(
-    rows: Sequence[Row],
+    rows: Sequence[SampleRow],
     model: str,
     protocol: Mapping[str, Any],
     seed: int = 0,
     column: str = "nautile_370m",
-    weighed: Sequence[Row] = (),
+    likelihood_rows: Sequence[SampleRow] = (),
 ) -> Scores:
-    """`scores.json`: every benchmark of `rows`, the composites whose parts are all there, and the paper's average.
+    """Build `scores.json`: each benchmark of `rows`, the composites whose parts are all present, the paper's average.
 
-    The average is that of all eleven rows of Table 2 (ARC as one of them), None while one is missing. `column`: the
-    paper's column that this model fills, "" for none. `weighed`: rows of the likelihood of options.
+    The average covers all eleven rows of Table 2 (ARC is one of them), None while one is missing. `column`: the
+    paper's column that this model fills, "" for none. `likelihood_rows`: rows of the likelihood of options.
     """
-    by_name: dict[str, list[Row]] = defaultdict(list)
+    by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
         by_name[row["benchmark"]].append(row)
     composites = {
@@ -90,34 +90,33 @@ def summarise(
         "model": model,
         "column": column,
         "protocol": dict(protocol),
-        "benchmarks": {name: score(name, found) for name, found in by_name.items()},
+        "benchmarks": {name: score(name, group) for name, group in by_name.items()},
         "composites": composites,
     }
     scores["average"] = _average(scores, by_name, seed)
-    if weighed:
-        scores["likelihood"] = likelihood(weighed, seed)
+    if likelihood_rows:
+        scores["likelihood"] = likelihood(likelihood_rows, seed)
     return scores
 
 
-def likelihood(rows: Sequence[Row], seed: int = 0) -> dict[str, Scores]:
-    """Scores of rows of the likelihood of options, by benchmark and composite; `accuracy` is that per byte."""
-    by_name: dict[str, list[Row]] = defaultdict(list)
+def likelihood(rows: Sequence[SampleRow], seed: int = 0) -> dict[str, Scores]:
+    """Score the rows of the likelihood of options, by benchmark and composite; `accuracy` is that per byte."""
+    by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
         by_name[row["benchmark"]].append(row)
-    found = {name: {**score(name, rows), "accuracy_by_sum": _by_sum(rows)} for name, rows in by_name.items()}
+    scores = {name: {**score(name, rows), "accuracy_by_sum": _by_sum(rows)} for name, rows in by_name.items()}
     for name, parts in COMPOSITES.items():
         if all(part in by_name for part in parts):
-            one = composite(name, {part: by_name[part] for part in parts}, seed)
-            found |= (
-                {name: {**one, "accuracy_by_sum": _mean([_by_sum(by_name[part]) for part in parts])}} if one else {}
-            )
-    for one in found.values():
-        one["differs"] = ["likelihood of each option per byte; the paper generates", *one["differs"]]
-    return found
+            mean = composite(name, {part: by_name[part] for part in parts}, seed)
+            if mean:
+                scores[name] = {**mean, "accuracy_by_sum": _mean([_by_sum(by_name[part]) for part in parts])}
+    for entry in scores.values():
+        entry["differs"] = ["likelihood of each option per byte; the paper generates", *entry["differs"]]
+    return scores
 
 
 def title_of(name: str) -> str:
-    """How a benchmark, composite or stand-in is called in tables."""
+    """Title of a benchmark, composite or stand-in in tables."""
     if name in BENCHMARKS:
         return BENCHMARKS[name].title
     if name in STAND_INS:
@@ -126,7 +125,7 @@ def title_of(name: str) -> str:
 
 
 def stand_in_note(name: str) -> str | None:
-    """What a stand-in is, None for a real benchmark."""
+    """Description of a stand-in; None for a real benchmark."""
     if name == HELD_OUT:
         return "reasoning-gym problems of the reinforcement stages' own kinds, held out by a hash of the question"
     if name in STAND_INS:
@@ -135,7 +134,7 @@ def stand_in_note(name: str) -> str | None:
 
 
 def differences(name: str, asked: int | None) -> list[str]:
-    """How the protocol differs from the paper's, or settles what it leaves open."""
+    """Differences to the paper's protocol, and choices where the paper leaves it open."""
     benchmark = BENCHMARKS.get(name)
     points = [paper.OPEN_POINTS[name]] if name in paper.OPEN_POINTS else []
     if benchmark and benchmark.kind == "choice" and name not in paper.OPEN_POINTS:
@@ -145,11 +144,11 @@ def differences(name: str, asked: int | None) -> list[str]:
     return points
 
 
-def _by_sum(rows: Sequence[Row]) -> float | None:
+def _by_sum(rows: Sequence[SampleRow]) -> float | None:
     return _mean([bool(row["strict_by_sum"]) for row in rows if row["left_out"] is None])
 
 
-def _share(asked: Sequence[Row]) -> dict[str, Any]:
+def _share(asked: Sequence[SampleRow]) -> dict[str, Any]:
     n, strict = len(asked), sum(bool(row["strict"]) for row in asked)
     lenient = sum(bool(row["lenient"]) for row in asked)
     return {
@@ -163,30 +162,30 @@ def _share(asked: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _by_category(asked: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[Row]] = defaultdict(list)
+def _by_category(asked: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[SampleRow]] = defaultdict(list)
     for row in asked:
         if row["category"] is not None:
             groups[row["category"]].append(row)
     return {category: _share(groups[category]) for category in sorted(groups)}
 
 
-def _instruction_level(asked: Sequence[Row]) -> dict[str, Any] | None:
-    """IFEval's second pair of scores, over instructions, in all and by type."""
-    kept: dict[str, list[Row]] = defaultdict(list)
+def _instruction_level(asked: Sequence[SampleRow]) -> dict[str, Any] | None:
+    """IFEval's instruction-level scores, in total and by type."""
+    by_type: dict[str, list[SampleRow]] = defaultdict(list)
     for row in asked:
-        for one in row.get("instructions", ()):
-            # A strict row is one whose thinking ended; so are its instructions.
-            strict = one["strict"] and row["finished_thinking"]
-            kept[one["instruction"]].append({"strict": strict, "lenient": one["lenient"]})
-    if not kept:
+        for result in row.get("instructions", ()):
+            # Strict verdicts require finished thinking, so those of its instructions do too.
+            strict = result["strict"] and row["finished_thinking"]
+            by_type[result["instruction"]].append({"strict": strict, "lenient": result["lenient"]})
+    if not by_type:
         return None
-    everything = [one for found in kept.values() for one in found]
-    return {**_share(everything), "types": {name: _share(kept[name]) for name in sorted(kept)}}
+    results = [result for group in by_type.values() for result in group]
+    return {**_share(results), "types": {name: _share(by_type[name]) for name in sorted(by_type)}}
 
 
-def _agreement(asked: Sequence[Row]) -> dict[str, int] | None:
-    """How the strict verdict compares with the problem generator's own scorer."""
+def _agreement(asked: Sequence[SampleRow]) -> dict[str, int] | None:
+    """Agreement of the strict verdict with the problem generator's own scorer."""
     both = Counter((bool(row["strict"]), bool(row["own_scorer"])) for row in asked if "own_scorer" in row)
     if not both:
         return None
@@ -194,13 +193,13 @@ def _agreement(asked: Sequence[Row]) -> dict[str, int] | None:
     return {"n": both.total(), "agree": agree, "only_ours": both[True, False], "only_own": both[False, True]}
 
 
-def _average(scores: Scores, rows: Mapping[str, Sequence[Row]], seed: int) -> Scores | None:
+def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int) -> Scores | None:
     values, groups = [], []
     for name in paper.TABLE_2:
-        found = scores["composites"].get(name) or scores["benchmarks"].get(name)
-        if not found or found["accuracy"] is None:
+        entry = scores["composites"].get(name) or scores["benchmarks"].get(name)
+        if not entry or entry["accuracy"] is None:
             return None
-        values.append(found["accuracy"])
+        values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
         groups.append([[bool(row["strict"]) for row in rows[part] if row["left_out"] is None] for part in parts])
     low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=_weights(groups))
@@ -215,7 +214,7 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[Row]], seed: int) -> Sc
 
 
 def _weights(groups: Sequence[Sequence[Any]]) -> list[float]:
-    """Every row of the table counts the same, whatever the number of its parts."""
+    """Equal weight for each row of the table, whatever the number of its parts."""
     return [1 / (len(groups) * len(group)) for group in groups for _ in group]
 
 

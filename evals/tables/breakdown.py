@@ -1,4 +1,4 @@
-"""What stands behind a score, as tables: what went wrong and how often, both ways to ask, categories, instructions."""
+"""Tables that break a score down: failure counts, generation against likelihood, categories, instructions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ _LEVELS = ("prompt", "instruction")
 
 
 def breakdown(scores: Scores) -> list[ResultTable]:
-    """The tables that `scores.json` has anything for, the counts first."""
-    found = [counts_table(scores), ways_table(scores), *category_tables(scores), *instruction_tables(scores)]
-    return [table for table in found if table is not None and table.rows]
+    """Build the tables that `scores.json` has data for, the counts first."""
+    tables = [counts_table(scores), ways_table(scores), *category_tables(scores), *instruction_tables(scores)]
+    return [table for table in tables if table is not None and table.rows]
 
 
 def counts_table(scores: Scores) -> ResultTable:
-    """One row a benchmark: both verdicts, and every reason for which a reply was no answer."""
+    """One row per benchmark: both verdicts, and each reason why a reply counted as no answer."""
     names = ("no_answer", "many_answers", "unfinished", "truncated")
     columns = (
         "Benchmark",
@@ -30,63 +30,71 @@ def counts_table(scores: Scores) -> ResultTable:
         "Left out",
     )
     rows, data = [], []
-    for name, one in scores["benchmarks"].items():
-        left_out = sum(one["left_out"].values())
-        told = [f"{one[problem]:,}" for problem in names]
+    for name, score in scores["benchmarks"].items():
+        left_out = sum(score["left_out"].values())
+        counts = [f"{score[problem]:,}" for problem in names]
         rows.append(
-            (one["title"], f"{one['n']:,}", with_interval(one), with_interval(_lenient(one)), *told, f"{left_out:,}")
+            (
+                score["title"],
+                f"{score['n']:,}",
+                with_interval(score),
+                with_interval(_lenient(score)),
+                *counts,
+                f"{left_out:,}",
+            )
         )
         kept = ("n", "accuracy", "interval", "accuracy_lenient", "interval_lenient", *names)
-        data.append({"benchmark": name, **{key: one[key] for key in kept}, "left_out": one["left_out"]})
+        data.append({"benchmark": name, **{key: score[key] for key in kept}, "left_out": score["left_out"]})
     notes = (
-        "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
-        "the 95 % Wilson interval. Cut: the limit of tokens came first. Left out: could not be asked, and in no score.",
+        "Strict: exactly score candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
+        "the 95 % Wilson interval. Cut: the token limit was reached. Left out: could not be asked, not in the score.",
     )
-    return ResultTable("What was answered, and what was not", columns, tuple(rows), notes, tuple(data))
+    return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
 
 
 def ways_table(scores: Scores) -> ResultTable | None:
-    """The generated answers beside the likelihood of the options, where both were asked for."""
-    weighed = scores.get("likelihood") or {}
+    """Generated answers beside the likelihood of the options, if both were evaluated."""
+    likelihood = scores.get("likelihood") or {}
     rows, data = [], []
-    for name, one in weighed.items():
+    for name, score in likelihood.items():
         generated = scores["benchmarks"].get(name) or scores["composites"].get(name)
-        by_sum = _percent(one["accuracy_by_sum"])
-        chance = _percent(one.get("chance"))
-        rows.append((one["title"], with_interval(generated), with_interval(one), by_sum, chance, f"{one['n']:,}"))
-        data.append({"benchmark": name, "generated": generated and generated["accuracy"], "likelihood": one})
+        by_sum = _percent(score["accuracy_by_sum"])
+        chance = _percent(score.get("chance"))
+        rows.append((score["title"], with_interval(generated), with_interval(score), by_sum, chance, f"{score['n']:,}"))
+        data.append({"benchmark": name, "generated": generated and generated["accuracy"], "likelihood": score})
     columns = ("Benchmark", "Generated, strict", "Likelihood per byte", "Likelihood, sum", "Chance", "n")
-    notes = ("Likelihood: the option that is likeliest after the bare question, no letters and no chat template.",)
-    return ResultTable("Two ways to ask", columns, tuple(rows), notes, tuple(data)) if rows else None
+    notes = ("Likelihood: the most likely option after the bare question, no letters and no chat template.",)
+    return ResultTable("Generation and likelihood", columns, tuple(rows), notes, tuple(data)) if rows else None
 
 
 def category_tables(scores: Scores) -> Iterator[ResultTable]:
-    """Of each benchmark with several categories (MMLU's subjects, say), one row a category."""
-    for one in scores["benchmarks"].values():
-        if len(one["categories"]) > 1:
-            yield _shares(f"{one['title']} by category", "Category", one["categories"])
+    """For each benchmark with several categories (such as MMLU's subjects), score row per category."""
+    for score in scores["benchmarks"].values():
+        if len(score["categories"]) > 1:
+            yield _shares(f"{score['title']} by category", "Category", score["categories"])
 
 
 def instruction_tables(scores: Scores) -> Iterator[ResultTable]:
     """IFEval's four scores, and its instruction level by type."""
-    for one in scores["benchmarks"].values():
-        if found := one["instructions"]:
-            yield _shares(f"{one['title']}: both levels", "Level", dict(zip(_LEVELS, (one, found), strict=True)))
-            yield _shares(f"{one['title']} by instruction", "Instruction", found["types"])
+    for score in scores["benchmarks"].values():
+        if found := score["instructions"]:
+            yield _shares(f"{score['title']}: both levels", "Level", dict(zip(_LEVELS, (score, found), strict=True)))
+            yield _shares(f"{score['title']} by instruction", "Instruction", found["types"])
 
 
 def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultTable:
     rows = tuple(
-        (name, f"{one['n']:,}", with_interval(one), with_interval(_lenient(one))) for name, one in groups.items()
+        (name, f"{score['n']:,}", with_interval(score), with_interval(_lenient(score)))
+        for name, score in groups.items()
     )
     kept = ("n", "correct", "accuracy", "interval", "correct_lenient", "accuracy_lenient", "interval_lenient")
-    data = tuple({what.lower(): name, **{key: one[key] for key in kept}} for name, one in groups.items())
+    data = tuple({what.lower(): name, **{key: score[key] for key in kept}} for name, score in groups.items())
     lenient = "Loose" if "instruction" in title or "levels" in title else "Lenient"
     return ResultTable(title, (what, "n", "Strict", lenient), rows, (), data)
 
 
-def _lenient(one: dict[str, Any]) -> dict[str, Any]:
-    return {"accuracy": one["accuracy_lenient"], "interval": one["interval_lenient"]}
+def _lenient(score: dict[str, Any]) -> dict[str, Any]:
+    return {"accuracy": score["accuracy_lenient"], "interval": score["interval_lenient"]}
 
 
 def _percent(share: float | None) -> str:

@@ -1,7 +1,7 @@
-"""Table 1 and Table 2 with the paper's figures beside ours, as data and as markdown, HTML or JSON.
+"""Table 1 and Table 2 with the paper's figures beside ours, as data and as Markdown, HTML or JSON.
 
-A stand-in never stands in the row of the benchmark it resembles, and no difference to the paper is taken from one.
-Figures are percent with one decimal (two in Table 1, as the paper has it); "—" is what was not measured.
+A stand-in never appears in the row of the benchmark it imitates, and no difference to the paper is computed from one.
+Figures are percent with one decimal (two in Table 1, as in the paper); "—" means not measured.
 """
 
 import html
@@ -20,7 +20,7 @@ MISSING = "—"
 
 @dataclass(frozen=True)
 class ResultTable:
-    """`rows` are as shown; `data` holds the same unrounded, a mapping a row, for JSON."""
+    """A table of results. `rows` are formatted; `data` has the same unrounded, one mapping per row, for JSON."""
 
     title: str
     columns: tuple[str, ...]
@@ -30,9 +30,9 @@ class ResultTable:
 
 
 def table_2(models: Mapping[str, Scores]) -> ResultTable:
-    """One row a benchmark (paper Table 2, then the stand-ins that were run), one column a model of `models`.
+    """Table 2: one row per benchmark (then the stand-ins that were run), one column per model.
 
-    `models` maps a column's title to its `scores.json`. Behind a model that fills a column of the paper's table stands
+    `models` maps a column's title to its `scores.json`. A model that fills a column of the paper's table is followed by
     its difference to that column.
     """
     compared = {title: scores.get("column", "nautile_370m") for title, scores in models.items()}
@@ -43,28 +43,28 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     data: list[dict[str, Any]] = []
     for name in (*paper.TABLE_2, "average"):
         figures = paper.TABLE_2_AVERAGE if name == "average" else paper.TABLE_2[name]
-        found = {title: _found(scores, name) for title, scores in models.items()}
+        by_title = {title: _score_of(scores, name) for title, scores in models.items()}
         leads = {
-            title: _points(one["accuracy"]) - figures[compared[title]]
-            for title, one in found.items()
-            if compared[title] and one and one["accuracy"] is not None
+            title: _points(score["accuracy"]) - figures[compared[title]]
+            for title, score in by_title.items()
+            if compared[title] and score and score["accuracy"] is not None
         }
-        differs = list(dict.fromkeys(point for one in found.values() if one for point in one["differs"]))
+        differs = list(dict.fromkeys(point for score in by_title.values() if score for point in score["differs"]))
         shown = []
-        for title, one in found.items():
-            shown += [with_interval(one), signed(leads.get(title))] if compared[title] else [with_interval(one)]
-        rows.append((title_of(name), *shown, *[f"{one:.1f}" for one in figures.values()], "; ".join(differs)))
-        data.append(_datum(name, found, dict(figures), leads, differs))
+        for title, score in by_title.items():
+            shown += [with_interval(score), signed(leads.get(title))] if compared[title] else [with_interval(score)]
+        rows.append((title_of(name), *shown, *[f"{figure:.1f}" for figure in figures.values()], "; ".join(differs)))
+        data.append(_datum(name, by_title, dict(figures), leads, differs))
     for name in stand_ins_in(models):
-        found = {title: _found(scores, name) for title, scores in models.items()}
-        note = next(one["stand_in"] for one in found.values() if one)
+        by_title = {title: _score_of(scores, name) for title, scores in models.items()}
+        note = next(score["stand_in"] for score in by_title.values() if score)
         shown = [
             cell
-            for title, one in found.items()
-            for cell in ((with_interval(one), MISSING) if compared[title] else (with_interval(one),))
+            for title, score in by_title.items()
+            for cell in ((with_interval(score), MISSING) if compared[title] else (with_interval(score),))
         ]
         rows.append((f"{title_of(name)} (stand-in)", *shown, *[MISSING] * len(paper.MODELS), note))
-        data.append(_datum(name, found, None, {}, [note]))
+        data.append(_datum(name, by_title, None, {}, [note]))
     notes = (
         "Strict accuracy in percent, zero-shot, with the 95 % interval (Wilson; bootstrap for ARC, the average); the "
         "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
@@ -75,7 +75,7 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
 
 def _datum(
     name: str,
-    found: Mapping[str, Any],
+    ours: Mapping[str, Any],
     figures: dict[str, float] | None,
     leads: Mapping[str, float],
     differs: list[str],
@@ -83,7 +83,7 @@ def _datum(
     return {
         "benchmark": name,
         "title": title_of(name),
-        "ours": dict(found),
+        "ours": dict(ours),
         "paper": figures,
         "differences": dict(leads),
         "differs": differs,
@@ -91,18 +91,18 @@ def _datum(
 
 
 def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> ResultTable:
-    """One row a stage (paper Table 1: GSM8K after each). `stages` maps pretrain, align, reason, self_distill to scores.
+    """Table 1: one row per stage (GSM8K after each). `stages` maps pretrain, align, reason, self_distill to scores.
 
-    `benchmark`: what of ours stands beside; None: GSM8K where it was run, else the held-out problems.
-    Beside another benchmark than GSM8K, only the gains over the first stage compare, and no difference is shown.
+    `benchmark`: our benchmark beside the paper's; None: GSM8K if it was run, else the held-out problems. With another
+    benchmark than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
     name = benchmark or _reported(stages)
     same = name == "gsm8k"
-    base = _found(stages.get("pretrain"), name)
+    base = _score_of(stages.get("pretrain"), name)
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
     rows, data = [], []
     for stage, figure in paper.TABLE_1.items():
-        ours = _found(stages.get(stage), name)
+        ours = _score_of(stages.get(stage), name)
         measured = ours is not None and ours["accuracy"] is not None
         based = measured and base is not None and base["accuracy"] is not None
         gain = _points(ours["accuracy"] - base["accuracy"]) if based else None
@@ -137,18 +137,18 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     notes = ["Strict accuracy in percent with the 95 % Wilson interval; each row builds on the one above."]
     if not same:
         notes.append(
-            f"Ours is {title_of(name)}, not GSM8K: the two columns are not comparable, the direction of the gains is."
+            f"Ours is {title_of(name)}, not GSM8K: only the direction of the gains is comparable, not the figures."
         )
     return ResultTable("Table 1. After each stage", columns, tuple(rows), tuple(notes), tuple(data))
 
 
 def to_markdown(table: ResultTable) -> str:
-    """A pipe table under its title, the notes below."""
+    """Format as a Markdown table under its title, with notes below."""
     return "\n".join([f"**{table.title}**", "", markdown_table(table.columns, table.rows), "", *table.notes, ""])
 
 
 def to_html(table: ResultTable) -> str:
-    """A `<table class="results">` with caption and notes; every text escaped, no style of its own."""
+    """Format as `<table class="results">` with caption and notes; all text escaped, no inline style."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in table.notes)
@@ -159,7 +159,7 @@ def to_html(table: ResultTable) -> str:
 
 
 def to_json(table: ResultTable) -> dict[str, Any]:
-    """Plain data: title, columns, rows as shown, notes, and `data` unrounded."""
+    """Convert to plain data: title, columns, formatted rows, notes, and unrounded `data`."""
     return asdict(table)
 
 
@@ -177,12 +177,12 @@ def signed(points: float | None, decimals: int = 1) -> str:
 
 
 def stand_ins_in(models: Mapping[str, Scores]) -> list[str]:
-    """The stand-ins that any of `models` has a score for, in the order of first appearance."""
-    names = [name for scores in models.values() for name, one in scores["benchmarks"].items() if one["stand_in"]]
+    """Names of the stand-ins that any of `models` has a score for, in order of first appearance."""
+    names = [name for scores in models.values() for name, score in scores["benchmarks"].items() if score["stand_in"]]
     return list(dict.fromkeys(names))
 
 
-def _found(scores: Scores | None, name: str) -> Scores | None:
+def _score_of(scores: Scores | None, name: str) -> Scores | None:
     if scores is None:
         return None
     if name == "average":
@@ -191,7 +191,7 @@ def _found(scores: Scores | None, name: str) -> Scores | None:
 
 
 def _reported(stages: Mapping[str, Scores]) -> str:
-    """What Table 1 shows: the first of GSM8K, the held-out problems and GSM-Symbolic that any stage was scored on."""
+    """The benchmark of Table 1: the first of GSM8K, the held-out problems and GSM-Symbolic that any stage has."""
     order = ("gsm8k", HELD_OUT, "gsm_symbolic")
     return next((name for name in order if any(name in scores["benchmarks"] for scores in stages.values())), "gsm8k")
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
-from evals.running.rows import Row, read_rows
+from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import compare, comparison_table
 from evals.tables.results import ResultTable
 from flows.cli.tables import query_table
@@ -60,7 +60,7 @@ def _named(asked: str, model: str) -> str:
     return f"{Path(asked).name} ({model})"
 
 
-def _evaluation(store: Store, name: str, way: str) -> tuple[str, list[Row]]:
+def _evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:
     """Model and rows of an evaluation: an id in the store, or a folder."""
     folder = Path(name)
     if not folder.is_dir():

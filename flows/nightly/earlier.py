@@ -12,7 +12,15 @@ from common.errors import ConfigError
 from common.files import read_json
 from configs.operation import ScheduleConfig
 from evals.running.rows import read_rows
-from evals.scoring.comparison import Comparison, best, compare, comparison_table, fallen, scored, unmatched
+from evals.scoring.comparison import (
+    Comparison,
+    best_of,
+    compare,
+    comparison_table,
+    protocol_differences,
+    regressed,
+    scored_benchmarks,
+)
 from evals.scoring.scores import Scores
 from evals.tables.results import ResultTable
 from store.artifacts import Artifact, Store
@@ -28,8 +36,8 @@ class Side:
     roles: tuple[str, ...]
     artifact: Artifact
     found: Comparison
-    unmatched: list[str]  # benchmarks with a score on one side only: left out
-    fallen: list[dict[str, Any]]
+    protocol_differences: list[str]  # benchmarks with a score on one side only: left out
+    regressed: list[dict[str, Any]]
 
     @property
     def role(self) -> str:
@@ -61,7 +69,7 @@ def earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earlier:
     if not candidates:
         return Earlier({}, dict(passed))
     by_role = {"last": candidates[-1]}
-    if (place := best([_scores(one) for one in candidates], scored(mine))) is not None:
+    if (place := best_of([_scores(one) for one in candidates], scored_benchmarks(mine))) is not None:
         by_role["best"] = candidates[place]
     return Earlier({role: by_role[role] for role in schedule.against if role in by_role}, dict(passed))
 
@@ -81,8 +89,8 @@ def stand(new: Artifact, before: Earlier, schedule: ScheduleConfig) -> tuple[lis
         except ConfigError as error:  # no question in common, or damage there
             refused.append(f"{artifact.id}: {error}")
             continue
-        lost = fallen(found, schedule.rule, schedule.margin)
-        sides.append(Side(roles, artifact, found, unmatched(_scores(artifact), mine), lost))
+        lost = regressed(found, schedule.rule, schedule.margin)
+        sides.append(Side(roles, artifact, found, protocol_differences(_scores(artifact), mine), lost))
     return sides, refused
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from configs.load import stage_section
 from configs.schema import RunConfig
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
 from evals.scoring.scores import summarise
 from flows.dag import stage_named
@@ -14,7 +14,9 @@ from store.manifest import stage_key
 from tests.evals.conftest import Known
 
 ITEMS = [
-    Item(name, n, str(n), f"{name}: {n} + 1?", "number", str(n + 1)) for name in ("sums", "more") for n in range(40)
+    BenchmarkItem(name, n, str(n), f"{name}: {n} + 1?", "number", str(n + 1))
+    for name in ("sums", "more")
+    for n in range(40)
 ]
 
 
@@ -33,9 +35,9 @@ def evaluation(
     store: Store,
     config: RunConfig,
     made_of: Artifact,
-    right: Callable[[Item], bool],
+    right: Callable[[BenchmarkItem], bool],
     *,
-    items: list[Item] = ITEMS,
+    items: list[BenchmarkItem] = ITEMS,
     protocol: dict[str, object] | None = None,
 ) -> Artifact:
     """What the stage `evaluate` would publish under its own key, had the model been right so."""

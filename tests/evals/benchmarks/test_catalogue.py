@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from configs.evaluation import BenchmarkChoice
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, PINNED, choose, items_of, shuffled
-from evals.benchmarks.loading import check, items_for
+from evals.benchmarks.loading import check_benchmark, items_for
 from evals.running.runner import evaluate
 from evals.scoring.intervals import wilson
 from evals.scoring.scores import score
@@ -27,8 +27,8 @@ def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_re
 
 def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
     split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
-    assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not to be had")
-    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not to be had")
+    assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not available")
+    assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not available")
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 
 
@@ -144,7 +144,7 @@ def test_the_hub_is_asked_for_commits_alone(revision):
 
 @pytest.mark.parametrize("name", ["gsm8k", "arc", "wiki_choice"])
 def test_a_choice_is_checked_without_loading_it(name):
-    check(BenchmarkChoice(name=name, revision="" if name == "wiki_choice" else "0123456789" * 4))
+    check_benchmark(BenchmarkChoice(name=name, revision="" if name == "wiki_choice" else "0123456789" * 4))
 
 
 def test_records_come_from_a_file_too(hub_records, tmp_path):

@@ -79,7 +79,7 @@ def broken_download() -> Exception:
         (ConnectionError("cut"), Retryable, "the Hub did not answer"),
         (TimeoutError("slow"), Retryable, "the Hub did not answer"),
         (broken_download(), Retryable, "ConnectionError: cut"),
-        (datasets.exceptions.DatasetGenerationError("bad bytes"), ConfigError, "not to be had"),
+        (datasets.exceptions.DatasetGenerationError("bad bytes"), ConfigError, "not available"),
         (ValueError("no such subset"), ConfigError, "no such subset"),
     ],
 )

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from data.chat_template import ParsedReply
-from evals.graders.instructions import _registry, check_known, describe, get_along, grade_instructions
+from evals.graders.instructions import _registry, are_compatible, check_known, describe, grade_instructions
 
 # One answer that keeps each instruction, one that breaks it: every one of IFEval's 25.
 KEPT_AND_BROKEN = {
@@ -131,5 +131,5 @@ def test_a_record_that_does_not_fit_is_refused(names, arguments, message):
 
 
 def test_conflicts_are_ifevals_own():
-    assert get_along("punctuation:no_comma", "startend:quotation")
-    assert not get_along("change_case:english_capital", "change_case:english_lowercase")
+    assert are_compatible("punctuation:no_comma", "startend:quotation")
+    assert not are_compatible("change_case:english_capital", "change_case:english_lowercase")

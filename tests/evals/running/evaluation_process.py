@@ -7,11 +7,11 @@ import sys
 import time
 
 from data.chat_template import ParsedReply
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.running.answerers import Answer
 from evals.running.runner import evaluate
 
-ITEMS = [Item("sums", n, str(n), f"What is {n} + {n * n}?", "number", str(n + n * n)) for n in range(48)]
+ITEMS = [BenchmarkItem("sums", n, str(n), f"What is {n} + {n * n}?", "number", str(n + n * n)) for n in range(48)]
 
 
 class Adder:

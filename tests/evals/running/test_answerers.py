@@ -11,7 +11,7 @@ from configs.training import ProblemsConfig
 from data.chat_template import encode_prompt
 from data.tokenizer import tokenizer_for
 from evals.running import answerers
-from evals.running.answerers import Answer, CheckpointAnswerer, Unasked, buckets
+from evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion, buckets
 from model.nautile import initialise
 from model.weights.files import save_weights
 from tasks.engine.job import Job
@@ -53,7 +53,7 @@ def answerer(checkpoint):
 
 def test_a_checkpoint_answers_and_long_prompts_are_not_asked(answerer):
     answers = answerer.answer(PROMPTS, SEEDS)
-    assert [type(one) for one in answers] == [Answer] * 4 + [Unasked]
+    assert [type(one) for one in answers] == [Answer] * 4 + [SkippedQuestion]
     tokenizer = tokenizer_for(TokenizerConfig(ranks=RANKS))
     lengths = [len(encode_prompt(tokenizer, prompt)) for prompt in PROMPTS]
     assert lengths[2] > 64 > lengths[1]
@@ -95,7 +95,7 @@ def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer
 
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="made with a tokenizer of 300 ranks, the configuration's has 400"):
+    with pytest.raises(ConfigError, match="has a tokenizer of 300 ranks, the configuration's has 400"):
         CheckpointAnswerer(checkpoint, CONFIG, TokenizerConfig(ranks=400))
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

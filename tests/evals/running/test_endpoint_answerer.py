@@ -7,13 +7,13 @@ from common.events import silent
 from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig
 from data.endpoints.pool import EndpointPool
-from evals.benchmarks.items import Item
-from evals.running.answerers import EndpointAnswerer, Unasked
+from evals.benchmarks.items import BenchmarkItem
+from evals.running.answerers import EndpointAnswerer, SkippedQuestion
 from evals.running.runner import evaluate
 from evals.scoring.scores import score
 from tests.support.fake_openai import FakeOpenAI, always, script
 
-ITEMS = [Item("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
+ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
 CONFIG = EvaluateConfig(benchmarks=(), max_tokens=20, batch=4)
 
 
@@ -73,7 +73,7 @@ def test_a_question_that_is_refused_is_left_out(ask):
     with FakeOpenAI(thoughtful, faults=script("400")) as server:
         found = score("sums", ask(server, concurrency=1))
     assert (found["items"], found["n"], found["left_out"]) == (12, 11, {"refused": 1})
-    assert Unasked("refused").tokens_in is None
+    assert SkippedQuestion("refused").tokens_in is None
 
 
 def test_a_wrong_key_and_an_unknown_endpoint_are_the_operators(ask, tmp_path):

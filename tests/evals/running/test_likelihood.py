@@ -8,9 +8,9 @@ from common.errors import ConfigError
 from configs.evaluation import EvaluateConfig
 from configs.model import ModelConfig, TokenizerConfig
 from data.tokenizer import tokenizer_for
-from evals.benchmarks.items import Item
-from evals.running.likelihood import PROMPT, CheckpointScorer, Weighed, weighable
-from evals.running.runner import weigh
+from evals.benchmarks.items import BenchmarkItem
+from evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
+from evals.running.runner import score_options
 from evals.scoring.scores import likelihood
 from model.decoding.scoring import continuation_logprobs, shape_buckets
 from model.loss import masked_logits
@@ -53,7 +53,9 @@ def scorer(checkpoint):
 def items():
     options = ("knife", "a fork", "the spoon that lies there", "cup")
     return [
-        Item("arc_easy", n, str(n), f"{n}?", "choice", "ABCD"[n % 4], options=options, question="Which" + " is it" * n)
+        BenchmarkItem(
+            "arc_easy", n, str(n), f"{n}?", "choice", "ABCD"[n % 4], options=options, question="Which" + " is it" * n
+        )
         for n in range(24)
     ]
 
@@ -106,17 +108,17 @@ def test_a_choice_depends_on_its_question_alone(scorer, items):
 
 
 def test_the_longest_option_does_not_lose_for_its_length():
-    weighed = Weighed(logprobs=(-10.0, -40.0), lengths=(4, 25), tokens_in=3)
+    weighed = OptionLikelihoods(logprobs=(-10.0, -40.0), lengths=(4, 25), tokens_in=3)
     assert (weighed.by_bytes, weighed.by_sum) == (1, 0)
-    assert Weighed((-1.0, -1.0), (2, 2), 1).by_bytes == 0
+    assert OptionLikelihoods((-1.0, -1.0), (2, 2), 1).by_bytes == 0
 
 
 def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tmp_path):
     scorer.batch = 5
-    rows = weigh(scorer, items, tmp_path / "likelihood.jsonl")
+    rows = score_options(scorer, items, tmp_path / "likelihood.jsonl")
     whole = (tmp_path / "likelihood.jsonl").read_bytes()
     (tmp_path / "torn.jsonl").write_bytes(whole[: len(whole) // 2])
-    assert weigh(scorer, items, tmp_path / "torn.jsonl") == rows
+    assert score_options(scorer, items, tmp_path / "torn.jsonl") == rows
     assert (tmp_path / "torn.jsonl").read_bytes() == whole
     assert len((tmp_path / "latency.likelihood.jsonl").read_text().splitlines()) == len(items)
     found = likelihood(rows)["arc_easy"]
@@ -129,10 +131,10 @@ def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tm
 
 
 def test_a_question_that_does_not_fit_is_left_out_and_counted(scorer, items):
-    long = Item("arc_easy", 0, "0", "?", "choice", "A", options=("a", "b"), question="shell " * 200)
+    long = BenchmarkItem("arc_easy", 0, "0", "?", "choice", "A", options=("a", "b"), question="shell " * 200)
     assert scorer.weigh([long, items[0]])[0] is None
     assert scorer.weigh([long, items[0]])[1] is not None
 
 
 def test_only_questions_with_options_are_weighed(items):
-    assert weighable([*items, Item("gsm8k", 0, "0", "?", "number", "1")]) == items
+    assert with_options([*items, BenchmarkItem("gsm8k", 0, "0", "?", "number", "1")]) == items

@@ -7,9 +7,9 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from data.chat_template import ParsedReply
-from evals.benchmarks.items import Item
-from evals.running.answerers import Answer, Unasked
-from evals.running.rows import readings
+from evals.benchmarks.items import BenchmarkItem
+from evals.running.answerers import Answer, SkippedQuestion
+from evals.running.rows import sample_readings
 from evals.running.runner import evaluate, sample_seed
 from evals.scoring.scores import score
 
@@ -18,7 +18,9 @@ PROCESS = Path(__file__).with_name("evaluation_process.py")
 
 @pytest.fixture
 def items():
-    return [Item("sums", n, str(n), f"{'What' * (n % 5)} is {n} + 1?", "number", str(n + 1)) for n in range(40)]
+    return [
+        BenchmarkItem("sums", n, str(n), f"{'What' * (n % 5)} is {n} + 1?", "number", str(n + 1)) for n in range(40)
+    ]
 
 
 def test_rows_come_in_the_items_order_and_are_all_in_the_file(items, model, tmp_path):
@@ -103,7 +105,9 @@ def test_what_cannot_be_asked_is_left_out_counted_and_shown(items, tmp_path):
 
         def answer(self, prompts, seeds):
             good = Answer(ParsedReply("", "1", True, False), "1", truncated=True, tokens_out=4)
-            return [Unasked("too_long", 99) if prompt.startswith("WhatWhatWhat") else good for prompt in prompts]
+            return [
+                SkippedQuestion("too_long", 99) if prompt.startswith("WhatWhatWhat") else good for prompt in prompts
+            ]
 
     events = []
     rows = evaluate(Short(), items, tmp_path / "r.jsonl", emit=lambda kind, **fields: events.append((kind, fields)))
@@ -115,7 +119,7 @@ def test_what_cannot_be_asked_is_left_out_counted_and_shown(items, tmp_path):
     assert (found["items"], found["n"], found["left_out"]) == (40, 24, {"too_long": 16})
     assert (found["truncated"], found["correct"], found["tokens_out_mean"]) == (24, 1, 4)
     assert sum(kind == "sample" for kind, _ in events) == 40
-    assert all(one["prompt"] for one in readings(rows))
+    assert all(one["prompt"] for one in sample_readings(rows))
 
 
 def test_a_score_of_nothing_asked_is_none(items):
@@ -126,9 +130,9 @@ def test_a_score_of_nothing_asked_is_none(items):
 def test_rows_of_another_model_or_another_prompt_are_refused(items, model, tmp_path):
     path = tmp_path / "rows.jsonl"
     evaluate(model(items, lambda item: "1"), items, path)
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: holds answers of 'known', not of 'other'"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: has answers of 'known', not of 'other'"):
         evaluate(model(items, lambda item: "1", name="other"), items, path)
-    changed = [Item("sums", 0, "0", "What else?", "number", "1")]
+    changed = [BenchmarkItem("sums", 0, "0", "What else?", "number", "1")]
     with pytest.raises(ConfigError, match="sums 0 was asked with another prompt"):
         evaluate(model(changed, lambda item: "1"), changed, path)
 
@@ -165,7 +169,7 @@ def test_seeds_tell_samples_apart_and_never_change():
 def test_readings_show_right_ones_and_every_kind_of_failure(items, model, tmp_path):
     says = [lambda item: item.expected, lambda item: "0", lambda item: "1 or 2", lambda item: "", lambda item: None]
     rows = evaluate(model(items, lambda item: says[item.index % 5](item)), items, tmp_path / "rows.jsonl")
-    shown = readings(rows, right=3, wrong=2)
+    shown = sample_readings(rows, right=3, wrong=2)
     kinds = [one["kind"] for one in shown]
     assert kinds == ["right"] * 3 + sorted(["wrong", "many_answers", "no_answer", "unfinished"] * 2)
-    assert readings(rows) == readings(rows[::-1])
+    assert sample_readings(rows) == sample_readings(rows[::-1])

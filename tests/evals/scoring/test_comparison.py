@@ -49,7 +49,7 @@ def test_only_the_same_question_with_the_same_prompt_is_compared():
     b = [row("piqa", 0, True), row("piqa", 1, True), row("piqa", 2, True, prompt_digest="another")]
     found = compare(a, b)
     assert (found["common"], found["only_in_a"], found["only_in_b"]) == (1, 3, 2)
-    assert "Left out: 3 rows of the first alone" in comparison_table(found, "A", "B").notes[1]
+    assert "Left out: 3 rows only in the first" in comparison_table(found, "A", "B").notes[1]
     with pytest.raises(ConfigError, match="no question in common"):
         compare(a[3:], b)
 

@@ -4,13 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
-from evals.scoring.comparison import best, compare, fallen, scored, unmatched
+from evals.scoring.comparison import best_of, compare, protocol_differences, regressed, scored_benchmarks
 from tests.evals.conftest import Known
 
 ITEMS = [
-    Item(name, n, str(n), f"{name}: {n} + 1?", "number", str(n + 1)) for name in ("held", "lost") for n in range(60)
+    BenchmarkItem(name, n, str(n), f"{name}: {n} + 1?", "number", str(n + 1))
+    for name in ("held", "lost")
+    for n in range(60)
 ]
 
 
@@ -31,36 +33,36 @@ def found(tmp_path):
 
 
 def test_only_what_falls_beyond_its_interval_is_named(found):
-    named = fallen(found)
+    named = regressed(found)
     assert [one["benchmark"] for one in named] == ["lost"]
     assert named[0]["lead"] == pytest.approx(-0.25)
     assert named[0]["high"] < 0
-    assert [one["benchmark"] for one in fallen(found, "holm")] == ["lost"]
+    assert [one["benchmark"] for one in regressed(found, "holm")] == ["lost"]
 
 
 def test_a_margin_lets_small_falls_pass(found):
-    high = fallen(found)[0]["high"]
-    assert fallen(found, margin=-high - 0.001)
-    assert not fallen(found, margin=-high + 0.001)
+    high = regressed(found)[0]["high"]
+    assert regressed(found, margin=-high - 0.001)
+    assert not regressed(found, margin=-high + 0.001)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_holms_correction_never_names_more_than_the_plain_rule_and_no_fewer_than_bonferroni(p_values):
     told = {"title": "", "n": 9, "a": 0.5, "b": 0.3, "lead": -0.2, "low": -0.3, "high": -0.1}
     made = {"benchmarks": {f"b{place}": {**told, "p": p} for place, p in enumerate(p_values)}}
-    corrected = {one["benchmark"] for one in fallen(made, "holm")}
+    corrected = {one["benchmark"] for one in regressed(made, "holm")}
     assert corrected <= {f"b{place}" for place, p in enumerate(p_values) if p < 0.05}
     assert corrected >= {f"b{place}" for place, p in enumerate(p_values) if p < 0.05 / len(p_values)}
 
 
 def test_the_best_has_a_score_wherever_the_new_one_has():
     candidates = [scores(a=0.5, b=0.6), scores(a=0.9, b=None), scores(a=0.6, b=0.6), scores(a=0.6, b=0.6, c=0.0)]
-    assert best(candidates, {"a", "b"}) == 3  # of equals the newest; c was not asked of the new one
-    assert best(candidates, {"a"}) == 1
-    assert best(candidates, {"d"}) is None
-    assert best(candidates, set()) is None
+    assert best_of(candidates, {"a", "b"}) == 3  # of equals the newest; c was not asked of the new one
+    assert best_of(candidates, {"a"}) == 1
+    assert best_of(candidates, {"d"}) is None
+    assert best_of(candidates, set()) is None
 
 
 def test_what_one_side_alone_was_scored_on_is_told():
-    assert scored(scores(a=0.0, b=None)) == {"a"}
-    assert unmatched(scores(a=0.5, b=0.1), scores(a=0.4, b=None, c=0.2)) == ["b", "c"]
+    assert scored_benchmarks(scores(a=0.0, b=None)) == {"a"}
+    assert protocol_differences(scores(a=0.5, b=0.1), scores(a=0.4, b=None, c=0.2)) == ["b", "c"]

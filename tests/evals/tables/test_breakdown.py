@@ -31,20 +31,20 @@ def weighed():
 
 
 def tables():
-    return {table.title: table for table in breakdown(summarise(rows(), "m", {}, weighed=weighed()))}
+    return {table.title: table for table in breakdown(summarise(rows(), "m", {}, likelihood_rows=weighed()))}
 
 
 def test_failures_are_counted_beside_both_verdicts():
-    shown = {one[0]: one for one in tables()["What was answered, and what was not"].rows}
+    shown = {one[0]: one for one in tables()["Answers and failures"].rows}
     assert shown["MMLU"][1] == "11"
     assert shown["MMLU"][2].startswith("36.4 [")
     assert shown["MMLU"][4:] == ("2", "1", "0", "1", "0")
 
 
 def test_both_ways_of_asking_stand_beside_each_other():
-    (one,) = tables()["Two ways to ask"].rows
+    (one,) = tables()["Generation and likelihood"].rows
     assert (one[0], one[1][:4], one[2][:4], one[3:]) == ("MMLU", "36.4", "75.0", ("25.0", "25.0", "8"))
-    assert "Two ways to ask" not in {table.title for table in breakdown(summarise(rows(), "m", {}))}
+    assert "Generation and likelihood" not in {table.title for table in breakdown(summarise(rows(), "m", {}))}
 
 
 def test_subjects_and_instruction_types_have_rows_of_their_own():

@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from common.errors import ConfigError
-from evals.benchmarks.items import Item
+from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
 from flows.cli.compare import compared, view
 from store.artifacts import Store
 from tests.evals.conftest import Known
 
-ITEMS = [Item("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
+ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
 
 
 def evaluation(folder, name, right):
