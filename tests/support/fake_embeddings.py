@@ -1,4 +1,4 @@
-"""An embeddings endpoint in OpenAI's protocol over a real socket, with faults to order."""
+"""An embeddings endpoint in OpenAI's protocol on loopback, with faults injected on request."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ import numpy as np
 
 
 class FakeEmbeddings:
-    """A context manager. A text's vector is drawn from its hash, longer than one. `faults`: what to do with the next
-    requests: a status, "cut", "invalid", "short" (one vector too few), "shuffled" (in another order), "nan", None.
+    """A context manager. A text's vector is drawn from its hash and is longer than one.
 
-    `asked`: the texts of each request, answered or not; `tokens`: those of the answers.
+    faults: for each next request a status, "cut", "invalid", "short" (one vector too few), "shuffled" (in another
+    order), "nan" or None. `requests`: the texts of each request, answered or not; `tokens`: counted over the answers.
     """
 
     def __init__(self, width: int = 8, key: str | None = None, faults: Iterator[int | str | None] = iter(())) -> None:
         self.width, self.key, self.faults = width, key, faults
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
         self.tokens = 0
         self._lock = threading.Lock()
         fake = self
@@ -53,17 +53,17 @@ class FakeEmbeddings:
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         with self._lock:
-            self.asked.append(body["input"])
+            self.requests.append(body["input"])
             fault = next(self.faults, None)
-        said = handler.headers.get("Authorization", "")
-        if self.key is not None and said != f"Bearer {self.key}":
-            self._send(handler, {"error": {"message": f"Incorrect API key provided: {said}"}}, 401)
+        authorization = handler.headers.get("Authorization", "")
+        if self.key is not None and authorization != f"Bearer {self.key}":
+            self._send(handler, {"error": {"message": f"Incorrect API key provided: {authorization}"}}, 401)
             return
         if handler.path != "/v1/embeddings" or body["encoding_format"] != "float":
             self._send(handler, {"error": {"message": f"no {handler.path}"}}, 404)
             return
         if isinstance(fault, int):
-            self._send(handler, {"error": {"message": f"a fault to order: {fault}"}}, fault)
+            self._send(handler, {"error": {"message": f"injected fault {fault}"}}, fault)
             return
         rows = [{"object": "embedding", "index": n, "embedding": self.vector(t)} for n, t in enumerate(body["input"])]
         if fault == "short":
@@ -91,6 +91,3 @@ class FakeEmbeddings:
             handler.wfile.flush()
             handler.connection.close()
             handler.close_connection = True
-
-
-__all__ = ["FakeEmbeddings"]

@@ -1,4 +1,4 @@
-"""Sentence vectors: the model on this machine, an endpoint over a real socket, and the cache that outlives a kill."""
+"""Sentence embeddings: MiniLM in this process, an endpoint over a real socket, and the cache that survives a kill."""
 
 import math
 import os
@@ -11,10 +11,8 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from configs.distill import EmbeddingConfig
-from data.endpoints import circuit_breaker as retry
-from data.retrieval import embedders as embeddings
-from data.retrieval import vector_cache
-from data.retrieval.embedders import WIDTH, Encoder, MiniLM, encoder_for
+from data.retrieval import embedders, vector_cache
+from data.retrieval.embedders import MINILM_WIDTH, Encoder, MiniLM, encoder_for
 from data.retrieval.vector_cache import VectorCache
 from tests.support.fake_embeddings import FakeEmbeddings
 
@@ -27,8 +25,8 @@ def encoder():
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(embedders, "FIRST_PAUSE_S", 0.01)
 
 
 def endpoint(server, cache=None, emit=lambda kind, **fields: None, **fields):
@@ -39,67 +37,67 @@ def endpoint(server, cache=None, emit=lambda kind, **fields: None, **fields):
 def test_vectors_have_length_one_and_do_not_depend_on_their_neighbours(encoder):
     texts = ["A cat sat.", "The economy of Chile rests on copper. " * 20, "", "A cat sat."]
     vectors = encoder.encode(texts)
-    assert vectors.shape == (4, WIDTH)
+    assert vectors.shape == (4, MINILM_WIDTH)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert (vectors[0] == vectors[3]).all()
     assert (vectors[1] == encoder.encode([texts[1]])[0]).all()
-    assert encoder.encode([]).shape == (0, WIDTH)
+    assert encoder.encode([]).shape == (0, MINILM_WIDTH)
 
 
-def test_vectors_tell_meaning(encoder):
+def test_similar_meanings_have_similar_vectors(encoder):
     cat, kitten, sum_ = encoder.encode(["The cat sleeps.", "A kitten is asleep.", "Two and two are four."])
     assert cat @ kitten > 0.6 > 0.3 > cat @ sum_
 
 
-def test_a_package_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(embeddings, "_WEIGHTS", ("no-such-package", "model.onnx"))
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(embedders, "WEIGHTS_FILE", ("no-such-package", "model.onnx"))
     with pytest.raises(ConfigError, match="no-such-package"):
         MiniLM().check()
 
 
-class Counting:
-    """Vectors that tell which texts were asked for."""
+class CountingEmbedder:
+    """Records the texts that it embeds."""
 
     model, width = "counting", 4
 
     def __init__(self):
-        self.asked = []
+        self.embedded = []
 
     def check(self):
         pass
 
     def vectors(self, texts):
-        self.asked += texts
+        self.embedded += texts
         return np.array([[len(text), 1, 2, 3] for text in texts], np.float32)
 
 
-def test_kept_vectors_are_not_made_again(tmp_path):
-    first = Counting()
-    made = Encoder(first, tmp_path).encode(["one", "three", "one"])
-    assert first.asked == ["one", "three"]
-    again = Counting()
-    assert (Encoder(again, tmp_path).encode(["three", "one", "five!"])[:2] == made[[1, 0]]).all()
-    assert again.asked == ["five!"]
+def test_cached_vectors_are_not_computed_again(tmp_path):
+    first = CountingEmbedder()
+    vectors = Encoder(first, tmp_path).encode(["one", "three", "one"])
+    assert first.embedded == ["one", "three"]
+    again = CountingEmbedder()
+    assert (Encoder(again, tmp_path).encode(["three", "one", "five!"])[:2] == vectors[[1, 0]]).all()
+    assert again.embedded == ["five!"]
     assert len(VectorCache(tmp_path, "counting", 4)) == 3
 
 
 def test_another_model_or_width_has_vectors_of_its_own(tmp_path):
-    Encoder(Counting(), tmp_path).encode(["one"])
+    Encoder(CountingEmbedder(), tmp_path).encode(["one"])
     assert len(VectorCache(tmp_path, "another", 4)) == len(VectorCache(tmp_path, "counting", 5)) == 0
 
 
 @pytest.mark.parametrize("cut", [1, 10, 35, 36, 37, 80])
-def test_a_torn_or_damaged_row_is_made_again_and_the_others_stand(tmp_path, cut):
+def test_a_torn_or_damaged_row_is_computed_again_and_the_others_are_kept(tmp_path, cut):
     texts = [f"text {n}" for n in range(4)]
-    Encoder(Counting(), tmp_path).encode(texts)
+    Encoder(CountingEmbedder(), tmp_path).encode(texts)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     assert len(whole) == 4 * 36
     path.write_bytes(whole[:-cut])
-    again = Counting()
+    again = CountingEmbedder()
     Encoder(again, tmp_path).encode(texts)
-    assert again.asked == texts[-math.ceil(cut / 36) :]
+    assert again.embedded == texts[-math.ceil(cut / 36) :]
     path.write_bytes(whole[:20] + b"\xff" + whole[21:])
     cache = VectorCache(tmp_path, "counting", 4)
     found = [cache.get(cache.digest(text)) for text in texts]
@@ -133,12 +131,12 @@ def test_a_process_killed_while_it_encodes_leaves_whole_vectors(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-        told = [int(process.stdout.readline()) for _ in range(40)]
+        written = [int(process.stdout.readline()) for _ in range(40)]
         process.kill()
-        told += [int(line) for line in process.stdout.read().split()]
+        written += [int(line) for line in process.stdout.read().split()]
     cache = VectorCache(tmp_path, "m", 64)
-    for n in told:
-        assert (cache.get(cache.digest(str(n))) == n).all(), "what was told to be kept is there"
+    for n in written:
+        assert (cache.get(cache.digest(str(n))) == n).all(), "what the process reported as written is there"
 
 
 def test_an_endpoint_gives_normalised_vectors_in_batches_and_each_text_is_paid_once(tmp_path):
@@ -149,14 +147,14 @@ def test_an_endpoint_gives_normalised_vectors_in_batches_and_each_text_is_paid_o
         vectors = encoder.encode([*texts, texts[0]])
         expected = np.array([server.vector(text) for text in texts], np.float32)
         np.testing.assert_allclose(vectors[:10], expected / np.linalg.norm(expected, axis=1, keepdims=True), rtol=1e-5)
-        assert sorted(map(len, server.asked)) == [2, 4, 4]
+        assert sorted(map(len, server.requests)) == [2, 4, 4]
         assert sum(call["dollars"] for call in calls) == pytest.approx(server.tokens * 2e-6)
         assert {(call["purpose"], call["status"]) for call in calls} == {("embedding", "ok")}
         assert (endpoint(server, tmp_path).encode(texts) == vectors[:10]).all()
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
 
-def test_what_may_pass_is_asked_again(quick):
+def test_passing_faults_are_retried(short_pauses):
     faults = [429, 500, "cut", "invalid", "short", "nan", "shuffled"]
     calls = []
     with FakeEmbeddings(faults=iter(faults)) as server:
@@ -164,25 +162,25 @@ def test_what_may_pass_is_asked_again(quick):
         found = encoder.encode(["one", "two", "three"])
         plain = endpoint(server).encode(["one", "two", "three"])
     assert (found == plain).all(), "the answer in another order is put right by its indices"
-    assert len(server.asked) == 8
+    assert len(server.requests) == 8
     assert [call["status"] for call in calls][-1] == "ok"
     assert [call["attempt"] for call in calls] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_what_the_operator_must_mend_is_told_at_once(quick, monkeypatch):
+def test_what_the_operator_must_fix_is_reported_at_once(short_pauses, monkeypatch):
     monkeypatch.setenv("GOOD_KEY", KEY)
     monkeypatch.setenv("BAD_KEY", "sk-other")
     with FakeEmbeddings(width=8, key=KEY) as server:
         endpoint(server, key_variable="GOOD_KEY").embedder.check()
         with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
             endpoint(server, key_variable="NO_SUCH_KEY").embedder.check()
-        asked = len(server.asked)
+        requests = len(server.requests)
         with pytest.raises(ConfigError, match="Incorrect API key") as caught:
             endpoint(server, key_variable="BAD_KEY").embedder.check()
         assert "sk-other" not in str(caught.value)
         with pytest.raises(ConfigError, match="vectors of 8 numbers, not 16"):
             endpoint(server, key_variable="GOOD_KEY", width=16).embedder.check()
-        assert len(server.asked) == asked + 2
+        assert len(server.requests) == requests + 2
     with pytest.raises(ConfigError, match=r"index.embedding.url: 'ftp://x'"):
         encoder_for(EmbeddingConfig(kind="openai", model="m", url="ftp://x")).embedder.check()
     with pytest.raises(Retryable, match="does not answer"):
