@@ -1,6 +1,6 @@
 """Group-relative advantages of Dr. GRPO (paper §4.2) and the rules by which a group carries a signal.
 
-A score that could not be had is `None`: it takes no part in the group's mean and its completion in no update.
+A missing score is `None`: it takes no part in the group's mean, and its completion no part in an update.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def carries_signal(group: Sequence[float | None]) -> bool:
 def is_mastered(overalls: Sequence[float | None], mean_above: float = 90.0, minimum_above: float = 85.0) -> bool:
     """The paper's skip rule: overall scores above 90 on average and every one above 85.
 
-    A group with an unscored completion is not called mastered: what is not known is not good.
+    A group with an unscored completion is not mastered: an unknown score may be a low one.
     """
     if not overalls or any(overall is None for overall in overalls):
         return False

@@ -28,7 +28,7 @@ def factor(positive: Array, negative: Array, mode: BalanceMode, epsilon: float) 
 
 
 def combine(g_plus: Any, g_minus: Any, mode: BalanceMode, epsilon: float) -> tuple[Any, dict[str, Array]]:
-    """The balanced gradient, and what was measured on the way: both norms and the factor."""
+    """The balanced gradient, with both norms and the factor as metrics."""
     positive, negative = norm(g_plus), norm(g_minus)
     scale = factor(positive, negative, mode, epsilon)
     balanced = jax.tree.map(lambda up, down: up + scale.astype(down.dtype) * down, g_plus, g_minus)

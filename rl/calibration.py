@@ -1,10 +1,10 @@
-"""A judge measured on answers of known quality: does it tell right from wrong, and what else does it mark?
+"""Calibration of a judge on answers of known quality: does it separate right from wrong, and which biases has it?
 
-Of every right answer there are three more. A wrong one is made from right ones: another question's, or with its
-numbers (in a text without any, its words) changed; it is as long and as well formed, so form alone does not give it
-away. Two are as right as it is: one with words added that say nothing, and one with its result at the front in place
-of the end. Marks for those two, less those for the answer itself, are the judge's bias by length and by position.
-A judge that marks one answer at a time has no order of two answers to be biased by.
+Every right answer is marked with three variants of it. The wrong one is derived from right ones: another question's
+answer, or this one with its numbers (in a text without any, its words) changed; it is as long and as well formed, so
+form alone does not give it away. Two are as right as the original: one with words added that mean nothing, and one with
+its result at the front instead of the end. Marks for those two, less those for the original, are the judge's bias by
+length and by position. The judge marks one answer at a time, so there is no bias by the order of two answers.
 """
 
 import random
@@ -14,27 +14,26 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore
 
 MARKS = (*CRITERIA, "overall")
 KINDS = ("right", "wrong", "long", "front")
-PASSES = 50  # the overall mark from which an answer counts as called right
+PASS_MARK = 50  # the overall mark from which the judge counts as calling an answer right
 FILLER = "So this is what comes out, and with that the question that was asked is answered."
 
 JudgeScores = Sequence[JudgeScore | None]
 
 
 def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[str, Any]:
-    """Score the right answers and their variants. Plain data; a figure that cannot be had is None.
+    """Score the right answers and their variants. Returns plain data; a figure that cannot be computed is None.
 
-    `agreement`: share of right and wrong answers whose overall mark is on the right side of 50; `auc`: by mark, the
-    chance that a right answer is marked above a wrong one (ties count half; 0.5 is chance); `mean_right`, `mean_wrong`
-    and `spread` (standard deviation over both) of the overall mark, and how many `distinct` marks there were;
-    `length_bias` and `position_bias`: overall points that filler adds, and that the result at the front adds, by pairs;
-    `length_correlation`: of the overall mark with the answer's length in characters, over right and wrong. `answers`
-    has every answer and its marks. Errors as `Judge.score`.
+    `agreement`: share of right and wrong answers whose overall mark is on the right side of 50. `auc`: by mark, the
+    chance that a right answer is marked above a wrong one (ties count half; 0.5 is chance). `mean_right`, `mean_wrong`
+    and `spread` (standard deviation over both) of the overall mark, and the number of `distinct` marks. `length_bias`
+    and `position_bias`: overall points that filler adds, and that the result at the front adds, by pairs.
+    `length_correlation`: of the overall mark with the answer's length in characters, over right and wrong. `answers`:
+    every answer and its marks. Errors as `Judge.score`.
     """
     items = {
         "right": list(right),
@@ -43,12 +42,13 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
         "front": [replace(item, answer=_front(item.answer)) for item in right],
     }
     every = judge.score([item for kind in KINDS for item in items[kind]])
-    scores = {kind: every[place * len(right) : (place + 1) * len(right)] for place, kind in enumerate(KINDS)}
+    scores = {kind: every[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(KINDS)}
     good, bad = scores["right"], scores["wrong"]
-    told = [*items["right"], *items["wrong"]]
-    scored = [(s.overall, len(item.answer)) for s, item in zip([*good, *bad], told, strict=True) if s is not None]
+    answers = [*items["right"], *items["wrong"]]
+    scored = [(s.overall, len(item.answer)) for s, item in zip([*good, *bad], answers, strict=True) if s is not None]
     overall = [mark for mark, _ in scored]
-    verdicts = [mark >= PASSES for mark in _marks(good, "overall")] + [mark < PASSES for mark in _marks(bad, "overall")]
+    verdicts = [mark >= PASS_MARK for mark in _marks(good, "overall")]
+    verdicts += [mark < PASS_MARK for mark in _marks(bad, "overall")]
     return {
         "items": len(every),
         "unscored": sum(score is None for score in every),
@@ -58,8 +58,8 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
         "mean_wrong": _mean(_marks(bad, "overall")),
         "spread": round(float(np.std(overall)), 4) if overall else None,
         "distinct": len(set(overall)),
-        "length_bias": _lead(scores["long"], good),
-        "position_bias": _lead(scores["front"], good),
+        "length_bias": _mean_difference(scores["long"], good),
+        "position_bias": _mean_difference(scores["front"], good),
         "length_correlation": _correlation(scored),
         "answers": [
             {"kind": kind, **asdict(item), "marks": None if score is None else asdict(score)}
@@ -75,14 +75,14 @@ def _front(answer: str) -> str:
     return f"{result}\n{working}" if working else answer
 
 
-def _lead(scores: JudgeScores, over: JudgeScores) -> float | None:
+def _mean_difference(scores: JudgeScores, over: JudgeScores) -> float | None:
     """Mean difference of the overall marks of pairs that both have one."""
     pairs = [(a.overall, b.overall) for a, b in zip(scores, over, strict=True) if a is not None and b is not None]
     return round(float(np.mean([a - b for a, b in pairs])), 4) if pairs else None
 
 
 def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
-    """A wrong answer to each question: in turn another question's answer, and the right one with a change in it."""
+    """A wrong answer to each question: alternately another question's answer, and the right one with a change in it."""
     draw = random.Random(seed)
     wrong = []
     for index, item in enumerate(right):
@@ -95,7 +95,7 @@ def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
 def _changed(answer: str, draw: random.Random) -> str:
     """`answer` with every number moved by 1 to 9, or, in a text without numbers, its words in another order."""
     if re.search(r"\d", answer):
-        return re.sub(r"\d+", lambda found: str(int(found.group()) + draw.randint(1, 9)), answer)
+        return re.sub(r"\d+", lambda number: str(int(number.group()) + draw.randint(1, 9)), answer)
     words = answer.split()
     draw.shuffle(words)
     return " ".join(words) if words != answer.split() else f"not {answer}"
@@ -106,11 +106,11 @@ def _marks(scores: JudgeScores, mark: str) -> list[int]:
 
 
 def _auc(good: list[int], bad: list[int]) -> float | None:
-    """Area under the curve, by ranks."""
+    """Area under the ROC curve: over all pairs, the share in which the right answer has the higher mark; ties half."""
     if not good or not bad:
         return None
-    ranks = rankdata([*good, *bad])[: len(good)]
-    return round(float((ranks.sum() - len(good) * (len(good) + 1) / 2) / (len(good) * len(bad))), 4)
+    lead = np.subtract.outer(good, bad)
+    return round(float(((lead > 0).sum() + 0.5 * (lead == 0).sum()) / lead.size), 4)
 
 
 def _mean(marks: list[int]) -> float | None:

@@ -1,8 +1,8 @@
-"""Will a reinforcement stage fit: its rollouts and its update, compiled for chips that need not be here.
+"""Memory of a reinforcement stage: its rollouts and its update, compiled for chips that need not be present.
 
-All bytes are those of one chip. What stays in memory through a step: parameters, both moments, and the start of what
-trains where there is a KL term. To that a rollout adds weights in the compute type, the cache and the programs'
-temporaries; an update adds the sums of gradients it keeps apart (paper §4.3) and the temporaries of one micro-batch.
+All bytes are those of one chip. Resident through a step: parameters, both moments, and, with a KL term, the start of
+what trains. To that a rollout adds weights in the compute type, the cache and the programs' temporaries; an update
+adds the sums of gradients it keeps apart (paper §4.3) and the temporaries of one micro-batch.
 """
 
 import math
@@ -20,20 +20,20 @@ from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
 from rl.balance import BalanceMode
-from rl.learner import ROWS, LearnerProgram
+from rl.learner import BATCH_ARRAYS, LearnerProgram
 
 
 def estimate_memory(
     model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, mode: BalanceMode | None, mesh: Mesh
 ) -> dict[str, Any]:
-    """Bytes of a step by part, `rollout` and `update` as peaks. `policy` None: rollouts alone (self-distillation).
+    """Estimate the bytes of a step by part, `rollout` and `update` as peaks. `policy` None: rollouts alone.
 
     Raises `ConfigError` where completions or rows do not divide among the chips.
     """
     rows = rollout.prompts * rollout.group
-    for what, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
+    for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
-            raise ConfigError(f"{count} {what} do not divide among {mesh.size} chips")
+            raise ConfigError(f"{count} {name} do not divide among {mesh.size} chips")
     program = LearnerProgram(model, policy, mode is not None, mesh) if policy else None
     kinds = shapes(model)
     whole = _placed(kinds, parameter_shardings(kinds, mesh))
@@ -44,27 +44,27 @@ def estimate_memory(
         resident += moments + (trained if policy.kl else 0)
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
-    found = {}
+    analyses = {}
     for name, jitted, arguments in generator.programs():
         # Prompts are few, and every chip has them all; their completions are split.
         split = rows if name == "decode" else None
         placed = tuple(_by_rows(argument, whole, split, mesh) for argument in arguments)
-        found[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
-    weights, loop = found["weights for decoding"].output_size_in_bytes, found["decode"].alias_size_in_bytes
-    prefill = found["prefill"].output_size_in_bytes + found["prefill"].temp_size_in_bytes
-    decode = loop + found["decode"].temp_size_in_bytes
-    told = {"rows": rows, "resident": resident, "cache": loop, "rollout": resident + weights + max(prefill, decode)}
+        analyses[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
+    weights, cache = analyses["weights for decoding"].output_size_in_bytes, analyses["decode"].alias_size_in_bytes
+    prefill = analyses["prefill"].output_size_in_bytes + analyses["prefill"].temp_size_in_bytes
+    decode = cache + analyses["decode"].temp_size_in_bytes
+    needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + weights + max(prefill, decode)}
     if policy is None or program is None:
-        return told
+        return needs
     sums = 1 + (mode is not None) + (mode is not None and policy.kl > 0)
-    pulled = _pulled(program, policy, rollout.prompt_length + rollout.max_tokens)
-    # The gradients of a micro-batch come out while the sums so far are held.
-    update = resident + sums * trained + pulled.output_size_in_bytes + pulled.temp_size_in_bytes
-    return {**told, "micro_rows": policy.micro_rows, "gradients": sums * trained, "update": update}
+    backward = _analyse_gradients(program, policy, rollout.prompt_length + rollout.max_tokens)
+    # The gradients of a micro-batch are output while the sums so far are held.
+    update = resident + sums * trained + backward.output_size_in_bytes + backward.temp_size_in_bytes
+    return {**needs, "micro_rows": policy.micro_rows, "gradients": sums * trained, "update": update}
 
 
-def _pulled(program: LearnerProgram, policy: PolicyConfig, length: int) -> Any:
-    """The compiler's account of the learner's program for one micro-batch."""
+def _analyse_gradients(program: LearnerProgram, policy: PolicyConfig, length: int) -> Any:
+    """The compiler's memory analysis of the learner's program for one micro-batch."""
     rows = (policy.micro_rows, length)
     floats = {"weights", "sampled", "advantage"}
     batch = {
@@ -73,17 +73,17 @@ def _pulled(program: LearnerProgram, policy: PolicyConfig, length: int) -> Any:
             jnp.float32 if name in floats else jnp.int32,
             sharding=row_sharding(program.mesh),
         )
-        for name in ROWS
+        for name in BATCH_ARRAYS
     }
     trained = _placed(program.kinds, program.shardings)
-    frozen = _placed(program.still, program.frozen_shardings)
+    frozen = _placed(program.frozen_kinds, program.frozen_shardings)
     lowered = program.pull[False].lower(trained, frozen, trained if policy.kl else None, batch)
     return lowered.compile().memory_analysis()
 
 
 def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
-    """Shapes of one argument of the generator with their places; what has `rows` rows is split, parameters are as
-    `whole` has them."""
+    """Shapes of one argument of the generator with their shardings: arrays of `rows` rows are split, parameters are
+    placed as in `whole`, the rest is replicated."""
     if jax.tree.structure(argument) == jax.tree.structure(whole):
         return whole
 
@@ -98,11 +98,12 @@ def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
 
 
 def _placed(kinds: Any, shardings: Any) -> Any:
+    """Shapes with their shardings."""
     return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), kinds, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), kinds, shardings
     )
 
 
 def _bytes(tree: Any) -> int:
-    """On one chip."""
+    """Bytes of a tree on one chip."""
     return sum(leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))

@@ -1,11 +1,11 @@
 """The LLM judge of alignment (paper §4.2): three criteria from 1 to 5 and an overall mark from 0 to 100.
 
-A score that cannot be had or read is None, never a number: the caller leaves it out and counts it. Rubrics are
-versioned by name. The rubric comes first in the prompt, so that a server which keeps prompt beginnings reads it once.
+A missing or unreadable score is None, never a number: the caller leaves it out and counts it. Rubrics are versioned by
+name. The rubric comes first in the prompt, so a server that caches prompt prefixes processes it once.
 
-The embedded model fills the form and knows little of what it marks: on 48 arithmetic answers of known quality its marks
-tell right from wrong at chance (area under the curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a shorter
-rubric nor four demonstrations made it better. `rl.calibration` measures any judge so.
+The embedded model follows the format but barely judges: on 48 arithmetic answers of known quality its marks separate
+right from wrong at chance (area under the curve 0.57 for `answer`, 0.3 to 0.5 for `overall`). Neither a shorter rubric
+nor four demonstrations improved it. `rl.calibration` measures any judge in this way.
 """
 
 import json
@@ -20,10 +20,10 @@ from configs.training import JudgeConfig
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CRITERIA = ("reason", "answer", "follow")
-QUESTION_CHARACTERS, ANSWER_CHARACTERS = 6000, 12000  # what the judge is shown of each, at most
+QUESTION_CHARACTERS, ANSWER_CHARACTERS = 6000, 12000  # of each, at most, in the prompt
 RUBRICS = {
     "nautile-judge-1": (
         "You grade an answer to a question. Give JSON with four whole numbers.\n"
@@ -70,7 +70,7 @@ class JudgeScore:
 
 
 class Judge:
-    """Scores answers through an endpoint of the pool. Raises `ConfigError` for a rubric that there is not."""
+    """Scores answers through an endpoint of the pool. Raises `ConfigError` for an unknown rubric or endpoint."""
 
     def __init__(self, pool: EndpointPool, config: JudgeConfig) -> None:
         if config.rubric not in RUBRICS:
@@ -79,16 +79,16 @@ class Judge:
         self._pool, self._config = pool, config
 
     def score(self, items: Sequence[JudgeItem]) -> list[JudgeScore | None]:
-        """Marks of each item, None where there are none.
+        """Marks of each item; None where the request failed or the reply has none.
 
-        Raises `Retryable` if the endpoint has stopped answering and `ConfigError` if it refuses everybody.
+        Raises `Retryable` if the endpoint has stopped answering and `ConfigError` if it refuses every request.
         """
-        outcomes = self._pool.ask([self.request(item) for item in items])
-        raise_for_outage(outcomes)
-        return [self._read(outcome) for outcome in outcomes]
+        replies = self._pool.ask([self.request(item) for item in items])
+        raise_for_outage(replies)
+        return [self._read(reply) for reply in replies]
 
     def request(self, item: JudgeItem) -> ChatRequest:
-        """What the judge is asked about an item."""
+        """The request about one item."""
         reference = f"\nRight answer: {item.reference}" if item.reference else ""
         question, answer = item.question[:QUESTION_CHARACTERS], item.answer[:ANSWER_CHARACTERS]
         return ChatRequest(
@@ -104,13 +104,13 @@ class Judge:
             tag=self._config.rubric,
         )
 
-    def _read(self, outcome: ChatReply | ChatFailure) -> JudgeScore | None:
-        if isinstance(outcome, ChatFailure):
-            log.warning("unscored: %s", outcome.message)
+    def _read(self, reply: ChatReply | ChatFailure) -> JudgeScore | None:
+        if isinstance(reply, ChatFailure):
+            logger.warning("unscored: %s", reply.message)
             return None
-        score = parse(outcome.text)
+        score = parse(reply.text)
         if score is None:
-            log.warning("unscored: the judge said %r", outcome.text[:120])
+            logger.warning("unscored: no marks in the judge's reply %r", reply.text[:120])
         return score
 
 

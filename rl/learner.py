@@ -1,11 +1,11 @@
 """The learner: one optimizer step from a set of scored groups, by micro-batches whose gradients add up exactly.
 
 For a balanced step the rows are split by the sign of their advantage, so that each completion is passed through once
-and g+ and g- come out apart (paper §4.3). With a KL term they are pulled back separately, for the term stands outside
-the balance; without one, and in a plain step, there is a single backward pass.
+and g+ and g- come out apart (paper §4.3). A KL term stands outside the balance and gets a backward pass of its own;
+without one, and in a plain step, there is a single backward pass.
 
-Everything runs on a mesh, of one device or of many: rows of a micro-batch go over all devices, parameters and moments
-over `fsdp` of them, as in pretraining.
+Everything runs on a mesh, of one device or of many: the rows of a micro-batch are split over all devices, parameters
+and moments over `fsdp` of them, as in pretraining.
 """
 
 import time
@@ -33,12 +33,11 @@ from rl.parameter_subset import ParameterSubset
 from rl.rollouts import Group
 from rl.training_rows import RowBatch, TrainingRow, batches, by_length
 
-Metrics = dict[str, float]
-ROWS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
+BATCH_ARRAYS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
 
 
 class Learner:
-    """Holds the policy and its optimizer state. `mode` None: one plain sum of gradients; else the balance of §4.3."""
+    """The policy and its optimizer state. `mode` None: one plain sum of gradients; else the balance of §4.3."""
 
     def __init__(
         self,
@@ -66,25 +65,25 @@ class Learner:
 
     @property
     def params(self) -> Params:
-        """The policy, whole."""
-        return self.program.trainable.join(self.trained, self.frozen)
+        """All parameters of the policy."""
+        return self.program.subset.join(self.trained, self.frozen)
 
     def set(self, params: Params) -> None:
-        """Go on from these parameters with fresh moments and the schedule where it is."""
+        """Continue from these parameters with fresh moments; the learning-rate schedule keeps its place."""
         applied = optimizer.applied(self.state)
         self.trained = self.program.placed(params)[0]
-        self.state = _counted(self.program.begin(self.trained), applied)
+        self.state = _at_update(self.program.begin(self.trained), applied)
 
-    def update(self, groups: Sequence[Group]) -> Metrics:
-        """One step (`inner_epochs` passes) on the groups that carry a signal; returns what was measured."""
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """One step (`inner_epochs` passes) on the groups that carry a signal; returns its metrics."""
         began = time.perf_counter()
-        measured: Metrics = {}
+        metrics: dict[str, float] = {}
         for epoch in range(self.config.inner_epochs):
-            measured = self._pass(rows_of(groups), first=epoch == 0)
+            metrics = self._pass(rows_of(groups), first=epoch == 0)
         self.seconds += time.perf_counter() - began
-        return measured
+        return metrics
 
-    def _pass(self, rows: list[TrainingRow], first: bool) -> Metrics:
+    def _pass(self, rows: list[TrainingRow], first: bool) -> dict[str, float]:
         positive = [row for row in rows if row.advantage > 0]
         negative = [row for row in rows if row.advantage < 0]
         idle = [row for row in rows if row.advantage == 0 and self.reference is not None]
@@ -94,14 +93,15 @@ class Learner:
             parts = {"plus": positive, "minus": negative + idle}  # an idle row adds only to the KL term
         sums: dict[str, Any] = {}
         stats: dict[str, float] = {}
-        for side, some in parts.items():
-            for batch in batches(by_length(some), self.config.micro_rows, self.length):
-                gradients, kl_gradients, counted = self.program.pull[first](
+        # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
+        for side, side_rows in parts.items():
+            for batch in batches(by_length(side_rows), self.config.micro_rows, self.length):
+                gradients, kl_gradients, counts = self.program.pull[first](
                     self.trained, self.frozen, self.reference, put_rows(batch, self.mesh)
                 )
-                self._gather(sums, side, gradients)
-                self._gather(sums, "kl", kl_gradients)
-                for name, value in jax.device_get(counted).items():
+                self._accumulate(sums, side, gradients)
+                self._accumulate(sums, "kl", kl_gradients)
+                for name, value in jax.device_get(counts).items():
                     stats[name] = stats.get(name, 0.0) + float(value)
                 self.tokens += int((batch["weights"] > 0).sum())
         if not sums:
@@ -112,18 +112,19 @@ class Learner:
         )
         return _means(stats) | {name: float(value) for name, value in jax.device_get(norms).items()}
 
-    def _gather(self, sums: dict[str, Any], side: str, gradients: Any) -> None:
+    def _accumulate(self, sums: dict[str, Any], side: str, gradients: Any) -> None:
         if gradients is not None:
             sums[side] = self._add(sums[side], gradients) if side in sums else gradients
 
     def _update(
         self, params: Params, state: Any, plus: Any, minus: Any, kl: Any
     ) -> tuple[Params, Any, dict[str, Array]]:
+        """The optimizer step on g+, g- and the KL gradient; also returns learning rate and norms."""
         norms: dict[str, Array] = {"learning_rate": self._rate(optimizer.applied(state))}
         total = plus
         if self.mode is not None:
-            total, measured = balance.combine(plus, minus, self.mode, self.epsilon)
-            norms |= measured
+            total, balance_norms = balance.combine(plus, minus, self.mode, self.epsilon)
+            norms |= balance_norms
             total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
         norms["grad_norm"] = balance.norm(total)
         updates, state = self.program.tx.update(total, state, params)
@@ -132,23 +133,24 @@ class Learner:
 
 
 class LearnerProgram:
-    """The jitted gradients of a run, and where its arrays live: also what `rl.capacity` compiles without any data."""
+    """The compiled gradients of a run and the shardings of its arrays; `rl.capacity` compiles it without any data."""
 
     def __init__(self, model: ModelConfig, config: PolicyConfig, apart: bool, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.trainable = ParameterSubset(model, config.train)
+        self.subset = ParameterSubset(model, config.train)
         self.tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
-        kinds, still = jax.eval_shape(self.trainable.part, shapes(model))
-        self.kinds, self.still = kinds, still
-        self.shardings, self.frozen_shardings = parameter_shardings(kinds, mesh), parameter_shardings(still, mesh)
+        kinds, frozen_kinds = jax.eval_shape(self.subset.split, shapes(model))
+        self.kinds, self.frozen_kinds = kinds, frozen_kinds
+        self.shardings = parameter_shardings(kinds, mesh)
+        self.frozen_shardings = parameter_shardings(frozen_kinds, mesh)
         self.moments = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
         self.begin = jax.jit(self.tx.init, out_shardings=self.moments)
         whole = replicated(mesh)
-        places = (
+        argument_shardings = (
             self.shardings,
             self.frozen_shardings,
             self.shardings if config.kl else None,
-            dict.fromkeys(ROWS, row_sharding(mesh)),
+            dict.fromkeys(BATCH_ARRAYS, row_sharding(mesh)),
         )
         kept_apart = self.shardings if apart and config.kl else None
         outs = (self.shardings, kept_apart, whole)
@@ -156,7 +158,9 @@ class LearnerProgram:
             first: OnMesh(
                 mesh,
                 jax.jit(
-                    partial(pull, model, config, apart, self.trainable, first), in_shardings=places, out_shardings=outs
+                    partial(pull, model, config, apart, self.subset, first),
+                    in_shardings=argument_shardings,
+                    out_shardings=outs,
                 ),
             )
             for first in (True, False)
@@ -164,14 +168,14 @@ class LearnerProgram:
 
     def placed(self, params: Params) -> tuple[Params, Params]:
         """(trained, frozen) of parameters on the mesh; without a copy where they are there already."""
-        trained, frozen = self.trainable.part(params)
+        trained, frozen = self.subset.split(params)
         return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
 
 
 def rows_of(groups: Sequence[Group]) -> list[TrainingRow]:
     """Every scored completion of the groups with a signal, with the paper's token weights.
 
-    A token that the sampler put in itself (the end of a thinking budget) is no choice of the policy and weighs nothing.
+    A token that the sampler inserted (the end of a thinking budget) was not chosen by the policy and weighs nothing.
     """
     live = [group for group in groups if carries_signal([r.advantage for r in group.rollouts])]
     scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
@@ -187,7 +191,7 @@ def pull(
     model: ModelConfig,
     config: PolicyConfig,
     apart: bool,
-    trainable: ParameterSubset,
+    subset: ParameterSubset,
     first: bool,
     trained: Params,
     frozen: Params,
@@ -196,47 +200,47 @@ def pull(
 ) -> tuple[Any, Any, dict[str, Array]]:
     """Gradients of the weighted sums of one micro-batch: (policy, KL, counts). KL is None unless kept `apart`.
 
-    They are taken to `trained` alone; `reference` is the start of it (None: no KL term), and shares `frozen`.
+    They are with respect to `trained` alone; `reference` is its start (None: no KL term), and shares `frozen`.
     """
     weights_BL = batch["weights"]
     reference_BL = None
     if reference is not None:
-        reference_BL = lax.stop_gradient(logprobs(trainable.join(reference, frozen), model, batch)[0])
+        reference_BL = lax.stop_gradient(logprobs(subset.join(reference, frozen), model, batch)[0])
 
     def losses(trained: Params) -> tuple[tuple[Array, Array], dict[str, Array]]:
-        logprobs_BL, entropy_BL = logprobs(trainable.join(trained, frozen), model, batch)
+        logprobs_BL, entropy_BL = logprobs(subset.join(trained, frozen), model, batch)
         sampled_BL = lax.stop_gradient(logprobs_BL) if first else batch["sampled"]
         policy_BL, clipped_BL = objectives.surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
             kl_BL = objectives.kl_to_reference(logprobs_BL, reference_BL)
-        counted_BL = (weights_BL > 0).astype(jnp.float32)
+        mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
-            "tokens": jnp.sum(counted_BL),
-            "entropy": jnp.sum(entropy_BL * counted_BL),
-            "sampler_gap": jnp.sum(jnp.abs(logprobs_BL - batch["sampled"]) * counted_BL),
-            "clip_share": jnp.sum(clipped_BL * counted_BL),
+            "tokens": jnp.sum(mask_BL),
+            "entropy": jnp.sum(entropy_BL * mask_BL),
+            "sampler_gap": jnp.sum(jnp.abs(logprobs_BL - batch["sampled"]) * mask_BL),
+            "clip_share": jnp.sum(clipped_BL * mask_BL),
         }
         if reference_BL is not None:
-            counts["kl"] = jnp.sum(kl_BL * counted_BL)
+            counts["kl"] = jnp.sum(kl_BL * mask_BL)
         return (jnp.sum(policy_BL * weights_BL), jnp.sum(kl_BL * weights_BL)), counts
 
-    values, back, counts = jax.vjp(losses, trained, has_aux=True)
-    one, none = jnp.ones_like(values[0]), jnp.zeros_like(values[0])
+    values, backward, counts = jax.vjp(losses, trained, has_aux=True)
+    unit, zero = jnp.ones_like(values[0]), jnp.zeros_like(values[0])
     if reference is None:
-        return back((one, none))[0], None, counts
+        return backward((unit, zero))[0], None, counts
     if not apart:
-        return back((one, one * config.kl))[0], None, counts
-    return back((one, none))[0], back((none, one))[0], counts
+        return backward((unit, unit * config.kl))[0], None, counts
+    return backward((unit, zero))[0], backward((zero, unit))[0], counts
 
 
 def logprobs(params: Params, model: ModelConfig, batch: RowBatch | Mapping[str, Array]) -> tuple[Array, Array]:
-    """Of every target: log-probability and the entropy of its distribution [B, L], in float32."""
+    """Log-probability of every target and the entropy of its distribution [B, L], in float32."""
     hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
     return token_logprobs(params, model, hidden_BLD, batch["targets"])
 
 
-def _counted(state: Any, applied: Array) -> Any:
+def _at_update(state: Any, applied: Array) -> Any:
     """A fresh optimizer state whose schedule stands at `applied` updates."""
 
     def rule(leaf: Any) -> Any:
@@ -245,6 +249,6 @@ def _counted(state: Any, applied: Array) -> Any:
     return jax.tree.map(rule, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
 
 
-def _means(stats: dict[str, float]) -> Metrics:
+def _means(stats: dict[str, float]) -> dict[str, float]:
     tokens = stats.pop("tokens")
     return {name: total / tokens for name, total in stats.items()} if np.isfinite(tokens) and tokens else {}

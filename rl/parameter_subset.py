@@ -1,9 +1,9 @@
-"""Which parameters a policy trains: all of them, or parts by name; and the tree taken apart so that the rest is shared.
+"""Which parameters a policy trains: all of them, or parts by name; splits the tree so that the rest can be shared.
 
 A name is a path in the tree of parameters, whole or from its beginning: `embedding`, `blocks.attention` (that layer in
 every block), `blocks.7` (all of the last of eight), `blocks.7.attention.q_proj`. Parameters of blocks are stacked, so a
-leaf of which only some blocks train lies in two arrays, one on either side. What is frozen is one set of arrays for
-the policy and its reference.
+leaf of which only some blocks train is two arrays, one on either side. The frozen side is one set of arrays for the
+policy and its reference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,29 +22,29 @@ BLOCKS = "blocks"
 
 
 class ParameterSubset:
-    """Takes parameters apart into (trained, frozen) trees, and puts them together. Raises `ConfigError` for a name."""
+    """Splits parameters into (trained, frozen) trees and joins them. Raises `ConfigError` for an unknown name."""
 
     def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:
         self._model = model
         leaves = flatten(shapes(model))
         self._chosen: dict[str, tuple[int, ...] | None] = {}  # None: the whole leaf
-        for name in names or _tops(leaves):
-            found = _matches(name, leaves, model.blocks)
-            if not found:
+        for name in names or sorted({path.partition(".")[0] for path in leaves}):
+            matches = _matches(name, leaves, model.blocks)
+            if not matches:
                 parts = sorted({path.rpartition(".")[0] or path for path in leaves})
                 raise ConfigError(
-                    f"policy.train: no parameter {name!r}; there are {', '.join(parts)}, what they hold, and "
-                    f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same within"
+                    f"policy.train: no parameter {name!r}; there are {', '.join(parts)}, the parameters in them, and "
+                    f"{BLOCKS}.0 to {BLOCKS}.{model.blocks - 1} with the same names inside"
                 )
-            for path, rows in found.items():
+            for path, rows in matches.items():
                 before = self._chosen.get(path, ())
                 self._chosen[path] = None if rows is None or before is None else tuple(sorted({*before, *rows}))
         for path, rows in self._chosen.items():
             if rows == tuple(range(model.blocks)):
                 self._chosen[path] = None
 
-    def part(self, params: Params) -> tuple[Params, Params]:
-        """(trained, frozen): leaves are the given arrays themselves, but where only some blocks of one train."""
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """(trained, frozen). Leaves are the given arrays themselves, except where only some blocks of a leaf train."""
         trained, frozen = {}, {}
         for path, leaf in flatten(params).items():
             rows = self._chosen.get(path, ())
@@ -57,16 +57,16 @@ class ParameterSubset:
         return unflatten(trained), unflatten(frozen)
 
     def join(self, trained: Params, frozen: Params) -> Params:
-        """The whole tree, as `part` was given it."""
-        moving, still = flatten(trained), flatten(frozen)
+        """The whole tree, as `split` was given it."""
+        trained_leaves, frozen_leaves = flatten(trained), flatten(frozen)
         whole = {}
-        for path in sorted({*moving, *still}):
+        for path in sorted({*trained_leaves, *frozen_leaves}):
             rows = self._chosen.get(path, ())
-            if rows and path in still:
-                places = np.argsort(np.concatenate([np.array(rows), self._others(rows)]))
-                whole[path] = jnp.concatenate([moving[path], still[path]])[places]
+            if rows and path in frozen_leaves:
+                order = np.argsort(np.concatenate([np.array(rows), self._others(rows)]))
+                whole[path] = jnp.concatenate([trained_leaves[path], frozen_leaves[path]])[order]
             else:
-                whole[path] = moving.get(path, still.get(path))
+                whole[path] = trained_leaves.get(path, frozen_leaves.get(path))
         return unflatten(whole)
 
     def _others(self, rows: tuple[int, ...]) -> np.ndarray:
@@ -74,7 +74,7 @@ class ParameterSubset:
 
 
 def _matches(name: str, leaves: Mapping[str, Any], blocks: int) -> dict[str, tuple[int, ...] | None]:
-    """The leaves under a name, and which blocks of each it means."""
+    """The leaves that `name` selects, and which blocks of each (None: all of it); {} for an unknown name."""
     first, _, rest = name.partition(".")
     index, _, inside = rest.partition(".")
     rows: tuple[int, ...] | None = None
@@ -83,7 +83,3 @@ def _matches(name: str, leaves: Mapping[str, Any], blocks: int) -> dict[str, tup
             return {}
         rows, name = (int(index),), ".".join(filter(None, (BLOCKS, inside)))
     return {path: rows for path in leaves if path == name or path.startswith(f"{name}.")}
-
-
-def _tops(leaves: Mapping[str, Any]) -> list[str]:
-    return sorted({path.partition(".")[0] for path in leaves})

@@ -1,9 +1,9 @@
 """The problems of the reinforcement stages: a fixed list by config and seed, and the order in which steps take them.
 
-A step's problems depend on a cursor alone, so that a resumed run asks the same ones. Only training splits are read, and
-what overlaps a question of a benchmark all the same is left out (`Screen`). Problems of one generator share a template
-and are held out by a hash of the question instead (`data.sources.reasoning_gym`): its benchmarks are searched for
-whole problems.
+A step's problems depend on a cursor alone, so a resumed run asks the same ones. Only training splits are read, and
+problems that overlap a question of a benchmark are left out (`ProblemScreen`). Problems of one generator share a
+template, so for them the screen compares whole questions, and a hash of the question decides the split
+(`data.sources.reasoning_gym`).
 """
 
 import itertools
@@ -18,17 +18,17 @@ from typing import Any
 from common.errors import ConfigError
 from configs.training import PolicyConfig, ProblemsConfig
 from data.screening.contamination import ContaminationIndex
-from data.sources import reasoning_gym as reasoning
+from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import COMMIT, read_hub
 
-BATCH = 256  # problems screened at once
-SHOWN = 20  # overlaps told in the manifest
-FUTILE = 10  # times as many problems drawn as are wanted: the rest will overlap, too
+SCREENED_AT_ONCE = 256
+SHOWN_HITS = 20  # overlaps listed in the manifest
+READ_AT_MOST = 10  # times as many problems as are wanted: if those are not enough, the rest will overlap as well
 
 
-class Screen:
+class ProblemScreen:
     """Leaves out problems that overlap a held-out question, and remembers which."""
 
     def __init__(self, contamination: ContaminationIndex | None) -> None:
@@ -41,7 +41,7 @@ class Screen:
             yield from problems
             return
         rest = iter(problems)
-        while batch := list(itertools.islice(rest, BATCH)):
+        while batch := list(itertools.islice(rest, SCREENED_AT_ONCE)):
             for problem, hits in zip(batch, self._contamination.screen([p.question for p in batch]), strict=True):
                 if hits:
                     self._hits.append({**asdict(hits[0]), "begins": problem.question[:80]})
@@ -53,32 +53,35 @@ class Screen:
         if self._contamination is None:
             return {}
         by_benchmark = dict(sorted(Counter(hit["benchmark"] for hit in self._hits).items()))
-        return {"contaminated": by_benchmark, "hits": self._hits[:SHOWN]}
+        return {"contaminated": by_benchmark, "hits": self._hits[:SHOWN_HITS]}
 
 
 def load(
-    config: ProblemsConfig, seed: int, split: ProblemSplit = "train", screen: Screen | None = None
+    config: ProblemsConfig, seed: int, split: ProblemSplit = "train", screen: ProblemScreen | None = None
 ) -> list[Problem]:
-    """`config.count` problems of the split that `screen` leaves. `ConfigError` where there are fewer, or one has no
-    answer to check.
+    """`config.count` problems of the split that pass `screen`.
+
+    Raises `ConfigError` if there are fewer, or if one of them has no answer to check.
     """
-    screen = screen or Screen(None)
-    there = itertools.islice(_READERS[config.source](config, seed, split), FUTILE * config.count)
-    found = list(itertools.islice(screen.clean(there), config.count))
-    if len(found) < config.count:
-        left_out = sum(screen.facts().get("contaminated", {}).values())
-        others = f" ({left_out} more overlap a benchmark)" if left_out else ""
+    screen = screen or ProblemScreen(None)
+    candidates = itertools.islice(_READERS[config.source](config, seed, split), READ_AT_MOST * config.count)
+    problems = list(itertools.islice(screen.clean(candidates), config.count))
+    if len(problems) < config.count:
+        rejected = sum(screen.facts().get("contaminated", {}).values())
+        note = f" ({rejected} more overlap a benchmark)" if rejected else ""
         raise ConfigError(
-            f"problems: {config.source!r} has {len(found)} distinct {split} problems{others}, not {config.count}"
+            f"problems: {config.source!r} has {len(problems)} distinct {split} problems{note}, not {config.count}"
         )
-    for problem in found:
+    for problem in problems:
         if not problem.answer.strip():
             raise ConfigError(f"problems: {problem.task} #{problem.index} has no answer to check: {problem.question!r}")
-    return found
+    return problems
 
 
-def load_guard(config: ProblemsConfig, policy: PolicyConfig, seed: int, screen: Screen | None = None) -> list[Problem]:
-    """The problems that the guard reads; none where `policy` has no guard. Errors as `load`."""
+def load_guard(
+    config: ProblemsConfig, policy: PolicyConfig, seed: int, screen: ProblemScreen | None = None
+) -> list[Problem]:
+    """The problems that the guard measures; none where `policy` has no guard. Errors as `load`."""
     if policy.guard_every is None:
         return []
     return load(config.model_copy(update={"count": policy.guard_problems}), seed, "guard", screen)
@@ -101,43 +104,35 @@ class ProblemOrder:
 
 
 def _reasoning(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
+    """Generated problems of reasoning-gym."""
     if not config.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
-    return reasoning.problems(config.tasks, seed, split)
+    return reasoning_gym.problems(config.tasks, seed, split)
 
 
-def _gsm8k(config: ProblemsConfig, seed: int, split: ProblemSplit) -> "list[Problem]":
+def _gsm8k(config: ProblemsConfig, seed: int, split: ProblemSplit) -> list[Problem]:
     """GSM8K's training split from the Hub (its test split is a benchmark); a hash sets the guard problems apart."""
     benchmark = replace(BENCHMARKS["gsm8k"], split="train")
     if config.revision and not COMMIT.fullmatch(config.revision):
         raise ConfigError(
-            f"problems.revision: {config.revision!r} is no full commit hash of {benchmark.hub}; "
-            f"without one it is {benchmark.pinned}"
+            f"problems.revision: {config.revision!r} is not a full commit hash of {benchmark.hub}; "
+            f"leave it out to read {benchmark.pinned}"
         )
-    rows = list(read_hub(benchmark, config.revision or benchmark.pinned))
-    return [
-        p
-        for p in map(gsm8k_problem, range(len(rows)), rows)
-        if (reasoning.problem_split(p.question) == "guard") == (split == "guard")
-    ]
+    rows = read_hub(benchmark, config.revision or benchmark.pinned)
+    problems = [gsm8k_problem(index, row) for index, row in enumerate(rows)]
+    return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
 
 
 def gsm8k_problem(index: int, row: dict[str, str]) -> Problem:
     """One record of GSM8K, {question, answer: 'worked text #### 42'}, as a `Problem`."""
-    rationale, mark, answer = row["answer"].rpartition("####")
-    if not mark:
+    rationale, separator, answer = row["answer"].rpartition("####")
+    if not separator:
         raise ConfigError(f"gsm8k: record {index} has no '####' before its answer")
     return Problem("gsm8k", index, row["question"].strip(), answer.strip().replace(",", ""), rationale.strip())
 
 
-def gsm8k_file(path: Path) -> list[Problem]:
-    """GSM8K from a local JSON-lines file in the data set's own form."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [gsm8k_problem(i, json.loads(line)) for i, line in enumerate(lines) if line.strip()]
-
-
 def from_file(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """The distinct problems of one split, in the file's order. Raises `ConfigError` naming the line at fault."""
+    """The distinct problems of one split of a JSON-lines file, in its order. `ConfigError` names the line at fault."""
     if not config.path:
         raise ConfigError("problems.path: source 'jsonl' needs the file to read")
     path, seen = Path(config.path), set[str]()
@@ -155,14 +150,17 @@ def from_file(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterato
 
 
 def _problem(path: Path, number: int, line: str) -> Problem:
+    """The problem on one line, its fields checked by hand so that a message can name line and field."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}:{number}: not a line of JSON ({error})") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{path}:{number}: not an object with `question` and `answer`")
-    texts = {name: row.get(name, default) for name, default in _FIELDS.items()}
+    defaults = {"question": "", "answer": "", "task": "file", "rationale": ""}
+    texts = {name: row.get(name, default) for name, default in defaults.items()}
     for name, text in texts.items():
+        # An answer may be a number in the file; true and false are not numbers here.
         if isinstance(text, int | float) and not isinstance(text, bool) and name == "answer":
             text = texts[name] = str(text)
         if not isinstance(text, str):
@@ -173,7 +171,8 @@ def _problem(path: Path, number: int, line: str) -> Problem:
     return Problem(texts["task"], number - 1, texts["question"].strip(), texts["answer"].strip(), texts["rationale"])
 
 
-_FIELDS = {"question": "", "answer": "", "task": "file", "rationale": ""}
-
-
-_READERS: dict[str, Callable] = {"reasoning": _reasoning, "gsm8k": _gsm8k, "jsonl": from_file}
+_READERS: dict[str, Callable[[ProblemsConfig, int, ProblemSplit], Iterable[Problem]]] = {
+    "reasoning": _reasoning,
+    "gsm8k": _gsm8k,
+    "jsonl": from_file,
+}

@@ -1,18 +1,14 @@
 """Rewards: verifiable ones from the shared graders, and the judge's by the paper's formula (§4.2).
 
-A reward is a number or `None`; `None` means that it could not be had, and it is never taken for zero.
+A reward is a number or `None`; `None` means that there is no score, and is never taken for zero.
 """
-
-from typing import TYPE_CHECKING
 
 from configs.training import JudgeConfig
 from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from evals.benchmarks.items import grade
 from evals.benchmarks.stand_ins import problem_item
-
-if TYPE_CHECKING:  # it brings the clients of the endpoints, which the stages without a judge do not need
-    from rl.judge import JudgeScore
+from rl.judge import JudgeScore
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float:
@@ -20,7 +16,7 @@ def verifiable(problem: Problem, reply: ParsedReply) -> float:
     return float(grade(problem_item("rollout", problem.index, problem), reply).verdict.strict)
 
 
-def judged(score: "JudgeScore | None", config: JudgeConfig, truncated: bool) -> float | None:
+def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> float | None:
     """r = 1/2 (0.30 reason + 0.55 answer + 0.15 follow)/5 + 1/2 overall/100, less the overlong penalty if cut off."""
     if score is None:
         return None

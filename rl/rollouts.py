@@ -4,15 +4,18 @@ The sampled ids and their log-probabilities are the record; text is decoded for 
 encoded again. A sample is fixed by (seed, draw, prompt, member), so a resumed run draws the same ones.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
+from common.files import write_text
 from configs.model import ModelConfig
 from configs.training import RolloutConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion
@@ -25,9 +28,10 @@ from model.layers.common import Params
 
 @dataclass
 class Rollout:
-    """One completion of a prompt. Reward and advantage are None until given, and stay so where they cannot be had.
+    """One completion of a prompt. Reward and advantage are None until set, and stay None where there is no score.
 
-    `forced`: the index of an id that the thinking budget put in, and that the policy did not choose.
+    `parts`: what the reward was computed from. `forced`: the index of an id that the thinking budget inserted, which
+    the policy did not choose.
     """
 
     prompt_ids: list[int]
@@ -51,7 +55,7 @@ class Group:
     rollouts: list[Rollout]
 
     def row(self, member: int) -> dict[str, Any]:
-        """What is stored of one rollout."""
+        """The stored row of one rollout."""
         rollout = self.rollouts[member]
         return {
             "task": self.problem.task,
@@ -71,9 +75,9 @@ class Group:
 
 
 class RolloutEngine:
-    """Draws groups; compiles once for a run: each of the few shapes that prompts are padded to (`Generator`).
+    """Samples groups. Compiles once a run for each of the few shapes that prompts are padded to (`Generator`).
 
-    `tokens` and `seconds` add up what was sampled, for the speed metric.
+    `tokens` and `seconds` are totals of all sampling, for the speed metric.
     """
 
     def __init__(
@@ -93,19 +97,19 @@ class RolloutEngine:
         rows = config.prompts * config.group
         if mesh is not None and rows % mesh.size:
             raise ConfigError(
-                f"rollout.prompts x rollout.group makes {rows} completions at once, which do not divide among the "
+                f"rollout.prompts x rollout.group is {rows} completions at once, which do not divide among the "
                 f"{mesh.size} devices of this run"
             )
         self._generate = Generator(model, sampling, rows, config.prompt_length, mesh)
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """Refuse, before any compute is spent, a problem whose prompt is longer than `rollout.prompt_length`."""
+        """Raise `ConfigError`, before any compute, for a problem whose prompt exceeds `rollout.prompt_length`."""
         for problem in problems:
             length = len(encode_prompt(self.tokenizer, problem.question))
             if length > self.config.prompt_length:
                 raise ConfigError(
                     f"rollout.prompt_length is {self.config.prompt_length}, but {problem.task} #{problem.index} has a "
-                    f"prompt of {length} tokens; raise it or take the task out"
+                    f"prompt of {length} tokens; raise it or remove the task"
                 )
 
     def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]:
@@ -134,3 +138,16 @@ class RolloutEngine:
             text=self.tokenizer.decode(ids),
             forced=completion.forced,
         )
+
+
+def keep_steps(log: Path, before: int) -> None:
+    """Cut a JSON-lines log to its rows of steps under `before`; a torn last line goes too."""
+    if not log.exists():
+        return
+    kept = []
+    with log.open(encoding="utf-8") as lines:  # not `splitlines`: a completion may hold U+2028 or another separator
+        for line in lines:
+            if not line.endswith("\n") or json.loads(line)["step"] >= before:
+                break
+            kept.append(line)
+    write_text(log, "".join(kept))

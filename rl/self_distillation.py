@@ -23,9 +23,8 @@ from jax.sharding import Mesh
 from common.errors import ConfigError
 from common.events import Emit, flush, silent
 from common.files import atomic_path
-from configs.model import ModelConfig, TokenizerConfig
+from configs.model import ModelConfig
 from configs.training import SelfDistillConfig
-from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.loss import token_logprobs
@@ -34,9 +33,9 @@ from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_sha
 from model.training import optimizer
 from model.training.checkpoint import TrainCheckpoints
 from rl.advantages import advantages
-from rl.reinforce import keep_steps
 from rl.rewards import verifiable
-from rl.rollouts import Group, RolloutEngine
+from rl.rollouts import Group, RolloutEngine, keep_steps
+from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import RowBatch, TrainingRow, batches
 
 logger = logging.getLogger(__name__)
@@ -44,12 +43,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """Inputs of one self-distillation; the fields are those of `rl.reinforce.Reinforcement`."""
+    """Inputs of one self-distillation run.
 
-    model: ModelConfig
-    tokenizer: TokenizerConfig
+    `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and samples. `traces`:
+    the JSON-lines file of every trace that was trained on.
+    """
+
+    inputs: StageInputs
     config: SelfDistillConfig
-    problems: Sequence[Problem]
     identity: dict[str, Any]
     work: Path
     traces: Path
@@ -57,64 +58,78 @@ class SelfDistillation:
     emit: Emit = silent
 
 
-def self_distil(student: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
-    """`config.rounds` times: sample every problem, keep the traces with A > 0 in `traces`, train on them.
+def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
+    """`config.rounds` times: sample every problem, keep the traces with A > 0, train on them.
 
-    Returns the new parameters and facts. Resumes after the last draw of sampling and the last finished round.
+    Returns the new parameters and facts. Resumes after the last sampling draw and the last finished round.
     """
-    mesh = make_mesh(student.config.fsdp, part="self_distill")
-    if student.config.batch_rows % mesh.size:
-        raise ConfigError(
-            f"self_distill.batch_rows {student.config.batch_rows} does not divide among the {mesh.size} devices"
-        )
-    work = student.work
-    params = jax.device_put(params, parameter_shardings(shapes(student.model), mesh))
-    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=student.identity)
-    state: Params = params
+    config, work = run.config, run.work
+    mesh = make_mesh(config.fsdp, part="self_distill")
+    if config.batch_rows % mesh.size:
+        raise ConfigError(f"self_distill.batch_rows {config.batch_rows} does not divide among the {mesh.size} devices")
+    params = jax.device_put(on_device(params), parameter_shardings(shapes(run.inputs.model), mesh))
+    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=run.identity)
     done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}
     if done is not None:
-        state, facts = checkpoints.restore(done, params)
-    for number in range(done or 0, student.config.rounds):
-        sampled = _sample(student, state, number, mesh)
-        kept = [row for row in sampled if row["advantage"] is not None and row["advantage"] > 0]
-        state, losses = _train(student, state, kept, number, mesh)
+        params, facts = checkpoints.restore(done, params)
+    for number in range(done or 0, config.rounds):
+        sampled = _sample(run, params, number, mesh)
+        kept = [row for row in sampled if _is_kept(row)]
+        params, losses = _train(run, params, kept, number, mesh)
         facts["rounds"].append(_facts(sampled, kept, losses))
-        flush(student.emit)
-        checkpoints.save(number + 1, state, facts)
+        flush(run.emit)
+        checkpoints.save(number + 1, params, facts)
         checkpoints.wait()
     checkpoints.close()
-    _publish(student.config.rounds, work, student.traces)
-    return state, facts
+    _write_traces(run)
+    return params, facts
 
 
-def _sample(student: SelfDistillation, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
-    """Groups for every problem, a batch at a time, each appended to the round's log with rewards and advantages."""
-    log, problems, emit = student.work / f"samples-{number}.jsonl", student.problems, student.emit
-    engine = RolloutEngine(student.model, tokenizer_for(student.tokenizer), student.config.rollout, student.seed, mesh)
-    engine.check(problems)
-    size = student.config.rollout.prompts
-    draws = -(-len(problems) // size)
+def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
+    """Sample groups for every problem, a batch a draw; each draw is appended to the round's log with its rewards."""
+    inputs, rollout = run.inputs, run.config.rollout
+    log = _samples_log(run.work, number)
+    engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
+    engine.check(inputs.problems)
+    size = rollout.prompts
+    draws = -(-len(inputs.problems) // size)
     keep_steps(log, draws)
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    begun = json.loads(lines[-1])["step"] if lines else 0
-    keep_steps(log, begun)  # the last draw may be torn: it is drawn again, to the same samples
-    for draw in range(begun, draws):
-        asked = list(enumerate(problems))[draw * size : (draw + 1) * size]
-        groups = engine.sample(params, asked, number * draws + draw)
+    rows = _read_rows(log)
+    first = rows[-1]["step"] if rows else 0
+    keep_steps(log, first)  # the last draw may be incomplete: it is drawn again, to the same samples
+    for draw in range(first, draws):
+        problems = list(enumerate(inputs.problems))[draw * size : (draw + 1) * size]
+        step = number * draws + draw  # numbers the draw within the whole run
+        groups = engine.sample(params, problems, step)
         rows = [{"step": draw, **row} for group in groups for row in _scored(group)]
         with log.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        rate = np.mean([row["reward"] for row in rows])
-        emit("metric", name="solve_rate", step=number * draws + draw, value=float(rate))
-        emit(
-            "metric", name="rollout_tokens_per_second", step=number * draws + draw, value=engine.tokens / engine.seconds
-        )
-        emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {rate:.2f}")
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        solve_rate = float(np.mean([row["reward"] for row in rows]))
+        run.emit("metric", name="solve_rate", step=step, value=solve_rate)
+        run.emit("metric", name="rollout_tokens_per_second", step=step, value=engine.tokens / engine.seconds)
+        run.emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {solve_rate:.2f}")
+    return _read_rows(log)
+
+
+def _samples_log(work: Path, number: int) -> Path:
+    return work / f"samples-{number}.jsonl"
+
+
+def _read_rows(log: Path) -> list[dict[str, Any]]:
+    if not log.exists():
+        return []
+    with log.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _is_kept(row: dict[str, Any]) -> bool:
+    """Whether a sampled row is a trace to train on: A > 0."""
+    return row["advantage"] is not None and row["advantage"] > 0
 
 
 def _scored(group: Group) -> list[dict[str, Any]]:
+    """The group's rows with verifiable rewards, advantages and its solve rate."""
     for rollout in group.rollouts:
         rollout.reward = verifiable(group.problem, rollout.reply)
     for rollout, advantage in zip(group.rollouts, advantages([r.reward for r in group.rollouts]), strict=True):
@@ -124,34 +139,34 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 
 
 def _train(
-    student: SelfDistillation, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
+    run: SelfDistillation, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
 ) -> tuple[Params, list[float]]:
     """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are."""
-    config, rollout, emit = student.config, student.config.rollout, student.emit
+    config, model, emit = run.config, run.inputs.model, run.emit
     if not kept:
-        logger.warning("round %d: no completion has a positive advantage; nothing is learnt from it", number)
+        logger.warning("round %d: no completion has a positive advantage, so nothing is trained on", number)
         return params, []
     rows = [
         TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in kept
     ]
-    per_epoch = -(-len(rows) // config.batch_rows)
-    tx = optimizer.build(config.optimizer, per_epoch * config.epochs)
-    kinds = shapes(student.model)
-    places = parameter_shardings(kinds, mesh)
-    moments = optimizer_shardings(tx, kinds, places, mesh)
+    steps = -(-len(rows) // config.batch_rows) * config.epochs
+    tx = optimizer.build(config.optimizer, steps)
+    kinds = shapes(model)
+    shardings = parameter_shardings(kinds, mesh)
+    moments = optimizer_shardings(tx, kinds, shardings, mesh)
     state = jax.jit(tx.init, out_shardings=moments)(params)
-    outs = (places, moments, replicated(mesh))
-    step = OnMesh(mesh, jax.jit(partial(update, student.model, tx), donate_argnums=1, out_shardings=outs))
+    outs = (shardings, moments, replicated(mesh))
+    step = OnMesh(mesh, jax.jit(partial(update, model, tx), donate_argnums=1, out_shardings=outs))
+    length = config.rollout.prompt_length + config.rollout.max_tokens
     losses: list[float] = []
     for epoch in range(config.epochs):
-        random.Random(f"{student.seed}:{number}:{epoch}").shuffle(rows)
-        for batch in batches(rows, config.batch_rows, rollout.prompt_length + rollout.max_tokens):
+        random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
+        for batch in batches(rows, config.batch_rows, length):
             params, state, loss = step(params, state, put_rows(batch, mesh))
             losses.append(float(loss))
-            place = number * per_epoch * config.epochs + len(losses)
-            emit("metric", name="loss", step=place, value=losses[-1])
-            emit("progress", done=len(losses), total=per_epoch * config.epochs, unit="steps", note=f"loss {loss:.3f}")
+            emit("metric", name="loss", step=number * steps + len(losses), value=losses[-1])
+            emit("progress", done=len(losses), total=steps, unit="steps", note=f"loss {loss:.3f}")
     return params, losses
 
 
@@ -161,7 +176,8 @@ def update(
     """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
 
     Every token counts alike, as in the paper's update rule of stage 1. With the mean over each trace's own tokens the
-    first token of a short trace weighs most, and a model that may answer at once learns not to think (docs/log.md).
+    first token of a short trace would weigh most, and a model that may answer at once learns not to think
+    (docs/log.md).
     """
 
     def loss(params: Params) -> Array:
@@ -192,12 +208,12 @@ def _facts(sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: li
 
 
 def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """By solve rate: problems, traces kept, the weight of one (its advantage) and of all of them together."""
-    found = []
+    """By solve rate: problems, traces kept, the mean weight of a trace (its advantage) and the total of all of them."""
+    levels = []
     for rate in sorted({row["solve_rate"] for row in sampled}):
         rows = [row for row in sampled if row["solve_rate"] == rate]
-        weights = [row["advantage"] for row in rows if row["advantage"] is not None and row["advantage"] > 0]
-        found.append(
+        weights = [row["advantage"] for row in rows if _is_kept(row)]
+        levels.append(
             {
                 "solve_rate": rate,
                 "problems": len({row["position"] for row in rows}),
@@ -206,14 +222,13 @@ def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
                 "total": float(np.sum(weights)),
             }
         )
-    return found
+    return levels
 
 
-def _publish(rounds: int, work: Path, traces: Path) -> None:
+def _write_traces(run: SelfDistillation) -> None:
     """The kept traces of every round as one JSON-lines file."""
-    with atomic_path(traces) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for number in range(rounds):
-            for line in (work / f"samples-{number}.jsonl").read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
-                if row["advantage"] is not None and row["advantage"] > 0:
+    with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for number in range(run.config.rounds):
+            for row in _read_rows(_samples_log(run.work, number)):
+                if _is_kept(row):
                     file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")

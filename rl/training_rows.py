@@ -10,7 +10,7 @@ RowBatch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One completion and what the loss needs of it; `weight` is that of each token but the one at index `forced`."""
+    """One completion and what the loss needs of it; `weight` is that of each token except the one at index `forced`."""
 
     prompt_ids: Sequence[int]
     ids: np.ndarray
@@ -20,7 +20,7 @@ class TrainingRow:
     forced: int | None = None
 
 
-WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest there may be
+WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest possible row
 
 
 def by_length(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
@@ -29,9 +29,9 @@ def by_length(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
 
 
 def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[RowBatch]:
-    """Batches of `size` rows in their order; the last is filled up with empty rows, which weigh nothing.
+    """Batches of `size` rows in their order; the last is padded with empty rows, which weigh nothing.
 
-    Each is a quarter, a half, three quarters or all of `length` tokens wide, so that four shapes are compiled at most.
+    Each is a quarter, a half, three quarters or all of `length` tokens wide, so at most four shapes are compiled.
     Arrays: tokens, targets, segments, positions (int32 [size, width]), weights, sampled (float32 [size, width]: the
     weight of each target and the log-probability it was sampled with), advantage (float32 [size]).
     """
@@ -43,8 +43,8 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
         batch["positions"] = np.tile(np.arange(width, dtype=np.int32), (size, 1))
         batch["advantage"] = np.zeros(size, np.float32)
-        for place, row in enumerate(chosen):
-            _lay(batch, place, row)
+        for index, row in enumerate(chosen):
+            _fill(batch, index, row)
         yield batch
 
 
@@ -52,14 +52,14 @@ def _length(row: TrainingRow) -> int:
     return len(row.prompt_ids) + len(row.ids)
 
 
-def _lay(batch: RowBatch, place: int, row: TrainingRow) -> None:
-    every = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
-    start, end = len(row.prompt_ids), len(every)
-    batch["tokens"][place, :end] = every
-    batch["segments"][place, :end] = 1
-    batch["targets"][place, : end - 1] = every[1:]
-    batch["weights"][place, start - 1 : end - 1] = row.weight
+def _fill(batch: RowBatch, index: int, row: TrainingRow) -> None:
+    tokens = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
+    start, end = len(row.prompt_ids), len(tokens)
+    batch["tokens"][index, :end] = tokens
+    batch["segments"][index, :end] = 1
+    batch["targets"][index, : end - 1] = tokens[1:]
+    batch["weights"][index, start - 1 : end - 1] = row.weight
     if row.forced is not None:
-        batch["weights"][place, start - 1 + row.forced] = 0.0
-    batch["sampled"][place, start - 1 : end - 1] = row.logprobs
-    batch["advantage"][place] = row.advantage
+        batch["weights"][index, start - 1 + row.forced] = 0.0
+    batch["sampled"][index, start - 1 : end - 1] = row.logprobs
+    batch["advantage"][index] = row.advantage

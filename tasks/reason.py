@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.training import ReasonConfig
-from data.screening.contamination import load_contamination_index
-from rl.problems import Screen, load, load_guard
 from rl.rewards import verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AnswerScorer:
-    """Rewards 1 for what the strict grader accepts; no group is ever mastered, for one without a signal drops out."""
+    """Rewards 1 for an answer that the strict grader accepts. No group is mastered: one without a signal drops out."""
 
     def score(self, groups: "Sequence[Group]") -> None:
         for group in groups:
@@ -30,21 +28,17 @@ class AnswerScorer:
 @stage("reason", version=2, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
-    # Imported here, not above: every command reads this file for the plan, and JAX takes seconds.
-    from model.weights.files import load_weights, save_weights
-    from rl.reinforce import Reinforcement, on_device, reinforce
+    # Imported here because every command imports this file for the DAG, and JAX takes seconds.
+    from model.weights.files import save_weights
+    from rl.reinforce import Reinforcement, reinforce
+    from rl.stage_inputs import load_inputs
 
     config = job.part("reason", ReasonConfig)
-    screen = Screen(load_contamination_index(job.inputs.get("questions")))
-    problems = load(config.problems, job.seed, screen=screen)
-    guard = load_guard(config.problems, config.policy, job.seed, screen)
-    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
-    plan = Reinforcement(
-        model=model,
-        tokenizer=tokenizer,
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
+    run = Reinforcement(
+        inputs=inputs,
         rollout=config.rollout,
         policy=config.policy,
-        problems=problems,
         scorer=AnswerScorer(),
         identity={"execution": job.key},
         work=job.scratch,
@@ -52,10 +46,9 @@ def reason(job: Job) -> None:
         seed=job.seed,
         mode=config.balance,
         epsilon=config.balance_epsilon,
-        guard_problems=guard,
         emit=job.emit,
     )
-    params, facts = reinforce(plan, on_device(params))
-    save_weights(job.output("checkpoint"), params, model, tokenizer)
+    params, facts = reinforce(run, params)
+    save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", balance=config.balance, **facts)
     job.describe("rollouts", **facts, **screen.facts())

@@ -27,18 +27,18 @@ def size(tree):
      ("blocks.1.attention", "blocks.attention.q_proj"), ("blocks.sca_0", "blocks.1", "embedding")],
 )  # fmt: skip
 def test_taken_apart_and_put_together_it_is_the_same(params, names):
-    trainable = ParameterSubset(MODEL, names)
-    trained, frozen = trainable.part(params)
+    subset = ParameterSubset(MODEL, names)
+    trained, frozen = subset.split(params)
     assert size(trained) + size(frozen) == size(params)
     assert size(trained) > 0
-    joined = trainable.join(trained, frozen)
+    joined = subset.join(trained, frozen)
     assert jax.tree.structure(joined) == jax.tree.structure(params)
     for one, other in zip(jax.tree.leaves(joined), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_one_block_is_a_third_of_the_blocks(params):
-    trained, _ = ParameterSubset(MODEL, ("blocks.1",)).part(params)
+    trained, _ = ParameterSubset(MODEL, ("blocks.1",)).split(params)
     assert 3 * size(trained) == size(params["blocks"])
     assert list(trained) == ["blocks"]
 

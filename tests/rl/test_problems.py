@@ -1,3 +1,5 @@
+"""Problems of each source: fixed by config and seed, in one split only, screened against the benchmarks."""
+
 import itertools
 import json
 import os
@@ -11,9 +13,11 @@ import pytest
 from common.errors import ConfigError
 from configs.base import TaskConfig
 from configs.training import ProblemsConfig
+from data.chat_template import ParsedReply
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.sources.reasoning_gym import problem_split, problems
-from rl.problems import ProblemOrder, Screen, gsm8k_problem, load
+from rl.problems import ProblemOrder, ProblemScreen, from_file, gsm8k_problem, load
+from rl.rewards import verifiable
 from tests.rl.conftest import SUMS
 from tests.support.fake_hub import FakeHub
 
@@ -24,14 +28,14 @@ import json, sys
 from configs.training import ProblemsConfig
 from common.errors import ConfigError
 from rl.problems import load
-told = []
+results = []
 for revision in sys.argv[1:]:
     try:
         found = load(ProblemsConfig(source="gsm8k", count=5, revision=revision), 0)
-        told.append([problem.answer for problem in found])
+        results.append([problem.answer for problem in found])
     except ConfigError as error:
-        told.append(str(error))
-print(json.dumps(told))
+        results.append(str(error))
+print(json.dumps(results))
 """
 
 
@@ -77,7 +81,7 @@ def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
     held = ContaminationIndex(
         [HeldOutQuestion("gsm8k", "17", clean[2].question), HeldOutQuestion("arc", "3", clean[7].question)]
     )
-    screen = Screen(held)
+    screen = ProblemScreen(held)
     found = load(config, 3, screen=screen)
     assert len(found) == 20
     assert not {clean[2].question, clean[7].question} & {problem.question for problem in found}
@@ -85,15 +89,15 @@ def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
     assert told["contaminated"].keys() == {"arc", "gsm8k"}
     assert {hit["example"] for hit in told["hits"]} == {"17", "3"}
     assert all(held.hits(problem.question) == [] for problem in found)
-    assert load(config, 3, screen=Screen(None)) == clean
-    assert Screen(None).facts() == {}
+    assert load(config, 3, screen=ProblemScreen(None)) == clean
+    assert ProblemScreen(None).facts() == {}
 
 
 def test_problems_of_a_benchmarks_own_generator_are_told_apart_by_the_whole_question():
     config = ProblemsConfig(tasks=(TaskConfig(name="leg_counting"),), count=12)
     asked = load(config, 3, "held_out")
     held = [HeldOutQuestion("legs", str(problem.index), problem.question, whole=True) for problem in asked]
-    screen = Screen(ContaminationIndex(held))
+    screen = ProblemScreen(ContaminationIndex(held))
     assert load(config, 3, screen=screen) == load(config, 3)
     assert screen.facts()["contaminated"] == {}
 
@@ -103,11 +107,11 @@ def test_where_every_problem_overlaps_a_benchmark_it_is_said():
     held = ContaminationIndex(
         [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(load(config, 0))]
     )
-    everything = Screen(held)
+    everything = ProblemScreen(held)
     assert not any(p.question in {q.question for q in load(config, 0)} for p in load(config, 0, screen=everything))
     few = [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(problems(SUMS, 0, "train"))]
     with pytest.raises(ConfigError, match=r"has 0 distinct train problems \(\d+ more overlap a benchmark\), not 3"):
-        load(config, 0, screen=Screen(ContaminationIndex(few, common=10**6)))
+        load(config, 0, screen=ProblemScreen(ContaminationIndex(few, common=10**6)))
 
 
 @pytest.mark.slow
@@ -127,5 +131,68 @@ def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(
     found, branch, other = json.loads(done.stdout)
     expected = [str(2 * n) for n, row in enumerate(rows) if problem_split(row["question"]) != "guard"]
     assert found == expected[:5]
-    assert branch.startswith("problems.revision: 'main' is no full commit hash of openai/gsm8k; without one it is e53f")
+    message = "problems.revision: 'main' is not a full commit hash of openai/gsm8k; leave it out to read e53f"
+    assert branch.startswith(message)
     assert other.startswith("gsm8k: openai/gsm8k main train at ffffffffffff: only another commit")
+
+
+def from_path(path, **changes):
+    return ProblemsConfig(source="jsonl", path=str(path), **changes)
+
+
+@pytest.fixture
+def problem_file(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    rows = [{"question": f"What is {n} / 4?", "answer": f"{n}/4"} for n in range(60)]
+    path.write_text("\n".join(map(json.dumps, [*rows, rows[0]])) + "\n\n", encoding="utf-8")
+    return path
+
+
+def test_every_question_is_in_one_split_once(problem_file):
+    splits = {split: list(from_file(from_path(problem_file), 0, split)) for split in ("train", "guard", "held_out")}
+    questions = [p.question for drawn in splits.values() for p in drawn]
+    assert sorted(questions) == sorted({f"What is {n} / 4?" for n in range(60)})
+    assert all(problem_split(p.question) == split for split, drawn in splits.items() for p in drawn)
+
+
+def test_answers_count_by_the_graders_of_the_evaluation(problem_file):
+    problem = next(p for p in from_file(from_path(problem_file), 0, "train") if p.answer == "14/4")
+    assert verifiable(problem, ParsedReply("", "14/4", True, True)) == 1.0
+    assert verifiable(problem, ParsedReply("", "15/4", True, True)) == 0.0
+
+
+def test_an_answer_may_be_a_number(tmp_path):
+    path = tmp_path / "numbers.jsonl"
+    rows = [{"question": f"{n} + 1?", "answer": n + 1, "task": "sums", "rationale": "so"} for n in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    problem = load(from_path(path, count=1), 0)[0]
+    assert (problem.task, problem.rationale) == ("sums", "so")
+    assert verifiable(problem, ParsedReply("", problem.answer, True, True)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "Q?"}', "no `answer`"),
+        ('{"question": "Q?", "answer": " "}', "no `answer`"),
+        ('{"answer": "1"}', "no `question`"),
+        ('{"question": "Q?", "answer": ["1"]}', r"`answer` is \['1'\]"),
+        ('{"question": 7, "answer": "1"}', "`question` is 7"),
+        ('["Q?", "1"]', "not an object"),
+        ('{"question": "Q?", ', "not a line of JSON"),
+    ],
+)
+def test_a_line_at_fault_is_named(tmp_path, line, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2"}\n' + line, encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"bad\.jsonl:2: .*{message}"):
+        list(from_file(from_path(path), 0, "train"))
+
+
+def test_a_file_that_is_not_there_or_is_too_small(tmp_path, problem_file):
+    with pytest.raises(ConfigError, match=r"problems\.path: .*none\.jsonl cannot be read"):
+        load(from_path(tmp_path / "none.jsonl"), 0)
+    with pytest.raises(ConfigError, match=r"problems\.path: source 'jsonl' needs the file"):
+        load(ProblemsConfig(source="jsonl"), 0)
+    with pytest.raises(ConfigError, match=r"'jsonl' has \d+ distinct train problems, not 1000"):
+        load(from_path(problem_file, count=1000), 0)

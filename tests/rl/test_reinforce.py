@@ -11,7 +11,7 @@ import pytest
 
 from rl import objectives
 from rl.advantages import advantages
-from rl.reinforce import keep_steps
+from rl.rollouts import keep_steps
 from tests.support.fake_openai import FakeOpenAI, always, useful
 from tests.support.reinforcing import JUDGE, run
 

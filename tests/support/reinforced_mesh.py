@@ -1,4 +1,4 @@
-"""Rollouts and updates on one device and on eight; prints what each found.
+"""Rollouts and updates on one device and on eight; prints the results as JSON.
 
 As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.reinforced_mesh FOLDER`. The eight split parameters
 over four (`fsdp`), rows over all.
@@ -23,6 +23,7 @@ from rl.capacity import estimate_memory
 from rl.learner import Learner
 from rl.problems import load
 from rl.rollouts import RolloutEngine
+from rl.stage_inputs import StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
 ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
@@ -35,43 +36,42 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
     settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
     learner = Learner(model, settings, initialise(model, 0), 66, "equalise", mesh)
-    found: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
+    results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
         for group in groups:
             rewards = [float((rollout.ids % 2 == 0).mean()) for rollout in group.rollouts]
             for rollout, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
                 rollout.reward, rollout.advantage = reward, advantage
-                found["ids"].append(rollout.ids.tolist())
-                found["logprobs"].append(rollout.logprobs.tolist())
-        found["measured"].append(learner.update(groups))
+                results["ids"].append(rollout.ids.tolist())
+                results["logprobs"].append(rollout.logprobs.tolist())
+        results["measured"].append(learner.update(groups))
     table = learner.trained["embedding"]
-    found["share"] = table.addressable_shards[0].data.size / table.size
-    found["plan"] = estimate_memory(model, ROLLOUT, settings, "equalise", mesh)
-    return found
+    results["share"] = table.addressable_shards[0].data.size / table.size
+    results["plan"] = estimate_memory(model, ROLLOUT, settings, "equalise", mesh)
+    return results
 
 
 def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
-    """A round of self-distillation, completions taken for right or wrong by their length; the last loss."""
+    """A round of self-distillation that grades completions by their length; returns the last loss."""
     self_distillation.make_mesh = lambda fsdp, part: mesh
     self_distillation.verifiable = lambda problem, reply: float(len(reply.reasoning or "") % 2)
     optimizer = OptimizerConfig(learning_rate=1e-3)
     problems = ProblemsConfig(tasks=SUMS, count=8)
     config = SelfDistillConfig(rollout=ROLLOUT, problems=problems, batch_rows=8, optimizer=optimizer, fsdp=fsdp)
     folder.mkdir(parents=True)
-    student = self_distillation.SelfDistillation(
-        tiny_model(), TOKENIZER, config, load(problems, 0), {}, folder, folder / "traces.jsonl", 5
-    )
-    _, facts = self_distillation.self_distil(student, initialise(student.model, 0))
+    inputs = StageInputs(tiny_model(), TOKENIZER, load(problems, 0))
+    run = self_distillation.SelfDistillation(inputs, config, {}, folder, folder / "traces.jsonl", 5)
+    _, facts = self_distillation.self_distil(run, initialise(inputs.model, 0))
     return facts["rounds"][0]["last_loss"]
 
 
 def main(folder: Path) -> None:
     meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (mesh, fsdp) in meshes.items():
-        told[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
-    sys.stdout.write(json.dumps(told, default=np.ndarray.tolist))
+        results[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}
+    sys.stdout.write(json.dumps(results, default=np.ndarray.tolist))
 
 
 if __name__ == "__main__":

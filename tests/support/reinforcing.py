@@ -1,7 +1,7 @@
-"""A tiny alignment as a process of its own: `python -m tests.support.reinforcing FOLDER URL [PLACE:TIMES]`.
+"""A tiny alignment as a separate process: `python -m tests.support.reinforcing FOLDER URL [POINT:COUNT]`.
 
-The judge is the chat endpoint at URL. With PLACE (`rollout` or `update`) the process stops there, at that many times of
-coming by, writes FOLDER/stopped and waits to be killed. Exit code 75: an outage of the judge, to be tried again.
+The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the process stops there after COUNT passes,
+writes FOLDER/stopped and waits to be killed. Exit code 75: the judge has an outage, and the run can be repeated.
 """
 
 import sys
@@ -22,6 +22,7 @@ from rl.learner import Learner
 from rl.problems import load
 from rl.reinforce import Reinforcement, reinforce
 from rl.rollouts import RolloutEngine
+from rl.stage_inputs import StageInputs
 from tasks.align import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
 
@@ -35,29 +36,31 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
     endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
     model = tiny_model()
     with EndpointPool({"judge": endpoint}, folder / "replies.jsonl", emit) as pool:
-        plan = Reinforcement(
-            model=model,
-            tokenizer=TOKENIZER,
+        reinforcement = Reinforcement(
+            inputs=StageInputs(
+                model,
+                TOKENIZER,
+                load(ProblemsConfig(tasks=SUMS, count=12), 0),
+                load(ProblemsConfig(tasks=SUMS, count=4), 0, "guard") if "guard_every" in changes else (),
+            ),
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, **changes}),
-            problems=load(ProblemsConfig(tasks=SUMS, count=12), 0),
             scorer=JudgeScorer(Judge(pool, JUDGE), JUDGE),
             identity={"run": 1},
             work=folder,
             rollouts=folder / "rollouts.jsonl",
             seed=7,
-            guard_problems=load(ProblemsConfig(tasks=SUMS, count=4), 0, "guard") if "guard_every" in changes else (),
             emit=emit,
         )
-        params, facts = reinforce(plan, initialise(model, 0))
+        params, facts = reinforce(reinforcement, initialise(model, 0))
     save_weights(folder / "final", params, model, TOKENIZER)
     return facts
 
 
-def stop_at(folder: Path, place: str, times: int) -> None:
-    """Make this process stop at a place, for good."""
-    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_gather")}[place]
-    original, left = getattr(owner, name), [times]
+def stop_at(folder: Path, point: str, count: int) -> None:
+    """Make this process stop at the point, for good, after `count` passes."""
+    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_accumulate")}[point]
+    original, left = getattr(owner, name), [count]
 
     def stopping(*arguments: Any, **named: Any) -> Any:
         left[0] -= 1
@@ -72,8 +75,8 @@ def stop_at(folder: Path, place: str, times: int) -> None:
 def main(folder: Path, url: str, stop: str = "") -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if stop:
-        place, _, times = stop.partition(":")
-        stop_at(folder, place, int(times))
+        point, _, count = stop.partition(":")
+        stop_at(folder, point, int(count))
     try:
         run(folder, url)
     except Retryable:

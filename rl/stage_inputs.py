@@ -1,0 +1,44 @@
+"""What the stages align, reason and self_distill start from: a checkpoint, their problems and the guard's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from configs.model import ModelConfig, TokenizerConfig
+from configs.training import PolicyConfig, ProblemsConfig
+from data.screening.contamination import load_contamination_index
+from data.sources.reasoning_gym import Problem
+from model.layers.common import Params
+from model.weights.files import load_weights
+from rl.problems import ProblemScreen, load, load_guard
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """The model, its tokenizer and the problems. The parameters are not kept here: training replaces them."""
+
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    problems: Sequence[Problem]
+    guard_problems: Sequence[Problem] = ()
+
+
+def load_inputs(
+    inputs: Mapping[str, Path], problems: ProblemsConfig, policy: PolicyConfig | None, seed: int
+) -> tuple[Params, StageInputs, ProblemScreen]:
+    """Parameters of `inputs["checkpoint"]`, what else the stage needs, and the screen with what it rejected.
+
+    Problems that overlap `inputs["questions"]` (absent: nothing is held out) are left out. `policy` None: no guard.
+    """
+    screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
+    training = load(problems, seed, screen=screen)
+    guard = load_guard(problems, policy, seed, screen) if policy else []
+    params, model, tokenizer = load_weights(inputs["checkpoint"])
+    return params, StageInputs(model, tokenizer, training, guard), screen
+
+
+def on_device(params: Params) -> Params:
+    """Parameters as device arrays, however they were loaded."""
+    return jax.tree.map(jax.numpy.asarray, params)
