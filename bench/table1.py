@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.table1_results import Arm, Measured, write
 from common.files import read_json
-from configs.load import load, stage_section
+from configs.load import load
 from configs.schema import RunConfig
-from flows.dag import stage_named
+from flows.dag import build_dag
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.attempt import run_stage
@@ -46,12 +46,13 @@ class Bench:
 
     def stage(self, name: str, label: str, inputs: dict[str, str], seed: int, **changes: Any) -> dict[str, str]:
         """One stage with `seed`, its own part of the configuration changed as said; kind -> artifact id."""
-        source = label.partition(":")[2] if name == "ingest" else None
-        section = stage_section(self.config, name, source) | {"seed": seed}
+        steps = [step for step in build_dag(self.config) if step.stage.name == name]
+        step = next((step for step in steps if step.label == label), steps[0])
+        section = step.section | {"seed": seed}
         section[name] = section[name] | changes
         context = RunContext(self.run, str(self.store.root), label=label, config=self.config.name)
         print(f"  {label}", flush=True)
-        return run_stage(stage_named(name), section, inputs, context)
+        return run_stage(step.stage, section, inputs, context)
 
     def start(self) -> str:
         """The pretrained checkpoint that every arm starts from."""

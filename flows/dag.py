@@ -1,130 +1,192 @@
-"""What a configuration means as work: every execution of a stage, in order, with the key of what it will write.
+"""The pipeline on one page: every step of a run, what it reads, and the part of the configuration it depends on.
 
-Keys follow from the configuration alone (stage, version, section, keys of the inputs), so nothing is run or read to
-know them. `nautile run`, `status`, `--from`, `--until` and `--only` all rest on this one list.
+A step's key follows from its stage, its section and the keys of its inputs, so nothing is run or read to know it.
+`nautile run`, `status`, `--from`, `--until` and `--only` all rest on this one list.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, Protocol
+import os
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from common.errors import ConfigError
-from configs.load import STAGES, stage_section
+from configs.endpoint import with_fallbacks
+from configs.evaluation import MADE_TO_NUMBER
 from configs.schema import RunConfig
+from tasks.align import align
+from tasks.distill import distill
+from tasks.engine.stage import Stage
+from tasks.evaluate import evaluate
+from tasks.held_out import held_out
+from tasks.index import index
+from tasks.ingest import AGAINST, ingest
+from tasks.pretrain import pretrain
+from tasks.reason import reason
+from tasks.report import report
+from tasks.self_distill import self_distill
 
-EVALUATED = ("pretrain", "align", "reason", "self_distill")  # paper Table 1: one evaluation after each
-DISTILLED = "distilled"
-
-
-class StageLike(Protocol):
-    """The part of `tasks.engine.stage.Stage` that planning needs."""
-
-    name: str
-    outputs: tuple[str, ...]
-
-    def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str: ...
+DISTILLED = "distilled"  # what a mixture calls the distilled documents; every other name is a source of `ingest`
+DAG_VARIABLE = "NAUTILE_DAG"
+# Options that no longer exist, with the value every run had: they stay in the sections, so that a key stays what it was
+# and a store made earlier is still read.
+REMOVED_OPTIONS = {
+    "index": {"links": 32, "build_effort": 120},
+    "distill": {"relevance": 1.0, "candidates": 32, "consistency": None, "quality": None},
+}
 
 
 @dataclass(frozen=True)
 class Need:
-    """One input: the artifact of `kind` that the execution labelled `producer` writes."""
+    """One input: the artifact of `kind` that the step labelled `producer` writes."""
 
     producer: str
     kind: str
 
 
-SCREENED = {"questions": Need("held_out", "questions")}  # what is trained on is screened against the benchmarks
-AGAINST = "against."  # and the name of an earlier source: its texts are not kept twice
-
-
 @dataclass(frozen=True)
-class Execution:
-    """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`."""
+class Step:
+    """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`.
 
-    stage: str
+    `section` is the part of the configuration that the stage reads, as plain JSON data. It is hashed into the key, so
+    it holds nothing else: a change in `reason` must not touch the key of `pretrain`.
+    """
+
     label: str
+    stage: Stage
     section: dict[str, Any]
     needs: dict[str, Need]
-    outputs: tuple[str, ...]
-    key: str
+    unwritten: tuple[str, ...] = ()  # optional outputs of the stage that this step does not write
+    key: str = ""  # filled in by `build_dag`
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The kinds of artifact it writes."""
+        return tuple(kind for kind in self.stage.outputs if kind not in self.unwritten)
 
 
-@dataclass
-class _Node:
-    stage: str
-    label: str
-    source: str | None = None
-    needs: dict[str, Need] = field(default_factory=dict)
+def pipeline_steps(config: RunConfig) -> list[Step]:
+    """Every step that `config` asks for, producers before consumers, still without keys."""
+    settings = config.model_dump(mode="json")
+    settings |= {name: options | settings[name] for name, options in REMOVED_OPTIONS.items()}
+
+    def part(*names: str, **more: Any) -> dict[str, Any]:
+        return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
+
+    def endpoints(names: Iterable[str]) -> dict[str, Any]:
+        return {name: settings["endpoints"][name] for name in with_fallbacks(list(names), config.endpoints)}
+
+    def checkpoint(producer: str) -> dict[str, Need]:
+        return {"checkpoint": Need(producer, "checkpoint")}
+
+    teachers, judge = endpoints(config.distill.endpoints), endpoints([config.align.judge.endpoint])
+    # What is trained on is screened against the benchmarks' questions.
+    questions = {"questions": Need("held_out", "questions")}
+    exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
+    documents = {"retrieval": Need("index", "retrieval")}
+    evaluation = evaluate_section(config)
+    steps = [
+        Step("held_out", held_out, part(held_out={"benchmarks": _all_items(settings)}), {}),
+        *_ingest_steps(config, part("tokenizer"), questions),
+        Step("index", index, part("index"), exemplars),
+        Step(
+            "distill",
+            distill,
+            part("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
+            documents | questions,
+        ),
+        Step("pretrain", pretrain, part("pretrain", "model"), _mixed_tokens(config)),
+        Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain")),
+        Step("align", align, part("align", endpoints=judge), checkpoint("pretrain") | questions),
+        Step("evaluate:align", evaluate, evaluation, checkpoint("align")),
+        Step("reason", reason, part("reason"), checkpoint("align") | questions),
+        Step("evaluate:reason", evaluate, evaluation, checkpoint("reason")),
+        Step("self_distill", self_distill, part("self_distill"), checkpoint("reason") | questions),
+        Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill")),
+        *(
+            Step(f"evaluate:{model.endpoint}", evaluate, evaluate_section(config, model.endpoint), {})
+            for model in config.evaluate.models
+        ),
+    ]
+    return [*steps, Step("report", report, part("report"), all_outputs(steps))]
 
 
-def stage_named(name: str) -> Any:
-    """The `tasks.engine.stage.Stage` of that name, imported only now."""
-    if name not in STAGES:
-        raise ConfigError(f"no stage {name!r}; there are {', '.join(STAGES)}")
-    return getattr(import_module(f"tasks.{name}"), name)
+def build_dag(config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | None = None) -> list[Step]:
+    """The steps of `config` with their keys, producers before consumers.
 
+    `steps_of` replaces `pipeline_steps`. For processes that Prefect starts, where nobody can pass an argument, the
+    environment variable NAUTILE_DAG names such a function as `module:function`.
 
-def plan(config: RunConfig, stages: Callable[[str], StageLike] | None = None) -> list[Execution]:
-    """Every execution that `config` asks for, producers before consumers, with their keys.
-
-    `stages` finds a stage by name (default: the project's own). Raises `ConfigError` if the parts do not fit together.
+    Raises `ConfigError` if the parts of the configuration do not fit together.
     """
-    stages = stages or stage_named
-    made: dict[str, Execution] = {}
-    for node in [*_graph(config), _Node("report", "report")]:
-        stage = stages(node.stage)
-        if node.stage == "report":
-            node.needs = {f"{e.label}.{kind}": Need(e.label, kind) for e in made.values() for kind in e.outputs}
-        section = stage_section(config, node.stage, node.source)
-        inputs = {name: artifact_name(need.kind, made[need.producer].key) for name, need in node.needs.items()}
-        outputs = _outputs(config, node, stage.outputs)
-        made[node.label] = Execution(node.stage, node.label, section, node.needs, outputs, stage.key(section, inputs))
-    return list(made.values())
+    if steps_of is None:
+        named = os.environ.get(DAG_VARIABLE)
+        steps_of = pkgutil.resolve_name(named) if named else pipeline_steps
+    dag: dict[str, Step] = {}
+    for step in steps_of(config):
+        if step.label in dag:
+            name = step.label.partition(":")[2]
+            raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
+        inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
+        dag[step.label] = replace(step, key=step.stage.key(step.section, inputs))
+    return list(dag.values())
 
 
-def artifact_name(kind: str, key: str) -> str:
-    """How an artifact is referred to in full: `checkpoint/<64 hex digits>`."""
-    return f"{kind}/{key}"
+def all_outputs(steps: Iterable[Step]) -> dict[str, Need]:
+    """Every artifact of `steps`, as inputs."""
+    return {f"{step.label}.{kind}": Need(step.label, kind) for step in steps for kind in step.outputs}
 
 
-def _outputs(config: RunConfig, node: _Node, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """An ingest writes exemplars and signatures only where they are asked for; every other stage all its kinds."""
-    if node.stage != "ingest":
-        return outputs
-    source = next(s for s in config.ingest.sources if s.name == node.source)
-    unwritten = {"exemplars": not source.exemplars, "signatures": not config.ingest.deduplicate.across}
-    return tuple(kind for kind in outputs if not unwritten.get(kind))
+def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str, Any]:
+    """What an evaluation depends on: of a checkpoint, or of the model behind `endpoint`, one of `evaluate.models`."""
+    settings = config.evaluate.model_dump(mode="json")
+    models = {model["endpoint"]: model for model in settings.pop("models")}
+    section = {"seed": config.seed, "evaluate": settings}
+    if endpoint is not None:
+        section["model_under_test"] = models[endpoint]
+        section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
+    return section
 
 
-def _graph(config: RunConfig) -> list[_Node]:
-    nodes = [_Node("held_out", "held_out")]
-    for place, source in enumerate(config.ingest.sources):
-        node = _Node("ingest", f"ingest:{source.name}", source.name, dict(SCREENED))
-        if config.ingest.deduplicate.across:
-            earlier = config.ingest.sources[:place]
-            node.needs |= {f"{AGAINST}{s.name}": Need(f"ingest:{s.name}", "signatures") for s in earlier}
-        nodes.append(node)
-    keepers = [s.name for s in config.ingest.sources if s.exemplars]
-    if len(keepers) != 1:
-        what = f"{', '.join(keepers)} do" if keepers else "none does"
+def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:
+    """A step for each source. With `deduplicate.across`, each reads the signatures of the sources before it."""
+    settings, across = config.ingest.model_dump(mode="json"), config.ingest.deduplicate.across
+    steps = []
+    for number, source in enumerate(config.ingest.sources):
+        section = {name: settings[name] for name in ("row_length", "deduplicate")}
+        section["source"] = settings["sources"][number]
+        needs, unwritten = dict(questions), []
+        if across:
+            earlier = config.ingest.sources[:number]
+            needs |= {f"{AGAINST}{other.name}": Need(f"ingest:{other.name}", "signatures") for other in earlier}
+        else:
+            unwritten.append("signatures")
+        if not source.exemplars:
+            unwritten.append("exemplars")
+        steps.append(Step(f"ingest:{source.name}", ingest, shared | {"ingest": section}, needs, tuple(unwritten)))
+    return steps
+
+
+def _exemplar_source(config: RunConfig) -> str:
+    names = [source.name for source in config.ingest.sources if source.exemplars]
+    if len(names) != 1:
+        what = f"{', '.join(names)} do" if names else "none does"
         raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
-    nodes.append(_Node("index", "index", needs={"exemplars": Need(f"ingest:{keepers[0]}", "exemplars")}))
-    nodes.append(_Node("distill", "distill", needs={"retrieval": Need("index", "retrieval"), **SCREENED}))
-    used = list(dict.fromkeys(name for phase in config.pretrain.phases for name in phase.mixture))
-    tokens = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in sorted(used)}
-    nodes.append(_Node("pretrain", "pretrain", needs=tokens))
-    before = "pretrain"
-    for trained in EVALUATED:
-        if trained != "pretrain":
-            nodes.append(_Node(trained, trained, needs={"checkpoint": Need(before, "checkpoint"), **SCREENED}))
-        nodes.append(_Node("evaluate", f"evaluate:{trained}", needs={"checkpoint": Need(trained, "checkpoint")}))
-        before = trained
-    for model in config.evaluate.models:
-        label = f"evaluate:{model.endpoint}"
-        if any(node.label == label for node in nodes):
-            raise ConfigError(
-                f"evaluate.models: {label!r} would be there twice; rename the endpoint {model.endpoint!r}"
-            )
-        nodes.append(_Node("evaluate", label, source=model.endpoint))
-    return nodes
+    return names[0]
+
+
+def _mixed_tokens(config: RunConfig) -> dict[str, Need]:
+    """The tokens of every source in any phase's mixture."""
+    names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
+    return {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
+
+
+def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The benchmarks with all their items, which are held out however few are asked.
+
+    Only for the stand-ins that are generated to the number asked for does that number matter.
+    """
+    benchmarks = settings["evaluate"]["benchmarks"]
+    return [
+        benchmark if benchmark["name"] in MADE_TO_NUMBER else benchmark | {"items": None} for benchmark in benchmarks
+    ]

@@ -1,23 +1,22 @@
-"""The whole chain as one Prefect flow: text in, an evaluated model and its report out (paper §3 to §5).
+"""The flows: the whole pipeline (text in, an evaluated model and its report out; paper §3 to §5), and one a stage.
 
-The flow runs the chosen part of the plan in order. Only artifact ids pass from task to task. Stages run one after
-another, those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
+A flow runs the selected steps in order, and only artifact ids pass from step to step. Steps run one after another,
+those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
 """
 
 import logging
 from contextlib import nullcontext
-from dataclasses import replace
+from contextvars import ContextVar
+from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.artifacts import create_link_artifact
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from configs.schema import RunConfig
-from flows import dag as planning
 from flows.dag import Need
-from flows.operate import approval_questions as questions
-from flows.operate import concurrency as turns
-from flows.selection import Selection, choose, given_artifacts, way_on
+from flows.operate import approval, concurrency
+from flows.selection import PreparedRun, Selection, prepare_run
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_page import run_page
@@ -28,9 +27,12 @@ log = logging.getLogger(__name__)
 
 Outputs = dict[str, dict[str, str]]
 
+# What `nautile run` has checked before Prefect starts. Not a parameter: Prefect would store and show it.
+prepared_run: ContextVar[PreparedRun | None] = ContextVar("prepared_run", default=None)
+
 
 class StageFailed(RuntimeError):
-    """An execution did not succeed, retries included. `__cause__` is what it raised."""
+    """A step did not succeed, retries included. `__cause__` is what it raised."""
 
     def __init__(self, label: str, cause: Exception) -> None:
         super().__init__(f"{label}: {cause}")
@@ -39,43 +41,77 @@ class StageFailed(RuntimeError):
 
 @flow(name="pipeline", flow_run_name="{config.name}", retries=0, log_prints=False)
 def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: str | None = None) -> Outputs:
-    """Run `config`, or the selected part of it. Returns label -> kind -> artifact id of what was chosen.
+    """Run `config`, or the selected part of it. Returns label -> kind -> artifact id of what was selected.
 
     Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed`.
     """
     store = open_store(store_root)
-    executions = planning.plan(config)
-    chosen = choose(executions, selection)
-    store.refresh()
-    made = given_artifacts(store, executions, chosen, config.name)
+    run = prepared_run.get() or prepare_run(config, selection, store)
     run_id = str(flow_run.id)
-    done: Outputs = {}
-    take_turns = turns.limited()
-    _link(run_id)
+    artifacts, outputs_by_label = dict(run.inputs), Outputs()
+    limited = concurrency.is_limited()
+    _link_dashboard(run_id)
     with store.run_lock(run_id).for_life(), cancelling():
-        for execution in (e for e in executions if e.label in chosen):
-            inputs = {name: made[need] for name, need in execution.needs.items()}
-            context = RunContext(run_id, str(store.root), selection.force, execution.label, config.name, config.launch)
-            again = way_on(config, selection, execution.label)
-            context = replace(context, telemetry=config.telemetry, resume=again)
+        for step in run.steps:
+            # A deployment's run is retried with the values of its form; a run from a terminal by its command.
+            retry = f"prefect flow-run retry {run_id}    # or Retry on the run's page"
+            context = RunContext(
+                run_id,
+                str(store.root),
+                selection.force,
+                step.label,
+                config.name,
+                config.launch,
+                config.telemetry,
+                resume=retry if deployment.id else run.resume_command(step.label),
+            )
+            inputs = {name: artifacts[need] for name, need in step.needs.items()}
             try:
-                questions.before(store, config, execution, selection.force, run_id)
-                with turns.turn(execution.label) if take_turns else nullcontext():
-                    outputs = as_prefect_task(planning.stage_named(execution.stage))(execution.section, inputs, context)
-                questions.after(store, config, execution, outputs, run_id)
+                approval.before_step(store, config, step, selection.force, run_id)
+                with concurrency.permit(step.label) if limited else nullcontext():
+                    outputs = as_prefect_task(step.stage)(step.section, inputs, context)
+                approval.after_step(store, config, step, outputs, run_id)
             except Exception as error:
-                raise StageFailed(execution.label, error) from error
-            done[execution.label] = outputs
-            made |= {Need(execution.label, kind): artifact_id for kind, artifact_id in outputs.items()}
-    return done
+                raise StageFailed(step.label, error) from error
+            outputs_by_label[step.label] = outputs
+            artifacts |= {Need(step.label, kind): artifact_id for kind, artifact_id in outputs.items()}
+    return outputs_by_label
 
 
-def _link(run_id: str) -> None:
-    """A link on the run's page to the dashboard, where that is known."""
+def stage_flow(stage: str) -> Flow[Any, Outputs]:
+    """A flow that runs one stage wherever the pipeline uses it, with the same keys and the same reuse.
+
+    What the stage reads must be in the store already.
+    """
+
+    def rerun(config: RunConfig, force: bool = False, store_root: str | None = None) -> Outputs:
+        return pipeline.fn(config, Selection(only=stage, force=force), store_root)
+
+    rerun.__name__ = rerun.__qualname__ = stage
+    rerun.__doc__ = f"Run the stage `{stage}` of a configuration; `force` runs it again and keeps what it replaces."
+    return flow(name=stage, flow_run_name=f"{stage} of {{config.name}}", log_prints=False)(rerun)
+
+
+# Deployments name these by their path, as `flows.pipeline.reason`.
+held_out = stage_flow("held_out")
+ingest = stage_flow("ingest")
+index = stage_flow("index")
+distill = stage_flow("distill")
+pretrain = stage_flow("pretrain")
+align = stage_flow("align")
+reason = stage_flow("reason")
+self_distill = stage_flow("self_distill")
+evaluate = stage_flow("evaluate")
+report = stage_flow("report")
+STAGE_FLOWS = (held_out, ingest, index, distill, pretrain, align, reason, self_distill, evaluate, report)
+
+
+def _link_dashboard(run_id: str) -> None:
+    """Link the run's page in Prefect to the dashboard, if the dashboard's address is known."""
     page = run_page(run_id)
     if not page:
         return
     try:
         create_link_artifact(page, link_text="this run in the dashboard", key="dashboard")
-    except Exception as error:  # a server that does not take it fails nothing
-        log.warning("Prefect did not take the link to the dashboard: %s", error)
+    except Exception as error:  # the link is a convenience: without it the run goes on
+        log.warning("Prefect refused the link to the dashboard: %s", error)

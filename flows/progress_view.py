@@ -1,4 +1,8 @@
-"""What the terminal knows of a run: one line a stage, with progress, rate and time left. No drawing here."""
+"""The terminal's view of a run: live lines on a terminal, log lines in a pipe, and the closing table.
+
+`RunProgress` keeps what is known of each step; the views only draw it. Rate and time left come from `RateMeter` rather
+than from rich's own estimate: a file that takes five minutes must not show a rate that comes and goes.
+"""
 
 import time
 from collections.abc import Callable, Iterable
@@ -6,10 +10,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +20,20 @@ from tasks.engine.progress import RateMeter
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 
+LOG_EVERY_S = 15.0
+_MARKS: dict[State, tuple[str, str]] = {
+    "waiting": ("·", "dim"),
+    "running": ("▸", "cyan"),
+    "reused": ("=", "blue"),
+    "done": ("✓", "green"),
+    "failed": ("✗", "bold red"),
+    "cancelled": ("■", "yellow"),
+}
+
 
 @dataclass
-class Line:
-    """One execution: where it stands, what it last said, and how fast it goes."""
+class StepProgress:
+    """One step: its state, the last counts and note it reported, and how fast it goes."""
 
     label: str
     state: State = "waiting"
@@ -33,85 +45,80 @@ class Line:
     artifacts: tuple[str, ...] = ()
     started: float | None = None
     seconds: float | None = None
-    pace: RateMeter = field(default_factory=RateMeter)
+    meter: RateMeter = field(default_factory=RateMeter)
 
     def rate(self) -> float | None:
-        return self.pace.rate()
+        """Units a second; None until it is known."""
+        return self.meter.rate()
 
     def left(self) -> float | None:
         """Seconds to go at the present rate."""
-        return self.pace.left(self.done, self.total)
+        return self.meter.left(self.done, self.total)
 
     def share(self) -> float | None:
+        """0..1, None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
 
+    def describe(self) -> str:
+        """Count, rate, note, time left and attempt, as far as they are known; of a step that does not run, its note."""
+        if self.state != "running":
+            return self.note
+        parts = []
+        if self.done is not None:
+            of = f"/{amount(self.total)}" if self.total else ""
+            parts.append(f"{amount(self.done)}{of} {self.unit}".rstrip())
+        if (rate := self.rate()) is not None:
+            parts.append(f"{amount(rate)} {self.unit or 'items'}/s")
+        if self.note:
+            parts.append(self.note)
+        if (left := self.left()) is not None:
+            parts.append(f"{duration(left)} left")
+        if self.attempt > 1:
+            parts.append(f"attempt {self.attempt}")
+        return ", ".join(parts)
 
-class Board:
-    """The lines of a run, in order. `clock` gives seconds."""
+
+class RunProgress:
+    """The steps of a run, in order. `clock` gives seconds."""
 
     def __init__(self, labels: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self.lines = {label: Line(label) for label in labels}
-        self.heading = ""  # what goes on while no stage has begun
+        self.steps = {label: StepProgress(label) for label in labels}
+        self.heading = ""  # what happens before the first step starts
         self._clock = clock
 
     def begin(self, label: str, attempt: int = 1) -> None:
-        line = self.lines[label]
-        line.state, line.attempt = "running", attempt
-        line.started = self._clock() if line.started is None else line.started
-        line.pace.begin()
+        """A step, or another attempt at it, starts."""
+        step = self.steps[label]
+        step.state, step.attempt = "running", attempt
+        step.started = self._clock() if step.started is None else step.started
+        step.meter.begin()
 
     def advance(self, label: str, done: float | None, total: float | None, unit: str, note: str) -> None:
-        line = self.lines[label]
-        if line.state != "running":
+        """A running step reports its counts."""
+        step = self.steps[label]
+        if step.state != "running":
             self.begin(label)
-        line.done, line.total, line.unit, line.note = done, total, unit, note
+        step.done, step.total, step.unit, step.note = done, total, unit, note
         if done is not None:
-            line.pace.add(self._clock(), done, unit)
+            step.meter.add(self._clock(), done, unit)
 
     def end(self, label: str, state: State, artifacts: Iterable[str] = (), reason: str = "") -> None:
-        """`reason`: why it failed. Without one the last note stays, for it says what was reached."""
-        line = self.lines[label]
-        line.state, line.artifacts, line.note = state, tuple(artifacts), reason or line.note
-        if line.started is not None:
-            line.seconds = self._clock() - line.started
+        """A step ends. `reason`: why it failed; without one the last note stays, for it shows what was reached."""
+        step = self.steps[label]
+        step.state, step.artifacts, step.note = state, tuple(artifacts), reason or step.note
+        if step.started is not None:
+            step.seconds = self._clock() - step.started
 
     def elapsed(self, label: str) -> float | None:
-        line = self.lines[label]
-        if line.seconds is not None or line.started is None:
-            return line.seconds
-        return self._clock() - line.started
+        """Seconds since the step started, or that it took."""
+        step = self.steps[label]
+        if step.seconds is not None or step.started is None:
+            return step.seconds
+        return self._clock() - step.started
 
 
-def describe(line: Line) -> str:
-    """What stands to the right of the bar: how far, how fast, the note, time left."""
-    parts = []
-    if line.done is not None:
-        of = f"/{amount(line.total)}" if line.total else ""
-        parts.append(f"{amount(line.done)}{of} {line.unit}".rstrip())
-    if (rate := line.rate()) is not None:
-        parts.append(f"{amount(rate)} {line.unit or 'items'}/s")
-    if line.note:
-        parts.append(line.note)
-    if (left := line.left()) is not None:
-        parts.append(f"{duration(left)} left")
-    if line.attempt > 1:
-        parts.append(f"attempt {line.attempt}")
-    return ", ".join(parts)
-
-
-PLAIN_EVERY_S = 15.0
-_MARKS: dict[State, tuple[str, str]] = {
-    "waiting": ("·", "dim"),
-    "running": ("▸", "cyan"),
-    "reused": ("=", "blue"),
-    "done": ("✓", "green"),
-    "failed": ("✗", "bold red"),
-    "cancelled": ("■", "yellow"),
-}
-
-
-class Display(Protocol):
-    """A context manager that is told when a line of its board changed."""
+class ProgressView(Protocol):
+    """A context manager that is called when a step of its run changed."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -120,63 +127,95 @@ class Display(Protocol):
     def changed(self, label: str) -> None: ...
 
 
-def display_for(board: Board, console: Console) -> Display:
-    """The live display on a terminal, the plain one elsewhere."""
-    return LiveDisplay(board, console) if console.is_terminal else PlainDisplay(board, console)
+def view_for(run: RunProgress, console: Console) -> ProgressView:
+    """The live view on a terminal, log lines elsewhere."""
+    return LiveView(run, console) if console.is_terminal else LogView(run, console)
 
 
-class LiveDisplay:
-    """Redraws all lines a few times a second, in a thread of rich's."""
+class LiveView(Progress):
+    """One line a step, redrawn four times a second by rich's own thread."""
 
-    def __init__(self, board: Board, console: Console) -> None:
-        self._board = board
-        self._spinner = Spinner("dots", style="cyan")
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=False)
-
-    def __enter__(self) -> Self:
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    def __init__(self, run: RunProgress, console: Console) -> None:
+        columns = (_Mark(run), _Label(run), _Bar(run), _Elapsed(run), _Description(run))
+        self._run = run
+        super().__init__(*columns, console=console, refresh_per_second=4, expand=True)
+        self._tasks_by_label = {label: self.add_task(label, total=None) for label in run.steps}
 
     def changed(self, label: str) -> None:
-        """Nothing to do: the next redraw shows it."""
+        """Pass the step's share to its bar. Without a share the bar pulses."""
+        share = self._run.steps[label].share()
+        self.update(self._tasks_by_label[label], completed=share or 0.0, total=None if share is None else 1.0)
 
-    def _draw(self) -> RenderableType:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=1)
-        table.add_column(no_wrap=True)
-        table.add_column(width=20)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        for line in self._board.lines.values():
-            mark, style = _MARKS[line.state]
-            elapsed = self._board.elapsed(line.label)
-            share = line.share()
-            middle: Text | ProgressBar = Text("")
-            if line.state == "running":
-                middle = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None, width=20)
-            first = self._spinner if line.state == "running" else Text(mark, style=style)
-            name = Text(line.label, style="bold" if line.state == "running" else style if style == "dim" else "")
-            table.add_row(first, name, middle, duration(elapsed) if elapsed is not None else "", _right(line))
-        return Group(table, Text(self._board.heading, style="dim")) if self._board.heading else table
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The lines, and below them the heading as long as there is one."""
+        yield self.make_tasks_table(self.tasks)
+        if self._run.heading:
+            yield Text(self._run.heading, style="dim")
 
 
-class PlainDisplay:
-    """One line at the start and the end of a stage, and one now and then while it runs."""
+class _StepColumn(ProgressColumn):
+    """A column that draws from the run's `StepProgress`; the task's description is the step's label."""
 
-    def __init__(self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._board = board
+    def __init__(self, run: RunProgress) -> None:
+        super().__init__()
+        self._run = run
+
+    def step(self, task: Task) -> StepProgress:
+        return self._run.steps[task.description]
+
+
+class _Mark(_StepColumn):
+    def __init__(self, run: RunProgress) -> None:
+        super().__init__(run)
+        self._spinner = SpinnerColumn("dots", style="cyan")
+
+    def render(self, task: Task) -> RenderableType:
+        state = self.step(task).state
+        return self._spinner.render(task) if state == "running" else Text(*_MARKS[state])
+
+
+class _Label(_StepColumn):
+    def render(self, task: Task) -> Text:
+        styles = {"running": "bold", "waiting": "dim"}
+        return Text(task.description, style=styles.get(self.step(task).state, ""), no_wrap=True)
+
+
+class _Bar(_StepColumn):
+    """A bar for a step that runs, nothing for every other."""
+
+    def __init__(self, run: RunProgress) -> None:
+        super().__init__(run)
+        self._bar = BarColumn(bar_width=20)
+
+    def render(self, task: Task) -> RenderableType:
+        return self._bar.render(task) if self.step(task).state == "running" else Text("")
+
+
+class _Elapsed(_StepColumn):
+    def render(self, task: Task) -> Text:
+        elapsed = self._run.elapsed(task.description)
+        return Text(duration(elapsed) if elapsed is not None else "", justify="right", no_wrap=True)
+
+
+class _Description(_StepColumn):
+    def render(self, task: Task) -> Text:
+        step = self.step(task)
+        style = "" if step.state == "running" else "dim"
+        return Text(step.describe(), style=style, no_wrap=True, overflow="ellipsis")
+
+
+class LogView:
+    """A line at the start and the end of a step, and one every `LOG_EVERY_S` while it runs."""
+
+    def __init__(self, run: RunProgress, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
         self._console = console
         self._clock = clock
-        self._shown: dict[str, tuple[State, int, float]] = {}
+        self._printed: dict[str, tuple[State, int, float]] = {}  # label -> state, attempt and time of its last line
 
     def __enter__(self) -> Self:
-        if self._board.heading:
-            self._console.print(Text(self._board.heading))
+        if self._run.heading:
+            self._console.print(Text(self._run.heading))
         return self
 
     def __exit__(
@@ -185,37 +224,32 @@ class PlainDisplay:
         return None
 
     def changed(self, label: str) -> None:
-        line = self._board.lines[label]
+        """Print a line if the step's state or attempt is another than in its last line, or that is long ago."""
+        step = self._run.steps[label]
         now = self._clock()
-        state, attempt, at = self._shown.get(label, ("waiting", 1, 0.0))
-        if (line.state, line.attempt) == (state, attempt) and now - at < PLAIN_EVERY_S:
+        state, attempt, printed_at = self._printed.get(label, ("waiting", 1, 0.0))
+        if (step.state, step.attempt) == (state, attempt) and now - printed_at < LOG_EVERY_S:
             return
-        if line.state == state and line.state != "running":
+        if step.state == state and step.state != "running":
             return
-        self._shown[label] = (line.state, line.attempt, now)
-        elapsed = self._board.elapsed(label)
-        took = f" after {duration(elapsed)}" if elapsed is not None and line.state not in ("running", "reused") else ""
-        said = "started" if line.state == "running" and state != "running" else line.state
-        detail = _right(line).plain
-        text = f"{label}: {said}{took}" + (f" ({detail})" if detail else "")
+        self._printed[label] = (step.state, step.attempt, now)
+        elapsed = self._run.elapsed(label)
+        took = f" after {duration(elapsed)}" if elapsed is not None and step.state not in ("running", "reused") else ""
+        verb = "started" if step.state == "running" and state != "running" else step.state
+        detail = step.describe()
+        text = f"{label}: {verb}{took}" + (f" ({detail})" if detail else "")
         self._console.print(Text(text), soft_wrap=True)
 
 
-def summary(board: Board) -> Table:
+def summary_table(run: RunProgress) -> Table:
     """The closing table: stage, state, time, artifacts."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "state"):
         table.add_column(name, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("artifacts", overflow="fold")
-    for line in board.lines.values():
-        elapsed = board.elapsed(line.label)
-        took = duration(elapsed) if elapsed is not None and line.state != "reused" else ""
-        table.add_row(line.label, Text(line.state, style=_MARKS[line.state][1]), took, "  ".join(line.artifacts))
+    for step in run.steps.values():
+        elapsed = run.elapsed(step.label)
+        took = duration(elapsed) if elapsed is not None and step.state != "reused" else ""
+        table.add_row(step.label, Text(step.state, style=_MARKS[step.state][1]), took, "  ".join(step.artifacts))
     return table
-
-
-def _right(line: Line) -> Text:
-    if line.state == "running":
-        return Text(describe(line))
-    return Text(line.note, style="dim")

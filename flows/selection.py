@@ -1,98 +1,123 @@
-"""Which part of a plan to run, and where the inputs of that part come from when the rest is not run."""
+"""Which steps a run does, where the inputs of those come from when the rest is not run, and how to resume it."""
 
+import os
+import shlex
+import sys
 from collections.abc import Sequence
-from contextvars import ContextVar
-
-from prefect.runtime import deployment, flow_run
+from dataclasses import dataclass
+from pathlib import Path
 
 from common.errors import ConfigError
 from configs.base import Section
 from configs.schema import RunConfig
-from flows.dag import Execution, Need
+from flows.dag import Need, Step, build_dag
 from store.artifacts import Store
 
 
 class Selection(Section):
-    """Which executions of the plan to run, by stage (`evaluate`) or by label (`evaluate:align`). Nothing given: all."""
+    """Which steps of the DAG to run, by stage (`evaluate`) or by label (`evaluate:align`). Empty: all of them."""
 
     first: str | None = None
     last: str | None = None
     only: str | None = None
     force: bool = False
 
-    def again(self, stopped_at: str | None = None) -> str:
-        """The options of `nautile run` that go on with this choice after it stopped at an execution.
+    def options(self, stopped_at: str | None = None) -> str:
+        """The options of `nautile run` that resume this selection after it stopped at a step.
 
-        A forced choice goes on from there, so that what it has just made is not made once more.
+        A forced run resumes from that step, so that what it has just written is not written again.
         """
         first = stopped_at if self.force and not self.only and stopped_at else self.first
         given = (("--from", first), ("--until", self.last), ("--only", self.only))
         return "".join(f" {option} {value}" for option, value in given if value) + (" --force" if self.force else "")
 
 
-def choose(executions: Sequence[Execution], selection: Selection) -> set[str]:
-    """Labels of the executions that `selection` picks. Raises `ConfigError` for a name that fits none."""
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose selection and inputs have been checked: its steps in order, and the ids of what they read of others.
+
+    `argument` is the configuration as the operator named it, for commands that are printed.
+    """
+
+    argument: str
+    selection: Selection
+    steps: list[Step]
+    inputs: dict[Need, str]
+
+    def resume_command(self, stopped_at: str | None = None) -> str:
+        """The shell command that resumes the run, as it works from the current folder."""
+        program = Path(sys.argv[0])
+        if os.access(program, os.X_OK) and str(program.parent) not in os.environ.get("PATH", "").split(os.pathsep):
+            path = program.absolute()
+            name = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+        else:
+            name = "nautile"
+        return f"{name} run {shlex.quote(self.argument)}{self.selection.options(stopped_at)}"
+
+
+def prepare_run(config: RunConfig, selection: Selection, store: Store, argument: str = "") -> PreparedRun:
+    """Build the DAG once and check the selection and its inputs, before anything runs.
+
+    Raises `ConfigError` for a name that fits no step, or an input that is not in the store.
+    """
+    argument = argument or config.name
+    dag = build_dag(config)
+    chosen = choose(dag, selection)
+    store.refresh()
+    inputs = given_artifacts(store, dag, chosen, argument)
+    return PreparedRun(argument, selection, [step for step in dag if step.label in chosen], inputs)
+
+
+def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
+    """Labels of the steps that `selection` picks. Raises `ConfigError` for a name that fits none."""
     if selection.only and (selection.first or selection.last):
-        raise ConfigError("--only stands alone: leave out --from and --until")
-    labels = [execution.label for execution in executions]
+        raise ConfigError("--only cannot be combined with --from or --until")
+    labels = [step.label for step in dag]
     if selection.only:
-        return set(_matching(executions, selection.only, "--only"))
-    start = labels.index(_matching(executions, selection.first, "--from")[0]) if selection.first else 0
-    end = labels.index(_matching(executions, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
+        return set(_matching(dag, selection.only, "--only"))
+    start = labels.index(_matching(dag, selection.first, "--from")[0]) if selection.first else 0
+    end = labels.index(_matching(dag, selection.last, "--until")[-1]) if selection.last else len(labels) - 1
     if start > end:
         raise ConfigError(f"--from {selection.first} comes after --until {selection.last}: nothing would run")
     return set(labels[start : end + 1])
 
 
-def outside_needs(executions: Sequence[Execution], chosen: set[str]) -> dict[str, list[Need]]:
-    """For each execution that is not chosen but whose outputs a chosen one reads: what is read of it."""
-    found: dict[str, list[Need]] = {}
-    for execution in executions:
-        for need in execution.needs.values() if execution.label in chosen else ():
-            if need.producer not in chosen and need not in found.setdefault(need.producer, []):
-                found[need.producer].append(need)
-    return found
+def outside_needs(dag: Sequence[Step], chosen: set[str]) -> dict[str, list[Need]]:
+    """For each step that is not chosen but whose outputs a chosen one reads: what is read of it."""
+    needs: dict[str, list[Need]] = {}
+    for step in dag:
+        for need in step.needs.values() if step.label in chosen else ():
+            if need.producer not in chosen and need not in needs.setdefault(need.producer, []):
+                needs[need.producer].append(need)
+    return needs
 
 
-def given_artifacts(store: Store, executions: Sequence[Execution], chosen: set[str], config: str) -> dict[Need, str]:
-    """Ids of what the chosen executions read of the others, which must be in the store under the plan's keys.
+def given_artifacts(store: Store, dag: Sequence[Step], chosen: set[str], argument: str) -> dict[Need, str]:
+    """Ids of what the chosen steps read of the others, which must be in the store under the DAG's keys.
 
-    Raises `ConfigError` naming the first that is missing and the command that makes it; `config` is its argument.
+    Raises `ConfigError` naming the first that is missing and the command that makes it; `argument` is the
+    configuration in that command.
     """
-    found: dict[Need, str] = {}
-    keys = {execution.label: execution.key for execution in executions}
-    for label, needs in outside_needs(executions, chosen).items():
+    given: dict[Need, str] = {}
+    keys = {step.label: step.key for step in dag}
+    for label, needs in outside_needs(dag, chosen).items():
         for need in needs:
             artifact = store.find(need.kind, keys[label])
             if artifact is None:
-                readers = [e.label for e in executions if e.label in chosen and need in e.needs.values()]
+                readers = [step.label for step in dag if step.label in chosen and need in step.needs.values()]
                 raise ConfigError(
                     f"{readers[0]} needs the {need.kind} of {label} ({need.kind}/{keys[label][:12]}), which is not in "
-                    f"{store.location}: make it with `nautile run {config} --until {label}`"
+                    f"{store.location}: make it with `nautile run {argument} --until {label}`"
                 )
-            found[need] = artifact.full_id
-    return found
+            given[need] = artifact.full_id
+    return given
 
 
-def _matching(executions: Sequence[Execution], name: str, option: str) -> list[str]:
-    labels = [execution.label for execution in executions if name in (execution.stage, execution.label)]
+def _matching(dag: Sequence[Step], name: str, option: str) -> list[str]:
+    """Labels of the steps whose label or stage is `name`."""
+    labels = [step.label for step in dag if name in (step.stage.name, step.label)]
     if labels:
         return labels
-    known = list(dict.fromkeys(e.stage for e in executions))
-    several = [e.label for e in executions if e.label != e.stage]
-    raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(known)} (or one of {', '.join(several)})")
-
-
-# The configuration as it was named on the command line; not known to a run that was asked for in Prefect.
-typed: ContextVar[str] = ContextVar("typed", default="")
-
-
-def way_on(config: RunConfig, selection: Selection, label: str) -> str:
-    """A run of a deployment is tried again with the form's values; one that was typed is typed again."""
-    if deployment.id:
-        return f"prefect flow-run retry {flow_run.id}    # or Retry on the run's page"
-    # Not above: Prefect keeps the flow to the end of the process, and with it all that its module refers to; DuckDB's
-    # binding, were it among that, would tell the terminal of leaks.
-    from flows.run import command
-
-    return command(typed.get() or config.name, selection, label)
+    stages = list(dict.fromkeys(step.stage.name for step in dag))
+    uses = [step.label for step in dag if step.label != step.stage.name]
+    raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(stages)} (or one of {', '.join(uses)})")

@@ -221,6 +221,10 @@ class Store:
         names = sorted(path.stem.removeprefix("run-") for path in (self.root / "locks").glob("run-*.lock"))
         return [name for name in names if RUN.fullmatch(name)]
 
+    def lost_runs(self) -> list[str]:
+        """The runs whose process is gone: their lock file is there, and nobody holds the lock."""
+        return [run for run in self.begun_runs() if not self.run_lock(run).held_elsewhere()]
+
     def publish(
         self,
         kind: str,

@@ -7,9 +7,11 @@ committed at once broke it, in one of three trials; bench/commits.py). Others th
 A bookkeeping table says how far each file has been taken in; a cursor and its rows are written in one transaction.
 """
 
+import atexit
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import uuid
@@ -51,6 +53,17 @@ PATIENCE_S = 60.0
 _SETTINGS = {"autoinstall_known_extensions": False, "threads": 2}
 
 _within = threading.RLock()  # one process cannot open the file twice with different settings
+
+
+@atexit.register
+def _hide_leak_report() -> None:
+    """Keep DuckDB's binding from printing sixty lines about leaks as the interpreter ends.
+
+    It reports every type that is still referred to once the modules are gone. Prefect keeps a flow, and with it all
+    that the flow's module refers to, to the very end, so each flow run would print that report.
+    """
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 class CatalogBusy(Retryable):

@@ -7,7 +7,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
-from flows.dag import Execution, plan
+from flows.dag import Step, build_dag
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
@@ -28,25 +28,25 @@ def status(store: Store, config: RunConfig) -> list[Row]:
     store.refresh()
     last = {row["key"]: row for row in _fresh(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
-    for execution in plan(config):
-        found, damage = _found(store, execution)
-        ran = last.get(execution.key, {})
-        staging = store.root / "staging" / execution.key
+    for step in build_dag(config):
+        found, damage = _found(store, step)
+        ran = last.get(step.key, {})
+        staging = store.root / "staging" / step.key
         live = read_json(staging / "live.json") or {}
         state = "not made"
         if damage:
             state = "damaged"
-        elif len(found) == len(execution.outputs):
+        elif len(found) == len(step.outputs):
             state = "made"
-        elif store.root.exists() and store.lock(execution.key).held_elsewhere():
+        elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
         elif staging.is_dir():
             state = "failed" if ran.get("state") == "failed" else "interrupted"
         rows.append(
             {
-                "label": execution.label,
+                "label": step.label,
                 "state": state,
-                "key": execution.key,
+                "key": step.key,
                 "artifacts": [artifact.id for artifact in found],
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
                 "started": ran.get("started"),
@@ -209,10 +209,10 @@ def parameters(config: RunConfig) -> dict[str, int]:
     return parameter_counts(config.model)
 
 
-def _found(store: Store, execution: Execution) -> tuple[list[Artifact], str | None]:
+def _found(store: Store, step: Step) -> tuple[list[Artifact], str | None]:
     """Its artifacts that are there, and what is said of one whose manifest is damaged."""
     try:
-        return [a for kind in execution.outputs if (a := store.find(kind, execution.key))], None
+        return [a for kind in step.outputs if (a := store.find(kind, step.key))], None
     except ConfigError as error:
         return [], str(error)
 

@@ -89,15 +89,17 @@ def up(
     from configs.load import load
     from flows.cli.tables import service_table
     from flows.operate import services
-    from flows.operate.reconcile import quietly
 
     load(config)
     store, console = the_store(), console_for()
     with console.status("starting") as shown:
         running = services.up(store, config, port, dashboard_port, shown.update)
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
-        for settled in quietly(store):
-            console.print(settled.line(), soft_wrap=True)
+        # Imports Prefect, which reads its settings once: after its address is set.
+        from flows.operate.reconcile import reconcile_if_possible
+
+        for result in reconcile_if_possible(store):
+            console.print(result.line(), soft_wrap=True)
     console.print(service_table(running))
 
 

@@ -1,5 +1,6 @@
 """The commands of `nautile` for whoever looks after runs: what a stage says, and what dead processes left behind."""
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -15,21 +16,23 @@ watching = typer.Typer()
 def reconcile(as_json: Json = False) -> None:
     """Settle what processes that died left behind: runs shown as running, rests of staging, lock files."""
     from flows.cli.tables import settled_view
-    from flows.operate import prefect_server as prefect_env
-    from flows.operate.reconcile import lost_runs, unfinished
-    from flows.operate.reconcile import reconcile as settle
+    from flows.operate import prefect_server
     from flows.operate.services import url_of
 
-    store = the_store()
-    if not lost_runs(store):
-        found = [*settle(store), *unfinished(store)]
-    else:
-        prefect_env.quiet(store)
-        if url := url_of(store, "server"):
-            os.environ.setdefault("PREFECT_API_URL", url)
-        with console_for(stderr=True).status("asking Prefect"), prefect_env.api():
-            found = [*settle(store), *unfinished(store)]
-    show_as([one.row() for one in found], as_json, lambda _: settled_view([one.line() for one in found]))
+    store, results = the_store(), []
+    if store.root.exists():
+        prefect_server.quiet(store)
+        with contextlib.ExitStack() as stack:
+            if store.lost_runs():  # only then is a server needed
+                if url := url_of(store, "server"):
+                    os.environ.setdefault("PREFECT_API_URL", url)
+                stack.enter_context(console_for(stderr=True).status("asking Prefect"))
+                stack.enter_context(prefect_server.api())
+            # Imports Prefect, which reads its settings once: after `quiet` and `api` have set them.
+            from flows.operate.reconcile import reconcile, unfinished
+
+            results = [*reconcile(store), *unfinished(store)]
+    show_as([one.row() for one in results], as_json, lambda _: settled_view([one.line() for one in results]))
 
 
 @watching.command()

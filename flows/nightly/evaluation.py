@@ -16,22 +16,21 @@ from prefect.states import Completed
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
-from configs.load import stage_section
 from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
-from flows import dag as planning
-from flows.dag import Execution, Need
+from flows.dag import Need, Step, evaluate_section
 from flows.nightly.alert import publish, raise_regression
 from flows.nightly.earlier import Earlier, Side, earlier, stand, table_of
-from flows.operate import approval_questions as questions
-from flows.operate import concurrency as turns
+from flows.operate import approval, concurrency
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
+from tasks.evaluate import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +92,14 @@ def comparison_key(new: Artifact, before: Earlier, config: RunConfig) -> str:
 def _evaluated(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str) -> Artifact:
     """The evaluation of `checkpoint` by the configuration: the one the store has, or a new one."""
     label = f"evaluate:{checkpoint.manifest['label']}"  # as the pipeline calls it, which shares its key
-    section, inputs = stage_section(config, "evaluate"), {"checkpoint": checkpoint.full_id}
-    stage = planning.stage_named("evaluate")
+    section, inputs = evaluate_section(config), {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
-    execution = Execution("evaluate", label, section, needs, stage.outputs, stage.key(section, inputs))
+    step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
     context = RunContext(run_id, str(store.root), False, label, config.name, config.launch)
     with cancelling():
-        questions.before(store, config, execution, False, run_id)
-        with turns.turn(label) if turns.limited() else nullcontext():
-            return store.get(stage(section, inputs, context)["evaluation"])
+        approval.before_step(store, config, step, False, run_id)
+        with concurrency.permit(label) if concurrency.is_limited() else nullcontext():
+            return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 
 
 def _compared(store: Store, key: str, new: Artifact, before: Earlier) -> Artifact | None:

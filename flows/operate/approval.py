@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,11 @@ from prefect.states import Paused, State
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
+from common.text import amount, duration
+from configs.schema import RunConfig
+from flows.dag import Step
 from store.artifacts import Store
+from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
 from tasks.engine.progress import StageUpdate, notify
 
@@ -35,6 +39,43 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 FOLDER = "waiting"
+_LAST = """
+SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
+    (SELECT sum(c.dollars) FROM calls c WHERE c.execution = r.execution) AS dollars
+FROM runs r WHERE r.label = ? AND NOT r.reused
+GROUP BY r.config, r.execution HAVING bool_or(r.state = 'done') ORDER BY (r.config = ?) DESC, ended DESC LIMIT 1
+"""
+
+
+def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id: str) -> None:
+    """Ask whether to begin, where `[operation.STAGE] approve` says so; of what is there already nothing is asked.
+
+    Raises `ConfigError` as `approval.ask`.
+    """
+    asked = config.operation.of(step.stage.name)
+    if not asked.approve or (not force and _made(store, step)):
+        return
+    cost = expected(store, config, step)
+    question = f"Stage {step.label} of {config.name} asks for approval before it begins. Expected cost: {cost}"
+    ask(store, run_id, f"approve:{step.label}", step.label, question, asked.patience)
+
+
+def after_step(store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str) -> None:
+    """Ask whether to go on with less, where a stage's money ran out and `at_budget` is "pause"."""
+    asked = config.operation.of(step.stage.name)
+    if asked.at_budget == "go_on":
+        return
+    for artifact_id in outputs.values():
+        manifest = store.get(artifact_id).manifest
+        facts = manifest["facts"]
+        if facts.get("budget_exhausted") and manifest["run"] == run_id:  # whose it is has been asked when it was made
+            question = (
+                f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To go on with "
+                f"more, cancel, raise {step.stage.name}.budget_dollars (or budget_tokens) and run "
+                f"`nautile run {config.name} --from {step.stage.name}`: that makes the stage anew. Or go on with less."
+            )
+            ask(store, run_id, f"budget:{step.label}", step.label, question, asked.patience)
+            return
 
 
 def ask(store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta) -> None:
@@ -138,3 +179,63 @@ def _noted(store: Store, run: str, label: str, message: str) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def expected(store: Store, config: RunConfig, step: Step) -> str:
+    """One line: what the stage may spend by its configuration, and what it took the last time."""
+    return f"{'; '.join([*_allowed(config, step), _last(store, config, step)])}."
+
+
+def _allowed(config: RunConfig, step: Step) -> list[str]:
+    section: Any = step.section.get(step.stage.name) or {}
+    if step.stage.name == "pretrain":
+        return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
+    if step.stage.name == "distill":
+        return [f"{section['prompts']:,} prompts", _money(section)]
+    if step.stage.name in ("align", "reason"):
+        rows = section["rollout"]["prompts"] * section["rollout"]["group"]
+        return [f"{section['policy']['steps']:,} steps of {rows:,} completions"]
+    if step.stage.name == "self_distill":
+        rows = section["problems"]["count"] * section["rollout"]["group"] * section["rounds"]
+        return [f"{rows:,} completions to draw"]
+    if step.stage.name == "evaluate" and "model_under_test" in step.section:
+        return [_money(section)]
+    return []
+
+
+def _money(section: dict[str, Any]) -> str:
+    limits = []
+    if dollars := section.get("budget_dollars"):
+        limits.append(f"${dollars:,.2f}")
+    if tokens := section.get("budget_tokens"):
+        limits.append(f"{tokens:,} tokens")
+    return f"at most {' and '.join(limits)}" if limits else "no limit of money is set"
+
+
+def _last(store: Store, config: RunConfig, step: Step) -> str:
+    try:
+        Catalog(store).ingest(patience=1.0)
+        rows = Catalog(store).query(_LAST, [step.label, config.name], patience=1.0)
+    except (CatalogBusy, ConfigError) as error:
+        return f"what it took before cannot be told now ({error})"
+    if not rows or rows[0]["seconds"] is None:
+        return "it was not made here before, so its time is not known"
+    last = rows[0]
+    when: datetime = last["ended"]
+    money = f" and ${last['dollars']:,.4f}" if last["dollars"] is not None else ""
+    whose = "" if last["config"] == config.name else f" for {last['config']}"
+    return f"the last time{whose} ({when:%Y-%m-%d}) it took {duration(last['seconds'])}{money}"
+
+
+def _left_undone(facts: dict[str, Any]) -> str:
+    undone = facts.get("rejected", {}).get("failed_budget")
+    spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
+    total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
+    return f"{spent}{undone:,}{total} prompts were not asked about" if undone else f"{spent}its work is not done"
+
+
+def _made(store: Store, step: Step) -> bool:
+    try:
+        return all(store.find(kind, step.key) for kind in step.outputs)
+    except ConfigError:
+        return False  # damaged: it will be made anew

@@ -1,8 +1,8 @@
-"""One limit for all that works: a stage takes all the cores or the accelerator, so stages of different runs take turns.
+"""One limit for all steps: each takes all the cores or the accelerator, so steps of different runs take turns.
 
-The limit is Prefect's, by name, shared by every flow and host of one server. It is held while a stage works and not
-while a run waits for a person, so a run that waits three days for an approval holds nobody up. Held by lease: a
-process that is killed gives it back within a minute.
+The limit is Prefect's, by name, shared by every flow and host of one server. A permit is held while a step works and
+not while a run waits for approval, so a run that waits three days delays no other. It is held by a lease: a process
+that is killed gives it back within a minute.
 """
 
 import logging
@@ -16,18 +16,18 @@ from prefect.exceptions import ObjectNotFound
 logger = logging.getLogger(__name__)
 
 LIMIT = "nautile-accelerator"
-LEASE_S = 60.0  # the least that Prefect takes
-LOOK_S = 2.0
+LEASE_S = 60.0  # the least that Prefect accepts
+QUICK_TRY_S = 2.0
 
 
 def declare(limit: int) -> None:
-    """Let `limit` stages work at a time on what this server deploys."""
+    """Let `limit` steps of this server's deployments work at a time."""
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(LIMIT, limit)
 
 
-def limited() -> bool:
-    """Whether the server knows the limit: one that was only brought along by `nautile run` does not."""
+def is_limited() -> bool:
+    """Whether the server has the limit. The embedded server of `nautile run` has none."""
     with get_client(sync_client=True) as client:
         try:
             return client.read_global_concurrency_limit_by_name(LIMIT) is not None
@@ -36,14 +36,14 @@ def limited() -> bool:
 
 
 @contextmanager
-def turn(label: str) -> Iterator[None]:
-    """Wait until a stage may work, and hold the place for the length of the block."""
-    with ExitStack() as held:
+def permit(label: str) -> Iterator[None]:
+    """Wait until the step may work, and hold its permit for the length of the block."""
+    with ExitStack() as stack:
         try:
-            held.enter_context(_slot(LOOK_S))
+            stack.enter_context(_slot(QUICK_TRY_S))
         except TimeoutError:
-            logger.info("%s waits for its turn: another stage works (limit %s)", label, LIMIT)
-            held.enter_context(_slot(None))
+            logger.info("%s waits for its permit: another step is working (limit %s)", label, LIMIT)
+            stack.enter_context(_slot(None))
         yield
 
 

@@ -22,11 +22,9 @@ from common.errors import ConfigError
 from configs.schema import RunConfig
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
-from flows.operate import automations
-from flows.operate import concurrency as turns
+from flows.operate import automations, concurrency
 from flows.operate.automations import TAG
-from flows.pipeline import pipeline
-from flows.stages import all_flows
+from flows.pipeline import STAGE_FLOWS, pipeline
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ def deployments(config: RunConfig) -> list[RunnerDeployment]:
     A second run of one waits for the first. Raises `ConfigError` if the schedule is none.
     """
     given = {"config": config.model_dump(mode="json", exclude_defaults=True)}
-    served = [_deployment(flow, config, given) for flow in (pipeline, *all_flows())]
+    served = [_deployment(flow, config, given) for flow in (pipeline, *STAGE_FLOWS)]
     served.append(_deployment(evaluation, config, given, schedules=schedules(config)))
     served.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
     return served
@@ -76,7 +74,7 @@ def serve(config: RunConfig, limit: int, runs: int) -> None:
 
 async def prepare(limit: int) -> None:
     """What all deployments of a server share: the limit of stages at work, and the end of runs that fell silent."""
-    turns.declare(limit)
+    concurrency.declare(limit)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
 

@@ -1,7 +1,8 @@
-"""What a process that died could not tidy away: attempts left running, Prefect's runs, staging, lock files.
+"""Clean up after processes that died: attempts left running, Prefect's runs, staging folders, lock files.
 
-Nothing is judged by its age. A process holds a lock of the kernel's on the key it makes and on the run it works for;
-whoever can take that lock knows that the process is gone. Work that a key still owns is kept, whatever its state.
+Nothing is judged by its age. A process holds a kernel lock on the key it writes and on the run it works for; whoever
+can take that lock knows that the process is gone. Work that a key still owns is kept, whatever its state. Prefect's
+runs of other stores, and those that wait (scheduled, suspended), are left alone.
 """
 
 import json
@@ -9,12 +10,27 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.sorting import TaskRunSort
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.states import Cancelled, Crashed
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
-from common.text import size
+from common.text import size, visible
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import STALE_DAYS, collect, find_garbage
@@ -24,12 +40,16 @@ from tasks.engine.attempt_log import write_attempt_row
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-_OPEN = "SELECT * FROM runs WHERE state = 'running'"
+GONE = "Its process is gone."
+STARTING = timedelta(seconds=60)  # between Prefect's "running" and our lock, in a run that is being retried
+_PAGE = 200
+_OPEN_ATTEMPTS = "SELECT * FROM runs WHERE state = 'running'"
+_OPEN_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 @dataclass(frozen=True)
-class Settled:
-    """One thing that was left behind: what it is, and what became of it."""
+class Reconciled:
+    """One thing that a dead process left behind: what it is, and what was done about it."""
 
     what: str
     name: str
@@ -42,76 +62,96 @@ class Settled:
         return asdict(self)
 
 
-def reconcile(store: Store) -> Iterator[Settled]:
-    """Settle what lies in the store, and in the Prefect that PREFECT_API_URL names, where a run may be stuck there.
+def reconcile(store: Store) -> Iterator[Reconciled]:
+    """Clean up the store, and the Prefect server of PREFECT_API_URL if a run may be stuck there.
 
     Raises `CatalogBusy`, and `ConfigError` if the store cannot be written or the server fails.
     """
     if not store.root.exists():
         return
     yield from attempts(store)
-    if lost_runs(store):
-        from flows.operate.reconcile_prefect import (
-            flow_runs,  # imports Prefect, which most of the time is not needed here
-        )
-
+    if store.lost_runs():
         yield from flow_runs(store)
     yield from staging(store)
     if removed := lock_files(store):
-        log.info("%d lock files that nobody held are removed", removed)
+        log.info("removed %d lock files that no process held", removed)
 
 
-def quietly(store: Store) -> Iterator[Settled]:
-    """`reconcile`, for the start of something else: what hinders it is told, and hinders nothing."""
+def reconcile_if_possible(store: Store) -> Iterator[Reconciled]:
+    """`reconcile` before something else starts: an error is reported as a line and stops nothing."""
     try:
         yield from reconcile(store)
     except (ConfigError, Retryable, OSError) as error:
-        log.warning("what earlier runs left behind could not be settled: %s", error)
-        yield Settled("reconcile", "stopped", f"{error}. `nautile reconcile` tries again")
+        log.warning("could not clean up after earlier runs: %s", error)
+        yield Reconciled("reconcile", "stopped", f"{error}. `nautile reconcile` tries again")
 
 
-def lost_runs(store: Store) -> list[str]:
-    """The runs whose process is gone, by their locks."""
-    return [run for run in store.begun_runs() if not store.run_lock(run).held_elsewhere()]
-
-
-def attempts(store: Store) -> Iterator[Settled]:
-    """Attempts at a stage that are written down as running, and whose key nobody holds."""
+def attempts(store: Store) -> Iterator[Reconciled]:
+    """Close the attempts that the catalog shows as running and whose key no process holds."""
     catalog = Catalog(store)
     catalog.ingest(patience=PATIENCE_S)
-    for row in catalog.query(_OPEN, patience=PATIENCE_S):
+    for row in catalog.query(_OPEN_ATTEMPTS, patience=PATIENCE_S):
         lock = store.lock(row["key"])
         if not lock.try_acquire():
             continue
         try:
             # It may have ended properly just before we had the lock; nobody can change it now.
             catalog.ingest(patience=PATIENCE_S)
-            if catalog.query(f"{_OPEN} AND id = ?", [row["id"]], patience=PATIENCE_S):
-                yield _settle_attempt(store, row)
+            if catalog.query(f"{_OPEN_ATTEMPTS} AND id = ?", [row["id"]], patience=PATIENCE_S):
+                yield _close_attempt(store, row)
         finally:
             lock.release()
     catalog.ingest(patience=PATIENCE_S)
 
 
-def staging(store: Store) -> Iterator[Settled]:
-    """Rests of staging folders whose work is published or thrown away. Unfinished work is never touched here."""
-    rests = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent.name == "staging"]
-    for item in collect(store, rests):
-        yield Settled("staging", item.path.name[:18], f"{item.reason}; {size(item.bytes)} removed")
+def flow_runs(store: Store) -> Iterator[Reconciled]:
+    """End Prefect's runs whose process is gone, and their tasks. Raises `ConfigError` if the server fails.
+
+    A run is dead only if this store has its lock file and the lock is free.
+    """
+    try:
+        with get_client(sync_client=True) as client:
+            for run_id in store.begun_runs():
+                lock = store.run_lock(run_id)
+                if not lock.try_acquire():
+                    continue
+                try:
+                    locked = datetime.fromtimestamp(lock.path.stat().st_mtime, UTC)
+                    run = _read_run(client, run_id)
+                    if run is None:
+                        ended = datetime.now(UTC) - locked > timedelta(days=STALE_DAYS)
+                    else:
+                        ended = not _may_live(run, locked)
+                        if ended:
+                            yield from _end_run(client, run)
+                    if ended:
+                        lock.remove()
+                finally:
+                    lock.release()
+    except (PrefectException, httpx.HTTPError) as error:
+        why = visible(str(error), 200)
+        raise ConfigError(f"Prefect did not answer about runs whose process died: {why}") from error
 
 
-def unfinished(store: Store) -> Iterator[Settled]:
-    """Unfinished work that nobody has touched for a week: named, with what may be done about it."""
+def staging(store: Store) -> Iterator[Reconciled]:
+    """Remove what is left of staging folders whose work is published or discarded. Unfinished work stays."""
+    leftovers = [item for item in find_garbage(store, stale_days=math.inf) if item.path.parent.name == "staging"]
+    for item in collect(store, leftovers):
+        yield Reconciled("staging", item.path.name[:18], f"{item.reason}; {size(item.bytes)} removed")
+
+
+def unfinished(store: Store) -> Iterator[Reconciled]:
+    """List unfinished work that nobody has touched for a week, with what may be done about it."""
     for item in find_garbage(store, stale_days=STALE_DAYS):
         if item.path.parent.name == "staging" and item.reason.startswith("unfinished"):
             request = read_json(item.path / "request.json") or {}
-            whose = f" of {request['stage']}" if "stage" in request else ""
-            said = f"{size(item.bytes)}{whose}, {item.reason}; kept: the run it belongs to goes on with it"
-            yield Settled("staging", item.path.name[:12], f"{said}, `nautile store gc` removes it")
+            stage = f" of {request['stage']}" if "stage" in request else ""
+            outcome = f"{size(item.bytes)}{stage}, {item.reason}; kept: the run it belongs to resumes from it"
+            yield Reconciled("staging", item.path.name[:12], f"{outcome}, `nautile store gc` removes it")
 
 
 def lock_files(store: Store) -> int:
-    """Remove the files of locks on keys that nobody holds and nothing is unfinished for; how many they were."""
+    """Remove the lock files of keys that no process holds and that have no unfinished work; returns how many."""
     removed = 0
     for path in sorted((store.root / "locks").glob("*.lock")):
         if KEY.fullmatch(path.stem) and not (store.root / "staging" / path.stem).exists():
@@ -122,27 +162,76 @@ def lock_files(store: Store) -> int:
     return removed
 
 
-def _settle_attempt(store: Store, row: dict[str, Any]) -> Settled:
-    who, run = row["label"] or row["stage"], (row["run"] or "")[:8]
-    made = {a.kind: a for a in store.list() if (a.key, a.execution) == (row["key"], row["execution"])}
-    whole = made and set(next(iter(made.values())).manifest["outputs"]) <= made.keys()
-    known = read_json(store.root / "staging" / row["key"] / "execution.json")
-    fields = {name: _plain(value) for name, value in row.items() if name != "time"}
-    if whole:
-        fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in made.items()}}
+def _close_attempt(store: Store, row: dict[str, Any]) -> Reconciled:
+    """Write the last row of an attempt whose process died: done if it had published everything, else interrupted."""
+    label, run = row["label"] or row["stage"], (row["run"] or "")[:8]
+    published = {a.kind: a for a in store.list() if (a.key, a.execution) == (row["key"], row["execution"])}
+    complete = published and set(next(iter(published.values())).manifest["outputs"]) <= published.keys()
+    execution = store.root / "staging" / row["key"] / "execution.json"
+    known = read_json(execution)
+    fields = {name: _json_value(value) for name, value in row.items() if name != "time"}
+    if complete:
+        fields |= {"state": "done", "outputs": {kind: artifact.id for kind, artifact in published.items()}}
         outcome = "its process was killed after it had published; marked done"
     else:
         fields |= {"state": "interrupted", "outputs": None, "error": "the process was killed"}
         outcome = "its process is gone; marked interrupted" + ("; its work is kept" if known else "")
     write_attempt_row(store, fields)
     if isinstance(known, dict) and (known.get("run") or {}).get("id") == row["id"]:
-        write_json(store.root / "staging" / row["key"] / "execution.json", {**known, "run": None})
-    return Settled("stage", f"{who} of run {run}", outcome)
+        write_json(execution, {**known, "run": None})
+    return Reconciled("stage", f"{label} of run {run}", outcome)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
+    """A value of a catalog row as the attempt log writes it."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC).isoformat()
     if isinstance(value, str) and value[:1] == "{":
         return json.loads(value)
     return value
+
+
+def _read_run(client: SyncPrefectClient, run_id: str) -> FlowRun | None:
+    """None if this server does not know it: another may."""
+    try:
+        return client.read_flow_run(UUID(run_id))
+    except (ObjectNotFound, ValueError):
+        return None
+
+
+def _may_live(run: FlowRun, locked: datetime) -> bool:
+    """Whether the run waits for a process, or has one that has not taken its lock yet. `locked`: when it last had."""
+    state = run.state
+    if state is None or state.is_scheduled() or state.is_pending():
+        return True
+    if state.is_paused() and state.state_details.pause_reschedule:
+        return True  # suspended: a process is started when it is resumed
+    return not state.is_final() and state.timestamp > locked and datetime.now(UTC) - state.timestamp < STARTING
+
+
+def _end_run(client: SyncPrefectClient, run: FlowRun) -> Iterator[Reconciled]:
+    state = run.state
+    if state is not None and not state.is_final():
+        end: State[None] = Cancelled(message=GONE) if state.is_cancelling() else Crashed(message=GONE)
+        answer = client.set_flow_run_state(run.id, end)
+        if answer.status.value != "ACCEPT":
+            client.set_flow_run_state(run.id, end, force=True)
+        yield Reconciled("Prefect run", f"{run.name} ({str(run.id)[:8]})", f"its process is gone; set {end.name}")
+    for task in _open_tasks(client, run):
+        client.set_task_run_state(task.id, Crashed(message=GONE), force=True)
+        yield Reconciled("Prefect task run", f"{task.name} of {run.name}", "its process is gone; set Crashed")
+
+
+def _open_tasks(client: SyncPrefectClient, run: FlowRun) -> list[TaskRun]:
+    tasks: list[TaskRun] = []
+    while True:
+        page = client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+            task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN_STATES))),
+            sort=TaskRunSort.ID_DESC,  # the server refuses the client's default
+            limit=_PAGE,
+            offset=len(tasks),
+        )
+        tasks += page
+        if len(page) < _PAGE:
+            return tasks

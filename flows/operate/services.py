@@ -21,12 +21,13 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
-from configs.load import STAGES
+from configs.operation import OperationConfig
 from flows.operate import prefect_server as prefect_env
 from store.artifacts import Store
 from tasks.engine import prefect_page as links
 
-BESIDE_STAGES = ("pipeline", "evaluation", "regression")  # what is deployed besides each stage
+# A flow for each stage, and the pipeline, the evaluation and the regression.
+DEPLOYMENTS = len(OperationConfig.model_fields) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"
@@ -159,7 +160,7 @@ def _deployed(service: Service) -> bool:
     """Whether this process has registered them all: an earlier one may have left some in the server's memory."""
     told = json.loads(_asked(f"{service.url}/deployments/filter", b"{}") or b"[]")
     fresh = sum(datetime.fromisoformat(one["updated"]).timestamp() >= service.born for one in told)
-    return fresh >= len(STAGES) + len(BESIDE_STAGES)
+    return fresh >= DEPLOYMENTS
 
 
 def _asked(url: str, body: bytes | None = None) -> Any:

@@ -2,25 +2,16 @@ import pytest
 from pydantic import ValidationError
 
 from configs.endpoint import EndpointConfig, known_fallbacks, with_fallbacks
-from configs.load import load, stage_section
 
 
 def endpoint(**fields):
     return EndpointConfig(kind="openai", model="m", url="http://127.0.0.1/v1", **fields)
 
 
-def test_what_may_answer_in_anothers_place_belongs_to_the_stages_section():
+def test_fallbacks_are_added_to_the_endpoints_that_are_named():
     endpoints = {"a": endpoint(fallback=("c",)), "b": endpoint(), "c": endpoint()}
     assert with_fallbacks(["a"], endpoints) == ["a", "c"]
     assert with_fallbacks(["b"], endpoints) == ["b"]
-    config = load("nautile_370m")
-    first = {
-        **config.endpoints,
-        "gpt_oss_20b": config.endpoints["gpt_oss_20b"].model_copy(update={"fallback": ("spare",)}),
-    }
-    changed = config.model_copy(update={"endpoints": {**first, "spare": endpoint()}})
-    assert "spare" in stage_section(changed, "distill")["endpoints"]
-    assert "spare" not in stage_section(changed, "align")["endpoints"]
 
 
 @pytest.mark.parametrize("name", ["itself", "nobody"])

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 from configs.base import canonical, fingerprint
-from configs.load import STAGES, load, stage_section
+from configs.load import load
 
 SHIPPED = ("local", "spark", "nautile_370m")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -76,15 +76,6 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path):
         load(path)
     with pytest.raises(ConfigError, match="no configuration"):
         load(tmp_path / "absent.toml")
-
-
-def test_a_change_in_one_section_leaves_the_others_sections_alone(tmp_path):
-    before = load("local")
-    after = load(write(tmp_path, "extends = 'local'\n[reason]\nbalance = 'cap'"))
-    for stage in STAGES:
-        source = "synth" if stage == "ingest" else None
-        same = stage_section(before, stage, source) == stage_section(after, stage, source)
-        assert same is (stage != "reason"), stage
 
 
 def test_fingerprints_do_not_depend_on_the_process():

@@ -3,7 +3,6 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.load import STAGES, load, stage_section
 from configs.operation import OperationConfig, ScheduleConfig
 
 
@@ -25,20 +24,6 @@ def test_a_schedule_that_means_nothing_is_refused(given, said):
         ScheduleConfig.model_validate(given)
 
 
-def test_there_is_an_operation_for_every_stage_and_for_no_other():
-    assert tuple(OperationConfig.model_fields) == STAGES
+def test_an_operation_of_no_stage_is_refused():
     with pytest.raises(ValidationError, match="pretraining"):
         OperationConfig.model_validate({"pretraining": {"approve": True}})
-
-
-def test_neither_is_in_any_key():
-    plain = load("local")
-    operated = plain.model_copy(
-        update={
-            "schedule": ScheduleConfig(cron="0 3 * * *", checkpoint="checkpoint/abc"),
-            "operation": OperationConfig.model_validate({stage: {"approve": True} for stage in STAGES}),
-        }
-    )
-    for stage in STAGES:
-        source = "synth" if stage == "ingest" else None
-        assert stage_section(plain, stage, source) == stage_section(operated, stage, source)

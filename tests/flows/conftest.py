@@ -19,7 +19,7 @@ from store.artifacts import Store
 from tests.support.sockets import watched
 from tests.support.toy_chain import make_all
 from tests.support.toy_cli import ROOT, environment, nautile, start
-from tests.support.toy_stages import TOY, toy_stage
+from tests.support.toy_stages import TOY, TOY_DAG
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,9 @@ def toy() -> RunConfig:
 
 @pytest.fixture
 def toy_stages(monkeypatch):
-    """The plan finds the stand-ins in place of the project's stages."""
-    monkeypatch.setattr("flows.dag.stage_named", toy_stage)
+    """The DAG has the stand-ins in place of the project's stages."""
+    for name, value in TOY_DAG.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
-"""The plan: what depends on what, and which keys a change of the configuration moves."""
+"""The DAG: what depends on what, and which keys a change of the configuration moves."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from configs.load import STAGES
+from configs.endpoint import EndpointConfig
+from configs.load import load
+from configs.operation import OperationConfig, ScheduleConfig
 from configs.schema import RunConfig
-from flows.dag import Need, plan, stage_named
-from tests.support.toy_stages import toy_stage
+from flows.dag import Need, build_dag
+from tests.support.toy_stages import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +41,7 @@ def alone(config: RunConfig) -> dict:
 
 
 def keys(config: RunConfig) -> dict[str, str]:
-    return {execution.label: execution.key for execution in plan(config, toy_stage)}
+    return {step.label: step.key for step in build_dag(config, toy_dag)}
 
 
 def changed(config: RunConfig, **update) -> list[str]:
@@ -48,51 +51,51 @@ def changed(config: RunConfig, **update) -> list[str]:
 
 
 def test_the_chain_in_order(toy):
-    assert [execution.label for execution in plan(toy, toy_stage)] == LABELS
+    assert [step.label for step in build_dag(toy, toy_dag)] == LABELS
 
 
 def test_each_reads_what_is_made_before_it(toy):
-    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
+    steps = {step.label: step for step in build_dag(toy, toy_dag)}
     seen: dict[str, tuple[str, ...]] = {}
-    for label, execution in executions.items():
-        for need in execution.needs.values():
+    for label, step in steps.items():
+        for need in step.needs.values():
             assert need.kind in seen[need.producer]
-        seen[label] = execution.outputs
-    assert executions["pretrain"].needs == {
+        seen[label] = step.outputs
+    assert steps["pretrain"].needs == {
         "wikipedia": Need("ingest:wikipedia", "tokens"),
         "synth": Need("ingest:synth", "tokens"),
         "distilled": Need("distill", "tokens"),
     }
-    assert executions["index"].needs == {"exemplars": Need("ingest:synth", "exemplars")}
-    assert executions["distill"].needs["retrieval"] == Need("index", "retrieval")
-    assert executions["reason"].needs["checkpoint"] == Need("align", "checkpoint")
-    assert executions["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
+    assert steps["index"].needs == {"exemplars": Need("ingest:synth", "exemplars")}
+    assert steps["distill"].needs["retrieval"] == Need("index", "retrieval")
+    assert steps["reason"].needs["checkpoint"] == Need("align", "checkpoint")
+    assert steps["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
 
 
 def test_the_report_reads_every_artifact(toy):
-    *before, report = plan(toy, toy_stage)
+    *before, report = build_dag(toy, toy_dag)
     assert set(report.needs.values()) == {Need(e.label, kind) for e in before for kind in e.outputs}
 
 
 def test_exemplars_come_only_from_the_source_that_keeps_them(toy):
-    outputs = {execution.label: execution.outputs for execution in plan(toy, toy_stage)}
+    outputs = {step.label: step.outputs for step in build_dag(toy, toy_dag)}
     assert outputs["ingest:wikipedia"] == ("tokens", "signatures")
     assert outputs["ingest:synth"] == ("tokens", "exemplars", "signatures")
 
 
 def test_whatever_is_trained_on_is_screened_against_the_benchmarks(toy):
-    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
+    steps = {step.label: step for step in build_dag(toy, toy_dag)}
     screened = {"ingest:wikipedia", "ingest:synth", "distill", "align", "reason", "self_distill"}
-    reading = {label for label, one in executions.items() if Need("held_out", "questions") in one.needs.values()}
+    reading = {label for label, one in steps.items() if Need("held_out", "questions") in one.needs.values()}
     assert reading == screened | {"report"}
 
 
 def test_a_later_source_reads_the_signatures_of_the_earlier_ones(toy):
-    executions = {execution.label: execution for execution in plan(toy, toy_stage)}
-    assert executions["ingest:synth"].needs["against.wikipedia"] == Need("ingest:wikipedia", "signatures")
-    assert not any(name.startswith("against.") for name in executions["ingest:wikipedia"].needs)
+    steps = {step.label: step for step in build_dag(toy, toy_dag)}
+    assert steps["ingest:synth"].needs["against.wikipedia"] == Need("ingest:wikipedia", "signatures")
+    assert not any(name.startswith("against.") for name in steps["ingest:wikipedia"].needs)
     config = RunConfig.model_validate({**toy.model_dump(), "ingest": alone(toy)})
-    apart = {execution.label: execution for execution in plan(config, toy_stage)}
+    apart = {step.label: step for step in build_dag(config, toy_dag)}
     assert apart["ingest:wikipedia"].outputs == ("tokens",)
     assert set(apart["ingest:synth"].needs) == {"questions"}
 
@@ -131,12 +134,12 @@ def with_models(config: RunConfig, *endpoints: str) -> RunConfig:
 
 def test_models_behind_endpoints_are_evaluated_each_alone(toy):
     both = with_models(toy, "qwen", "granite")
-    executions = {execution.label: execution for execution in plan(both, toy_stage)}
-    assert [label for label in executions if label not in LABELS] == ["evaluate:qwen", "evaluate:granite"]
-    assert executions["evaluate:qwen"].needs == {}
-    assert executions["evaluate:qwen"].section["model_under_test"] == {"endpoint": "qwen", "column": ""}
-    assert list(executions["evaluate:qwen"].section["endpoints"]) == ["qwen"]
-    assert executions["report"].needs["evaluate:qwen.evaluation"] == Need("evaluate:qwen", "evaluation")
+    steps = {step.label: step for step in build_dag(both, toy_dag)}
+    assert [label for label in steps if label not in LABELS] == ["evaluate:qwen", "evaluate:granite"]
+    assert steps["evaluate:qwen"].needs == {}
+    assert steps["evaluate:qwen"].section["model_under_test"] == {"endpoint": "qwen", "column": ""}
+    assert list(steps["evaluate:qwen"].section["endpoints"]) == ["qwen"]
+    assert steps["report"].needs["evaluate:qwen.evaluation"] == Need("evaluate:qwen", "evaluation")
     # Another model changes the report and no other evaluation, of a checkpoint or of a model.
     before, after = keys(with_models(toy, "qwen")), keys(both)
     assert [label for label in before if before[label] != after[label]] == ["report"]
@@ -146,8 +149,8 @@ def test_a_model_without_an_endpoint_or_with_the_name_of_a_stage_is_refused(toy)
     update = {**toy.evaluate.model_dump(), "models": [{"endpoint": "nobody"}]}
     with pytest.raises(ValueError, match=r"evaluate\.models\.0\.endpoint: no endpoint 'nobody'"):
         RunConfig.model_validate({**toy.model_dump(), "evaluate": update})
-    with pytest.raises(ConfigError, match="'evaluate:align' would be there twice"):
-        plan(with_models(toy, "align"), toy_stage)
+    with pytest.raises(ConfigError, match="'evaluate:align' exists already"):
+        build_dag(with_models(toy, "align"), toy_dag)
 
 
 def test_a_change_of_evaluate_moves_no_checkpoint(toy):
@@ -172,7 +175,7 @@ def test_sources_outside_every_mixture_are_not_read_by_pretraining(toy):
     phases = [{"name": "one", "tokens": 10, "mixture": {"synth": 1.0}}]
     pretrain = toy.pretrain.model_dump() | {"phases": phases}
     config = RunConfig.model_validate({**toy.model_dump(), "pretrain": pretrain})
-    needs = next(execution.needs for execution in plan(config, toy_stage) if execution.label == "pretrain")
+    needs = next(step.needs for step in build_dag(config, toy_dag) if step.label == "pretrain")
     assert set(needs) == {"synth"}
 
 
@@ -184,25 +187,70 @@ def test_exactly_one_source_keeps_exemplars(toy, kept, said):
     ]
     config = RunConfig.model_validate({**toy.model_dump(), "ingest": {"row_length": 64, "sources": sources}})
     with pytest.raises(ConfigError, match=said):
-        plan(config, toy_stage)
+        build_dag(config, toy_dag)
 
 
-def test_every_stage_of_the_project_is_found_under_its_name():
-    for name in STAGES:
-        found = stage_named(name)
-        assert found.name == name
-        assert found.work.__module__ == f"tasks.{name}"
+@pytest.fixture(scope="module")
+def local() -> RunConfig:
+    return load("local")
 
 
-def test_an_unknown_stage_is_refused():
-    with pytest.raises(ConfigError, match="no stage 'dream'; there are held_out, ingest"):
-        stage_named("dream")
+def sections(config: RunConfig) -> dict[str, dict]:
+    return {step.label: step.section for step in build_dag(config)}
 
 
-def test_planning_loads_nothing_heavy():
-    """Every command that reads a configuration makes its plan; none should wait for JAX."""
+@pytest.mark.parametrize("name", ["local", "spark", "smollm2", "nautile_370m"])
+def test_the_keys_of_the_shipped_configurations_are_what_they_were(name):
+    """A store made by an earlier version must still be read: another key would repeat the work, and pay for it."""
+    known = json.loads(Path(__file__).with_name("shipped_keys.json").read_text(encoding="utf-8"))
+    assert {step.label: step.key for step in build_dag(load(name))} == known[name]
+
+
+def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
+    for step in build_dag(local):
+        assert step.label.partition(":")[0] == step.stage.name
+        assert step.stage.work.__module__ == f"tasks.{step.stage.name}"
+
+
+def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
+    assert set(OperationConfig.model_fields) == {step.stage.name for step in build_dag(local)}
+
+
+def test_neither_schedule_nor_operation_is_in_any_key(local):
+    approvals = {stage: {"approve": True} for stage in OperationConfig.model_fields}
+    operated = local.model_copy(
+        update={
+            "schedule": ScheduleConfig(cron="0 3 * * *", checkpoint="checkpoint/abc"),
+            "operation": OperationConfig.model_validate(approvals),
+        }
+    )
+    assert sections(operated) == sections(local)
+
+
+def test_a_change_in_one_section_leaves_the_others_sections_alone(local):
+    update = local.reason.model_copy(update={"balance": "cap"})
+    before, after = sections(local), sections(local.model_copy(update={"reason": update}))
+    assert [label for label in before if before[label] != after[label]] == ["reason"]
+
+
+def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():
+    config = load("nautile_370m")
+    spare = EndpointConfig(kind="openai", model="m", url="http://127.0.0.1/v1")
+    first = config.endpoints["gpt_oss_20b"].model_copy(update={"fallback": ("spare",)})
+    changed = config.model_copy(update={"endpoints": {**config.endpoints, "gpt_oss_20b": first, "spare": spare}})
+    assert "spare" in sections(changed)["distill"]["endpoints"]
+    assert "spare" not in sections(changed)["align"]["endpoints"]
+
+
+def test_another_dag_is_named_by_the_environment(toy, monkeypatch):
+    monkeypatch.setenv("NAUTILE_DAG", "tests.support.toy_stages:toy_dag")
+    assert {step.stage.work.__module__ for step in build_dag(toy)} == {"tests.support.toy_stages", "tasks.report"}
+
+
+def test_the_dag_loads_nothing_heavy():
+    """Every command that reads a configuration builds its DAG; none should wait for JAX."""
     program = (
-        "import sys; from configs.load import load; from flows.dag import plan; assert plan(load('local'))\n"
+        "import sys; from configs.load import load; from flows.dag import build_dag; assert build_dag(load('local'))\n"
         "heavy = {'jax', 'scipy', 'orbax', 'faiss', 'prefect', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

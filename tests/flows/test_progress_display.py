@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.progress_view import PLAIN_EVERY_S, Board, LiveDisplay, PlainDisplay, display_for, summary
-from flows.run import Watch
+from flows.progress_view import LOG_EVERY_S, LiveView, LogView, RunProgress, summary_table, view_for
+from flows.run import ProgressListener
 from tasks.engine.progress import StageUpdate
-from tests.flows.test_progress_board import Clock
+from tests.flows.test_run_progress import Clock
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def clock():
 
 
 @pytest.fixture
-def board(clock):
-    return Board(["distill", "pretrain"], clock)
+def run_progress(clock):
+    return RunProgress(["distill", "pretrain"], clock)
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def out():
 
 
 @pytest.fixture
-def hear(board, out, clock):
+def hear(run_progress, out, clock):
     """Tell the display of an update of `pretrain`."""
-    watch = Watch(board, PlainDisplay(board, out, clock))
+    watch = ProgressListener(run_progress, LogView(run_progress, out, clock))
 
     def say(state, label="pretrain", **fields):
         watch(StageUpdate(label.partition(":")[0], label, state, **fields))
@@ -55,7 +55,7 @@ def test_a_progress_line_now_and_then(hear, out, clock):
         hear("running", done=step, total=100, unit="steps")
         clock.now += 1
     lines = text(out)
-    assert len(lines) == 1 + int(99 // PLAIN_EVERY_S)
+    assert len(lines) == 1 + int(99 // LOG_EVERY_S)
     assert lines[1] == "pretrain: running (15/100 steps, 1 steps/s, 1 min 25 s left)"
 
 
@@ -88,18 +88,18 @@ def test_text_of_stages_is_no_markup(hear, out):
     assert text(out) == ["pretrain: failed ([bold]no[/bold] such [/thing])"]
 
 
-def test_the_kind_of_display_follows_the_console(board):
-    assert isinstance(display_for(board, Console(file=io.StringIO())), PlainDisplay)
-    assert isinstance(display_for(board, Console(file=io.StringIO(), force_terminal=True)), LiveDisplay)
+def test_the_kind_of_display_follows_the_console(run_progress):
+    assert isinstance(view_for(run_progress, Console(file=io.StringIO())), LogView)
+    assert isinstance(view_for(run_progress, Console(file=io.StringIO(), force_terminal=True)), LiveView)
 
 
-def test_the_live_lines_draw_in_every_state(board, clock):
+def test_the_live_lines_draw_in_every_state(run_progress, clock):
     console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    board.heading = "starting"
-    with LiveDisplay(board, console):
-        board.begin("distill")
+    run_progress.heading = "starting"
+    with LiveView(run_progress, console):
+        run_progress.begin("distill")
         clock.now += 65
-        board.advance("distill", 3, 12, "calls", "2 refused [odd]")
+        run_progress.advance("distill", 3, 12, "calls", "2 refused [odd]")
     shown = console.file.getvalue()
     assert "distill" in shown
     assert "1 min 5 s" in shown
@@ -107,12 +107,12 @@ def test_the_live_lines_draw_in_every_state(board, clock):
     assert "starting" in shown
 
 
-def test_the_closing_table(board, out, clock):
-    board.begin("pretrain")
+def test_the_closing_table(run_progress, out, clock):
+    run_progress.begin("pretrain")
     clock.now += 61
-    board.end("distill", "reused", ["documents/0123", "tokens/0123"])
-    board.end("pretrain", "done", ["checkpoint/4567"])
-    out.print(summary(board))
+    run_progress.end("distill", "reused", ["documents/0123", "tokens/0123"])
+    run_progress.end("pretrain", "done", ["checkpoint/4567"])
+    out.print(summary_table(run_progress))
     rows = [line.split() for line in text(out)]
     assert rows[1] == ["distill", "reused", "documents/0123", "tokens/0123"]
     assert rows[2] == ["pretrain", "done", "1", "min", "1", "s", "checkpoint/4567"]

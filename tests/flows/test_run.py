@@ -17,10 +17,9 @@ from rich.console import Console
 
 from common.errors import ConfigError, Retryable
 from common.processes import free_port
-from flows.operate import reconcile_prefect
-from flows.operate.reconcile import lost_runs
-from flows.run import account, exit_code
-from flows.selection import Selection
+from flows.operate import reconcile
+from flows.run import exit_code, print_failure
+from flows.selection import PreparedRun, Selection
 from store.artifacts import Store
 from tasks.engine.errors import StageCrash
 from tests.support.sockets import abroad, heard
@@ -122,7 +121,8 @@ def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_way_on(tmp
     crash = StageCrash(
         "stage reason: its process ended with exit code 1. The log is /x; its last lines:\n[a]\nKeyError: 1"
     )
-    account(err, "reason", crash, "my.toml", Selection(last="report"), tmp_path / "nautile.log")
+    run = PreparedRun("my.toml", Selection(last="report"), [], {})
+    print_failure(err, "reason", crash, run, tmp_path / "nautile.log")
     lines = err.file.getvalue().splitlines()
     assert lines[0].startswith("stage reason failed: its process ended with exit code 1. The log is /x")
     assert lines[1:3] == ["[a]", "KeyError: 1"]
@@ -171,10 +171,10 @@ def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task
     run = bench.start("run", str(TOY), store=store, **fault)
     until(lambda: (tmp_path / "reached").exists() and (tmp_path / "reached").read_text())
     (run_id,) = Store(store).begun_runs()
-    assert lost_runs(Store(store)) == []
+    assert Store(store).lost_runs() == []
     run.kill()
     run.communicate()
-    until(lambda: lost_runs(Store(store)))
+    until(lambda: Store(store).lost_runs())
     told = json.loads(bench.run("reconcile", "--json", store=store).stdout)
     assert [one["what"] for one in told] == ["stage", "Prefect run", "Prefect task run"]
     found, (task,) = ask_run(bench.url, run_id)
@@ -202,7 +202,7 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
         past = time.time() - 30
         os.utime(store.run_lock(str(runs["restarting"].id)).path, (past, past))
         with store.run_lock(str(runs["other"].id)).for_life():
-            settled = list(reconcile_prefect.flow_runs(store))
+            settled = list(reconcile.flow_runs(store))
         after = {name: client.read_flow_run(run.id).state.name for name, run in runs.items()}
     assert after == {
         "dead": "Crashed",

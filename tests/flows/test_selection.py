@@ -3,15 +3,15 @@
 import pytest
 
 from common.errors import ConfigError
-from flows.dag import Need, plan
+from flows.dag import Need, build_dag
 from flows.selection import Selection, choose, given_artifacts, outside_needs
 from store.artifacts import Store
-from tests.support.toy_stages import toy_stage
+from tests.support.toy_stages import toy_dag
 
 
 @pytest.fixture(scope="module")
-def executions(toy):
-    return plan(toy, toy_stage)
+def dag(toy):
+    return build_dag(toy, toy_dag)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ def executions(toy):
         ({"first": "distill", "last": "pretrain"}, ["distill", "pretrain"]),
     ],
 )
-def test_what_is_picked(executions, options, picked):
-    chosen = choose(executions, Selection(**options))
-    assert [e.label for e in executions if e.label in chosen] == picked
+def test_what_is_picked(dag, options, picked):
+    chosen = choose(dag, Selection(**options))
+    assert [e.label for e in dag if e.label in chosen] == picked
 
 
-def test_nothing_said_picks_all(executions):
-    assert choose(executions, Selection()) == {e.label for e in executions}
+def test_nothing_said_picks_all(dag):
+    assert choose(dag, Selection()) == {e.label for e in dag}
 
 
 @pytest.mark.parametrize(
@@ -40,34 +40,34 @@ def test_nothing_said_picks_all(executions):
     [
         ({"only": "dream"}, "--only: no stage 'dream'; there are held_out, ingest, index, distill, pretrain"),
         ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),
-        ({"only": "reason", "first": "align"}, "--only stands alone"),
+        ({"only": "reason", "first": "align"}, "--only cannot be combined"),
         ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),
     ],
 )
-def test_what_is_refused(executions, options, said):
+def test_what_is_refused(dag, options, said):
     with pytest.raises(ConfigError, match=said):
-        choose(executions, Selection(**options))
+        choose(dag, Selection(**options))
 
 
-def test_what_is_needed_of_the_rest(executions):
-    assert outside_needs(executions, {"reason", "evaluate:reason"}) == {
+def test_what_is_needed_of_the_rest(dag):
+    assert outside_needs(dag, {"reason", "evaluate:reason"}) == {
         "align": [Need("align", "checkpoint")],
         "held_out": [Need("held_out", "questions")],
     }
-    assert outside_needs(executions, {e.label for e in executions}) == {}
+    assert outside_needs(dag, {e.label for e in dag}) == {}
 
 
-def test_a_missing_input_names_the_command_that_makes_it(executions, tmp_path):
+def test_a_missing_input_names_the_command_that_makes_it(dag, tmp_path):
     said = (
         r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
     )
     with pytest.raises(ConfigError, match=said):
-        given_artifacts(Store(tmp_path), executions, {"reason"}, "my.toml")
+        given_artifacts(Store(tmp_path), dag, {"reason"}, "my.toml")
 
 
-def test_inputs_that_are_there_are_given_in_full(executions, made):
+def test_inputs_that_are_there_are_given_in_full(dag, made):
     store, outputs = made
-    found = given_artifacts(store, executions, {"reason"}, "toy")
+    found = given_artifacts(store, dag, {"reason"}, "toy")
     needs = {Need("align", "checkpoint"), Need("held_out", "questions")}
     assert found == {need: store.get(outputs[need.producer][need.kind]).full_id for need in needs}
 
@@ -82,4 +82,4 @@ def test_inputs_that_are_there_are_given_in_full(executions, made):
     ],
 )
 def test_how_to_go_on_after_a_stop(selection, options):
-    assert selection.again("reason") == options
+    assert selection.options("reason") == options

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 
-from configs.load import stage_section
 from configs.schema import RunConfig
 from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
 from evals.scoring.scores import summarise
-from flows.dag import stage_named
+from flows.dag import evaluate_section
 from store.artifacts import Artifact, Store
 from store.manifest import stage_key
+from tasks.evaluate import evaluate as evaluate_stage
 from tests.evals.conftest import Known
 
 ITEMS = [
@@ -41,7 +41,7 @@ def evaluation(
     protocol: dict[str, object] | None = None,
 ) -> Artifact:
     """What the stage `evaluate` would publish under its own key, had the model been right so."""
-    section, stage = stage_section(config, "evaluate"), stage_named("evaluate")
+    section, stage = evaluate_section(config), evaluate_stage
     key = stage.key(section, {"checkpoint": made_of.full_id})
     folder = store.staging(key) / "made"
     folder.mkdir()

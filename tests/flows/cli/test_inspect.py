@@ -6,10 +6,10 @@ import pytest
 
 from common.errors import ConfigError
 from flows.cli import inspect as inspection
-from flows.dag import plan
+from flows.dag import build_dag
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte
-from tests.support.toy_stages import toy_stage
+from tests.support.toy_stages import toy_dag
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 
@@ -41,7 +41,7 @@ def test_status_of_nothing(tmp_path, toy):
 
 
 def test_status_tells_running_from_interrupted_and_not_made(copy, toy):
-    key = {execution.label: execution.key for execution in plan(toy, toy_stage)}
+    key = {step.label: step.key for step in build_dag(toy, toy_dag)}
     for label in ("align", "reason", "self_distill"):
         for kind in ("checkpoint", "rollouts", "traces"):
             shutil.rmtree(copy.root / "artifacts" / kind / key[label], ignore_errors=True)

@@ -8,36 +8,35 @@ import pytest
 
 from common.errors import ConfigError
 from configs.operation import OperationConfig
-from flows.dag import plan
+from flows.dag import build_dag
 from flows.operate import approval
-from flows.operate import approval_questions as questions
-from flows.operate.approval_questions import expected
+from flows.operate.approval import after_step, before_step, expected
 from store.artifacts import Store
 from tests.support.toy_cli import start
-from tests.support.toy_stages import TOY, toy_stage
+from tests.support.toy_stages import TOY, toy_dag
 
 
 @pytest.fixture
-def executions(toy):
-    return {one.label: one for one in plan(toy, toy_stage)}
+def steps(toy):
+    return {one.label: one for one in build_dag(toy, toy_dag)}
 
 
-def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, executions):
+def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps):
     store, _ = made
-    distilled = expected(store, toy, executions["distill"])
+    distilled = expected(store, toy, steps["distill"])
     assert distilled.startswith("4 prompts; no limit of money is set; the last time")
     assert distilled.endswith("it took 1.5 s and $0.0300.")  # three calls at a cent, in 1.5 s (tests/support)
-    trained = expected(store, toy, executions["pretrain"])
+    trained = expected(store, toy, steps["pretrain"])
     assert trained.startswith("2,000 tokens to train on; the last time")
     rich = toy.model_copy(update={"distill": toy.distill.model_copy(update={"budget_dollars": 5.0})})
-    bounded = {one.label: one for one in plan(rich, toy_stage)}["distill"]
+    bounded = {one.label: one for one in build_dag(rich, toy_dag)}["distill"]
     assert "at most $5.00" in expected(store, rich, bounded)
 
 
-def test_what_was_never_made_has_no_known_time(tmp_path, toy, executions):
+def test_what_was_never_made_has_no_known_time(tmp_path, toy, steps):
     store = Store(tmp_path / "store")
     store.prepare()
-    assert "its time is not known" in expected(store, toy, executions["pretrain"])
+    assert "its time is not known" in expected(store, toy, steps["pretrain"])
 
 
 def asking(toy, **stage):
@@ -54,24 +53,24 @@ def asked(monkeypatch):
     return found
 
 
-def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, executions, asked, tmp_path):
+def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, steps, asked, tmp_path):
     store, _ = made
-    config, distill = asking(toy, approve=True), executions["distill"]
-    questions.before(store, config, distill, False, "run")
-    questions.before(store, config, executions["pretrain"], True, "run")
-    questions.before(store, toy, distill, True, "run")
+    config, distill = asking(toy, approve=True), steps["distill"]
+    before_step(store, config, distill, False, "run")
+    before_step(store, config, steps["pretrain"], True, "run")
+    before_step(store, toy, distill, True, "run")
     assert asked == []
-    questions.before(store, config, distill, True, "run")
+    before_step(store, config, distill, True, "run")
     empty = Store(tmp_path / "store")
     empty.prepare()
-    questions.before(empty, config, distill, False, "run")
+    before_step(empty, config, distill, False, "run")
     assert [key for key, _ in asked] == ["approve:distill", "approve:distill"]
     assert "Stage distill of toy asks for approval" in asked[0][1]
     assert "4 prompts" in asked[0][1]
 
 
-def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, executions, asked):
-    store, distill = Store(tmp_path / "store"), executions["distill"]
+def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps, asked):
+    store, distill = Store(tmp_path / "store"), steps["distill"]
     store.prepare()
     folder = store.staging(distill.key) / "made"
     folder.mkdir()
@@ -81,10 +80,10 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
         "documents", distill.key, folder, stage="distill", version=1, config={}, inputs={}, facts=facts, run="mine"
     )
     outputs = {"documents": kept.id}
-    questions.after(store, toy, distill, outputs, "mine")
-    questions.after(store, asking(toy, at_budget="pause"), distill, outputs, "another")  # which has only reused it
+    after_step(store, toy, distill, outputs, "mine")
+    after_step(store, asking(toy, at_budget="pause"), distill, outputs, "another")  # which has only reused it
     assert asked == []
-    questions.after(store, asking(toy, at_budget="pause"), distill, outputs, "mine")
+    after_step(store, asking(toy, at_budget="pause"), distill, outputs, "mine")
     ((key, question),) = asked
     assert key == "budget:distill"
     assert "$4.5000 spent, 3 of 4 prompts were not asked about" in question

@@ -21,7 +21,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.browser import chromium, drawn, keep, table_text, watch
-from tests.support.toy_cli import ROOT, environment
+from tests.support.toy_cli import environment
 from tests.support.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
@@ -56,13 +56,11 @@ def found(place):
     """Name -> service, of `nautile up` over that store."""
     folder, _ = place
     store = Store(folder / "store")
-    site = ROOT / "tests" / "support" / "toy_site"
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
             patch.delenv(name)
         for name, value in environment(store.root).items():
             patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
         patch.setenv("NAUTILE_TOY_FAULT", f"{STAGE}:wait={folder}")
         yield {one.name: one for one in services.up(store, str(TOY), free_port(), free_port(), lambda _: None)}
         services.down(store)

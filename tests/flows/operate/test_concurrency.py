@@ -8,7 +8,7 @@ import time
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.operate import concurrency as turns
+from flows.operate import concurrency
 
 pytestmark = pytest.mark.slow
 
@@ -20,21 +20,21 @@ def server(prefect_url):
 
 
 def test_the_second_waits_until_the_first_is_done(server, caplog):
-    turns.declare(1)
-    turns.declare(1)  # a second deploy changes nothing
-    assert turns.limited()
+    concurrency.declare(1)
+    concurrency.declare(1)  # a second deploy changes nothing
+    assert concurrency.is_limited()
     inside, order = threading.Event(), []
 
     def second():
-        with turns.turn("second"):
+        with concurrency.permit("second"):
             order.append("second")
             inside.set()
 
     waiting = threading.Thread(target=contextvars.copy_context().run, args=(second,))
-    with caplog.at_level(logging.INFO, "flows.operate.concurrency"), turns.turn("first"):
+    with caplog.at_level(logging.INFO, "flows.operate.concurrency"), concurrency.permit("first"):
         waiting.start()
         deadline = time.monotonic() + 60
-        while "second waits for its turn" not in caplog.text:
+        while "second waits for its permit" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         order.append("first")

@@ -9,7 +9,7 @@ import pytest
 from common.errors import ConfigError
 from common.files import write_json
 from flows.operate import reconcile
-from flows.operate.reconcile import Settled, attempts, lock_files, lost_runs, quietly, staging, unfinished
+from flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
 from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.attempt_log import write_attempt_row
@@ -114,7 +114,7 @@ def test_lock_files_go_unless_held_or_owned_and_a_waiter_is_not_fooled(store):
 def test_a_run_holds_its_lock_for_life(store):
     with store.run_lock("r-1").for_life():
         assert store.begun_runs() == ["r-1"]
-        assert lost_runs(store) == []
+        assert store.lost_runs() == []
     assert store.begun_runs() == []
     with pytest.raises(ValueError, match="not the id"):
         store.run_lock("../r")
@@ -125,6 +125,6 @@ def test_what_hinders_the_reconciler_is_told_and_hinders_nothing_else(store, mon
         raise ConfigError("the store is full")
 
     monkeypatch.setattr(reconcile, "attempts", broken)
-    assert list(quietly(store)) == [
-        Settled("reconcile", "stopped", "the store is full. `nautile reconcile` tries again")
+    assert list(reconcile_if_possible(store)) == [
+        Reconciled("reconcile", "stopped", "the store is full. `nautile reconcile` tries again")
     ]

@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from common.processes import free_port
 from configs.load import load
 from configs.operation import TelemetryConfig
-from flows.dag import plan
+from flows.dag import build_dag
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
@@ -22,7 +22,7 @@ from tasks.engine.stage import RunContext
 from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder
 from tests.support.otlp_collector import collecting
 from tests.support.stage_sums import section, sums
-from tests.support.toy_stages import TOY, toy_stage
+from tests.support.toy_stages import TOY, toy_dag
 
 POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000_000, "synth")]
 
@@ -129,7 +129,7 @@ def test_nothing_is_wanted_unless_asked_and_no_key_depends_on_it(tmp_path):
     assert not config.telemetry.wanted
     assert Forwarder(tmp_path / "x", []).close() == 0
     other = config.model_copy(update={"telemetry": TelemetryConfig(otlp="http://127.0.0.1:4318")})
-    assert [e.key for e in plan(config, toy_stage)] == [e.key for e in plan(other, toy_stage)]
+    assert [e.key for e in build_dag(config, toy_dag)] == [e.key for e in build_dag(other, toy_dag)]
 
 
 @pytest.mark.parametrize("address", ["localhost:4318", "ftp://x", "http://", "http://me:secret@x", "http://x/?key=s"])

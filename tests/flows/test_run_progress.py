@@ -1,0 +1,101 @@
+"""Progress, rates and time left, from reports at given moments."""
+
+import pytest
+
+from flows.progress_view import RunProgress
+from tasks.engine.progress import RATE_WINDOW_S
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock):
+    return RunProgress(["distill", "pretrain"], clock)
+
+
+def advance(progress, clock, seconds, done, total=100, unit="steps", note=""):
+    clock.now += seconds
+    progress.advance("pretrain", done, total, unit, note)
+
+
+def test_rate_and_time_left(progress, clock):
+    advance(progress, clock, 0, 10)
+    assert progress.steps["pretrain"].rate() is None
+    advance(progress, clock, 5, 20, note="loss 3.1")
+    step = progress.steps["pretrain"]
+    assert step.rate() == pytest.approx(2.0)
+    assert step.left() == pytest.approx(40.0)
+    assert step.describe() == "20/100 steps, 2 steps/s, loss 3.1, 40 s left"
+
+
+def test_a_resumed_stage_is_not_credited_with_what_was_there(progress, clock):
+    advance(progress, clock, 0, 90)
+    advance(progress, clock, 10, 91)
+    assert progress.steps["pretrain"].rate() == pytest.approx(0.1)
+
+
+def test_the_rate_is_that_of_the_last_half_minute(progress, clock):
+    advance(progress, clock, 0, 0)
+    for done in range(1, 31):
+        advance(progress, clock, 10, done)
+    for _ in range(10):
+        advance(progress, clock, RATE_WINDOW_S / 10, 30 + 3 * (_ + 1))
+    assert progress.steps["pretrain"].rate() == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_rises_seldom_keeps_its_rate(progress, clock):
+    """A file each five minutes, told of three times a second."""
+    for second in range(1200):
+        advance(progress, clock, 1, second // 300)
+        advance(progress, clock, 0.3, second // 300)
+    step = progress.steps["pretrain"]
+    assert step.rate() == pytest.approx(1 / 390, rel=0.7)
+    assert step.left() == pytest.approx(97 * 390, rel=0.7)
+
+
+def test_another_unit_or_a_step_back_begins_the_rate_anew(progress, clock):
+    advance(progress, clock, 0, 0, unit="problems")
+    advance(progress, clock, 1, 100, unit="problems")
+    advance(progress, clock, 1, 5, unit="steps")
+    assert progress.steps["pretrain"].rate() is None
+    advance(progress, clock, 1, 6, unit="steps")
+    assert progress.steps["pretrain"].rate() == pytest.approx(1.0)
+    advance(progress, clock, 1, 2, unit="steps")
+    assert progress.steps["pretrain"].rate() is None
+
+
+def test_unknown_totals_are_not_guessed(progress, clock):
+    advance(progress, clock, 0, 3, total=None)
+    step = progress.steps["pretrain"]
+    assert step.share() is None
+    assert step.left() is None
+    assert step.describe() == "3 steps"
+
+
+def test_the_time_of_a_stage_ends_with_it(progress, clock):
+    progress.begin("distill")
+    clock.now += 7
+    assert progress.elapsed("distill") == 7
+    progress.end("distill", "done", ["documents/abc"])
+    clock.now += 100
+    assert progress.elapsed("distill") == 7
+    assert progress.elapsed("pretrain") is None
+
+
+def test_a_failure_says_its_reason_and_success_keeps_the_last_note(progress, clock):
+    advance(progress, clock, 0, 1, note="loss 3.1")
+    progress.end("pretrain", "done")
+    assert progress.steps["pretrain"].note == "loss 3.1"
+    progress.end("pretrain", "failed", reason="out of memory")
+    assert progress.steps["pretrain"].note == "out of memory"
