@@ -5,36 +5,34 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from urllib.parse import unquote, urlsplit
 
 import pyarrow
 import pyarrow.parquet
 
 from evals.benchmarks.catalogue import BENCHMARKS
 from tests.support.fake_hub import FakeHub
+from tests.support.http_server import FakeServer, Request, Response
 
-# The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
+# The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own.
 READER = """
 import json, sys
 from common.errors import ConfigError, Retryable
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import read_hub
-told = {}
+results = {}
 for name, fields in json.loads(sys.argv[1]).items():
     from dataclasses import replace
     benchmark = replace(BENCHMARKS[fields.pop("benchmark", name)], **fields)
     try:
-        told[name] = list(read_hub(benchmark, benchmark.pinned))
+        results[name] = list(read_hub(benchmark, benchmark.pinned))
     except (ConfigError, Retryable) as error:
-        told[name] = f"{type(error).__name__}: {error}"
-json.dump(told, sys.stdout)
+        results[name] = f"{type(error).__name__}: {error}"
+json.dump(results, sys.stdout)
 """
 
 
-class BenchmarkHub:
+class BenchmarkHub(FakeServer):
     """A context manager; `records(name)` gives the records of a benchmark. Each repository is at its pinned commit."""
 
     def __init__(self, folder: Path, records: Callable[[str], list[dict]]) -> None:
@@ -50,28 +48,14 @@ class BenchmarkHub:
                 self._hubs[benchmark.hub] = FakeHub(repository, benchmark.hub, benchmark.pinned)
         for hub, subsets in splits.items():
             (self._hubs[hub].folder / "README.md").write_text(_card(subsets))
-        hubs = self._hubs
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                asked = unquote(urlsplit(self.path).path)
-                hub = next((one for name, one in hubs.items() if f"/datasets/{name}" in asked), None)
-                (hub or next(iter(hubs.values())))._answer(self)
-
-            do_HEAD = do_POST = do_GET
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
         self._home = folder / "home"
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def respond(self, request: Request) -> Response | None:
+        hub = next((hub for name, hub in self._hubs.items() if f"/datasets/{name}" in request.path), None)
+        return (hub or next(iter(self._hubs.values()))).respond(request)
 
     def read(self, choices: Mapping[str, Mapping[str, str]]) -> dict[str, list[dict] | str]:
-        """What the real client reads, in a process of its own: records, or the error's name and message.
+        """What the real client reads in a process of its own: records, or the error's name and message.
 
         `choices` maps a name to the fields of its benchmark that differ from the project's own.
         """
@@ -86,18 +70,6 @@ class BenchmarkHub:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
-
-    def __enter__(self) -> "BenchmarkHub":
-        self._thread = Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        for hub in self._hubs.values():
-            hub._server.server_close()
 
 
 def _card(subsets: Mapping[str, Mapping[str, str]]) -> str:

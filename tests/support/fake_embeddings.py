@@ -1,15 +1,16 @@
 """An embeddings endpoint in OpenAI's protocol on loopback, with faults injected on request."""
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
+from tests.support.http_server import FakeServer, Request, Response, json_response
 
-class FakeEmbeddings:
+class FakeEmbeddings(FakeServer):
     """A context manager. A text's vector is drawn from its hash and is longer than one.
 
     faults: for each next request a status, "cut", "invalid", "short" (one vector too few), "shuffled" (in another
@@ -21,50 +22,28 @@ class FakeEmbeddings:
         self.requests: list[list[str]] = []
         self.tokens = 0
         self._lock = threading.Lock()
-        fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                fake._answer(self)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> "FakeEmbeddings":
-        self._thread.start()
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.url += "/v1"
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def vector(self, text: str) -> list[float]:
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         return (3 * np.random.default_rng(seed).normal(size=self.width)).tolist()
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    def respond(self, request: Request) -> Response:
+        body = request.json()
         with self._lock:
             self.requests.append(body["input"])
             fault = next(self.faults, None)
-        authorization = handler.headers.get("Authorization", "")
+        authorization = request.headers.get("Authorization", "")
         if self.key is not None and authorization != f"Bearer {self.key}":
-            self._send(handler, {"error": {"message": f"Incorrect API key provided: {authorization}"}}, 401)
-            return
-        if handler.path != "/v1/embeddings" or body["encoding_format"] != "float":
-            self._send(handler, {"error": {"message": f"no {handler.path}"}}, 404)
-            return
+            return _error(401, f"Incorrect API key provided: {authorization}")
+        if request.path != "/v1/embeddings" or body["encoding_format"] != "float":
+            return _error(404, f"no {request.path}")
         if isinstance(fault, int):
-            self._send(handler, {"error": {"message": f"injected fault {fault}"}}, fault)
-            return
+            return _error(fault, f"injected fault {fault}")
         rows = [{"object": "embedding", "index": n, "embedding": self.vector(t)} for n, t in enumerate(body["input"])]
         if fault == "short":
             rows.pop()
@@ -76,18 +55,19 @@ class FakeEmbeddings:
         with self._lock:
             self.tokens += count
         usage = {"prompt_tokens": count, "total_tokens": count}
-        self._send(handler, {"object": "list", "model": body["model"], "data": rows, "usage": usage}, 200, fault)
-
-    def _send(self, handler: BaseHTTPRequestHandler, value: dict, status: int, fault: str | int | None = None) -> None:
-        content = json.dumps(value).encode() if fault != "invalid" else b'{"data": ['
-        handler.send_response(status)
-        handler.send_header("Content-Type", "application/json")
-        handler.send_header("Content-Length", str(len(content)))
-        if status == 429:
-            handler.send_header("Retry-After", "0.01")
-        handler.end_headers()
-        handler.wfile.write(content[: len(content) // 2] if fault == "cut" else content)
+        response = json_response({"object": "list", "model": body["model"], "data": rows, "usage": usage})
+        if fault == "invalid":
+            return replace(response, body=b'{"data": [')
         if fault == "cut":
+<<<<<<< HEAD
             handler.wfile.flush()
             handler.connection.close()
             handler.close_connection = True
+=======
+            return replace(response, body=response.body[: len(response.body) // 2], length=len(response.body))
+        return response
+
+
+def _error(status: int, message: str) -> Response:
+    return json_response({"error": {"message": message}}, status, {"Retry-After": "0.01"} if status == 429 else None)
+>>>>>>> 06c28f2 (One base class for the fake HTTP servers of the tests)

@@ -9,11 +9,12 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
+
+from tests.support.http_server import FakeServer, Request, Response, json_response
 
 LARGE = 300  # bytes
 RETRY_AFTER = 3  # seconds
@@ -23,7 +24,7 @@ Fault = int | Literal["cut", "short", "altered", "hang up", "throttled", "held"]
 # on the way; no answer at all; 429 with a Retry-After; an answer that waits until `released` is set.
 
 
-class FakeHub:
+class FakeHub(FakeServer):
     """Serves `folder` as the dataset `repo` at commit `revision`; everything else does not exist. A context manager.
 
     `requests`: (method, path) of every request. `faults`: faults of the next answers to requests for content; `always`:
@@ -44,63 +45,37 @@ class FakeHub:
         self.met: Counter[Fault] = Counter()  # faults that took place
         self.served: Counter[str] = Counter()  # whole answers for content, by file
         self._lock = threading.Lock()
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                hub._answer(self)
-
-            do_HEAD = do_POST = do_GET
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> "FakeHub":
-        self._thread.start()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__(*exception)
 
-    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        path = unquote(urlsplit(handler.path).path)
-        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        self.requests.append((handler.command, path))
+    def respond(self, request: Request) -> Response | None:
+        path = request.path
+        self.requests.append((request.method, path))
         self.request_times.append(time.monotonic())
         api, files = f"/api/datasets/{self.repo}", f"/datasets/{self.repo}/resolve/{self.revision}/"
         if path.startswith(api) and self.listing_faults:
-            self._fail(handler, self.listing_faults.pop(0))
-        elif path in (api, f"{api}/revision/{self.revision}"):
+            return self._fail(self.listing_faults.pop(0), None)
+        if path in (api, f"{api}/revision/{self.revision}"):
             siblings = [{"rfilename": name} for name in self._names()]
-            self._json(handler, {"id": self.repo, "sha": self.revision, "siblings": siblings, "tags": []})
-        elif path.startswith(f"{api}/revision/"):
-            self._json(handler, {"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
-        elif path.startswith(f"{api}/tree/{self.revision}"):
+            return json_response({"id": self.repo, "sha": self.revision, "siblings": siblings, "tags": []})
+        if path.startswith(f"{api}/revision/"):
+            return json_response({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
+        if path.startswith(f"{api}/tree/{self.revision}"):
             inside = path.removeprefix(f"{api}/tree/{self.revision}").strip("/")
-            recursive = "recursive=true" in urlsplit(handler.path).query.lower()
-            self._json(handler, self._tree(self.folder / inside, recursive))
-        elif path == f"{api}/paths-info/{self.revision}":
-            wanted = self._wanted(body)
-            self._json(handler, [self._entry(name) for name in self._names() if name in wanted])
-        elif path.startswith(files):
-            self._file(handler, path.removeprefix(files))
-        else:
-            self._json(handler, {"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return json_response(self._tree(self.folder / inside, "recursive=true" in request.query.lower()))
+        if path == f"{api}/paths-info/{self.revision}":
+            wanted = self._wanted(request.body)
+            return json_response([self._entry(name) for name in self._names() if name in wanted])
+        if path.startswith(files):
+            return self._file(request, path.removeprefix(files))
+        return json_response({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
 
     def _tree(self, folder: Path, recursive: bool) -> list[dict]:
-        found = sorted(folder.rglob("*") if recursive else folder.glob("*"))
-        names = [(str(path.relative_to(self.folder)), path.is_dir()) for path in found]
-        return [{"type": "directory", "path": n, "oid": n} if folder else self._entry(n) for n, folder in names]
+        paths = sorted(folder.rglob("*") if recursive else folder.glob("*"))
+        names = [(str(path.relative_to(self.folder)), path.is_dir()) for path in paths]
+        return [{"type": "directory", "path": n, "oid": n} if is_dir else self._entry(n) for n, is_dir in names]
 
     def _wanted(self, body: bytes) -> set[str]:
         try:
@@ -119,38 +94,33 @@ class FakeHub:
             entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
         return entry
 
-    def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+    def _file(self, request: Request, name: str) -> Response | None:
         path = self.folder / name
         if not path.is_file():
-            self._json(handler, {"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
-            return
-        content, status, headers = path.read_bytes(), 200, {}
-        total = len(content)
-        if wanted := handler.headers.get("Range"):
+            return json_response({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
+        entry = self._entry(name)
+        etag = entry["lfs"]["oid"] if "lfs" in entry else entry["oid"]
+        content, status = path.read_bytes(), 200
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": self.revision, "Accept-Ranges": "bytes"}
+        if wanted := request.headers.get("Range"):
             self.ranges.append((name, wanted))
             first, _, last = wanted.removeprefix("bytes=").partition("-")
+            total = len(content)
             end = min(int(last) + 1 if last else total, total)
             content, status = content[int(first) : end], 206
             headers["Content-Range"] = f"bytes {first}-{end - 1}/{total}"
-        entry = self._entry(name)
-        etag = entry["lfs"]["oid"] if "lfs" in entry else entry["oid"]
-        headers |= {"ETag": f'"{etag}"', "X-Repo-Commit": self.revision, "Accept-Ranges": "bytes"}
-
-        def send(body: bytes, length: int | None = None) -> None:
-            self._send(handler, body, status, "application/octet-stream", headers, length)
-
-        fault = self._fault(name, handler.command)
+        response = Response(status, content, headers=headers)
+        fault = self._fault(name, request.method)
         if fault == "held":
             self.held.add(name)
             self.released.wait()
         if fault is None or fault == "held":
-            self.served[name] += handler.command == "GET"
-            send(content)
-            return
-        self._fail(handler, fault, send, content)
+            self.served[name] += request.method == "GET"
+            return response
+        return self._fail(fault, response)
 
     def _fault(self, name: str, command: str) -> Fault | None:
-        """What befalls this request for content; a fault of the body waits for a request that has one."""
+        """The fault of this request for content; a fault of the body waits for a request whose answer has one."""
         bodily = ("cut", "short", "altered", "held")
         with self._lock:
             lasting = next((fault for end, fault in self.always.items() if name.endswith(end)), None)
@@ -160,49 +130,22 @@ class FakeHub:
                 return None
             return self.faults.pop(0)
 
-    def _fail(
-        self,
-        handler: BaseHTTPRequestHandler,
-        fault: Fault,
-        send: Callable[..., None] = lambda body, length=None: None,
-        content: bytes = b"",
-    ) -> None:
+    def _fail(self, fault: Fault, response: Response | None) -> Response | None:
+        """The answer with the fault in it; `response` is the one without, None for a listing."""
         self.met[fault] += 1
         if isinstance(fault, int):
-            self._json(handler, {"error": "try again"}, fault)
-        elif fault == "throttled":
+            return json_response({"error": "try again"}, fault)
+        if fault == "throttled":
             self.throttled_at.append(time.monotonic())
-            self._json(handler, {"error": "slow down"}, 429, {"Retry-After": str(RETRY_AFTER)})
-        elif fault == "short":
-            send(content[: len(content) // 2])
-        elif fault == "altered":
-            send(content[:-40] + bytes(255 - byte for byte in content[-40:]))
-        else:  # "cut" amid the body, "hang up" before it
-            handler.close_connection = True
-            if fault == "cut":
-                send(content[: len(content) // 2], len(content))
-
-    def _json(
-        self, handler: BaseHTTPRequestHandler, value: object, status: int = 200, headers: dict | None = None
-    ) -> None:
-        self._send(handler, json.dumps(value).encode(), status, "application/json", headers or {})
-
-    def _send(
-        self,
-        handler: BaseHTTPRequestHandler,
-        content: bytes,
-        status: int,
-        kind: str,
-        headers: dict[str, str],
-        length: int | None = None,
-    ) -> None:
-        handler.send_response(status)
-        told = str(len(content) if length is None else length)
-        for name, value in {"Content-Type": kind, "Content-Length": told, **headers}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(content)
+            return json_response({"error": "slow down"}, 429, {"Retry-After": str(RETRY_AFTER)})
+        if response is None or fault == "hang up":
+            return None
+        half = response.body[: len(response.body) // 2]
+        if fault == "short":
+            return replace(response, body=half)
+        if fault == "altered":
+            return replace(response, body=response.body[:-40] + bytes(255 - byte for byte in response.body[-40:]))
+        return replace(response, body=half, length=len(response.body))
 
 
 def _git(content: bytes) -> str:

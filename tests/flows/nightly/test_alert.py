@@ -6,7 +6,7 @@ import pytest
 
 from common.processes import free_port
 from flows.nightly.alert import PAUSES_S, post
-from tests.support.hook import SECRET, hook
+from tests.support.fake_webhook import SECRET, FakeWebhook
 
 
 @pytest.fixture
@@ -25,23 +25,23 @@ def told(monkeypatch, caplog):
 
 
 def test_it_is_told_once_if_it_listens(told):
-    with hook(204) as (url, heard):
-        assert told(url) == (None, [])
-    assert heard == [{"event": "nautile.regression"}]
+    with FakeWebhook(204) as webhook:
+        assert told(webhook.secret_url) == (None, [])
+    assert webhook.messages == [{"event": "nautile.regression"}]
 
 
 def test_what_may_pass_is_tried_again(told):
-    with hook(503, 429, 200) as (url, heard):
-        assert told(url) == (None, list(PAUSES_S))
-    assert len(heard) == 3
+    with FakeWebhook(503, 429, 200) as webhook:
+        assert told(webhook.secret_url) == (None, list(PAUSES_S))
+    assert len(webhook.messages) == 3
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 3), (404, 1), (302, 1)])
 def test_it_gives_up_and_says_so(told, status, attempts):
-    with hook(status) as (url, heard):
-        said, _ = told(url)
+    with FakeWebhook(status) as webhook:
+        said, _ = told(webhook.secret_url)
     assert said == f"the webhook in HOOK was not taken: status {status}"
-    assert len(heard) == attempts
+    assert len(webhook.messages) == attempts
 
 
 @pytest.mark.parametrize(

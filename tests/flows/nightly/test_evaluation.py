@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from store.artifacts import Store
-from tests.support.hook import SECRET, hook
+from tests.support.fake_webhook import SECRET, FakeWebhook
 from tests.support.standing import checkpoint, evaluation
 from tests.support.toy_cli import ROOT, environment
 from tests.support.toy_stages import TOY
@@ -34,17 +34,17 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def heard():
-    with hook(404, 204) as (url, told):
-        yield url, told
+def webhook():
+    with FakeWebhook(404, 204) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory, prefect_url, heard):
+def ask(tmp_path_factory, prefect_url, webhook):
     """ask(schedule, checkpoint) -> how the flow ended; the store it works in."""
     store = Store(tmp_path_factory.mktemp("standing") / "store")
     store.prepare()
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(store.root / "prefect"), "HOOK": heard[0]}
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(store.root / "prefect"), "HOOK": webhook.secret_url}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(TOY)],
         env=environment(store.root, **more),
@@ -76,7 +76,7 @@ def events(url):
         return json.loads(reply.read())["events"]
 
 
-def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, heard):
+def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, webhook):
     run, store = ask
     assert "No checkpoint" in run()["message"]
     good = evaluation(store, toy, checkpoint(store, "good"), lambda item: item.index < 38)
@@ -95,12 +95,12 @@ def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, heard):
     kept = store.get(raised["data"]["comparison"])
     assert set(kept.manifest["files"]) == {"comparison.json", "comparison.md", "comparison.html"}
     assert kept.manifest["inputs"] == {"new": bad.full_id, "last": good.full_id, "best": good.full_id}
-    assert len(heard[1]) == 1
-    assert heard[1][0]["after"] == bad.id
+    assert len(webhook.messages) == 1
+    assert webhook.messages[0]["after"] == bad.id
     again = run({"webhook": "HOOK"})
     assert "Nothing new" in again["message"]
     assert again["data"]["regressions"] == raised["data"]["regressions"]
-    assert len(heard[1]) == 1
+    assert len(webhook.messages) == 1
     looser = run({"webhook": "HOOK", "margin": 0.9})
     assert "no benchmark has fallen" in looser["message"]
     named = run(name=good.manifest["inputs"]["checkpoint"])

@@ -15,7 +15,7 @@ from configs.load import load
 from flows.operate import services
 from flows.operate.deployments import deployments
 from store.artifacts import Store
-from tests.support.hook import SECRET, hook
+from tests.support.fake_webhook import SECRET, FakeWebhook
 from tests.support.listening import listening
 from tests.support.standing import checkpoint, evaluation
 from tests.support.toy_cli import environment
@@ -37,8 +37,8 @@ def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def webhook():
-    with hook(204) as found:
-        yield found
+    with FakeWebhook(204) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def running(tmp_path_factory, webhook, worse):
     config = tmp_path_factory.mktemp("config") / "minutely.toml"
     config.write_text('extends = "local"\n[schedule]\ncron = "* * * * *"\nwebhook = "HOOK"\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(store.root, HOOK=webhook[0]).items():
+        for name, value in environment(store.root, HOOK=webhook.secret_url).items():
             patch.setenv(name, value)
         try:
             found = services.up(store, str(config), free_port(), free_port(), lambda _: None)
@@ -188,7 +188,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert "has REGRESSED: " in first["state"]["message"]
     (comparison,) = store.list("comparison")
     assert {one["benchmark"] for one in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
-    (told,) = webhook[1]
+    (told,) = webhook.messages
     assert (told["event"], told["before"], told["after"]) == ("nautile.regression", good, bad)
     shown = until(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
     assert shown["state"]["type"] == "COMPLETED", shown["state"]["message"]

@@ -4,6 +4,7 @@ import pytest
 import s3fs
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from flows.cli import inspect as inspection
 from store import remote as remotes
 from store.catalog import Catalog
@@ -67,7 +68,7 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
 
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):
     a = machine("a")
-    monkeypatch.setattr(remotes, "TRIES", 1)
+    monkeypatch.setattr(remotes, "BACKOFF", Backoff(attempts=1))
     real = remotes.Remote.put
 
     def cut(self, source, name):
@@ -93,7 +94,7 @@ def test_without_the_remote_nothing_is_begun(machine, monkeypatch):
     a = machine("a")
     a.refresh()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(remotes, "TRIES", 1)
+    monkeypatch.setattr(remotes, "BACKOFF", Backoff(attempts=1))
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(Retryable, match=rf"the store {a.url} cannot be reached"):
         run_stage(sums, section(2), {}, context(a))

@@ -20,7 +20,7 @@ from tasks.engine import telemetry
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder
-from tests.support.otlp_collector import collecting
+from tests.support.otlp_collector import FakeCollector
 from tests.support.stage_sums import section, sums
 from tests.support.toy_stages import TOY, toy_dag
 
@@ -43,13 +43,13 @@ def scalars(folder):
 def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=from-the-environment")
-    with collecting() as collected:
+    with FakeCollector() as collected:
         wanted = TelemetryConfig(tensorboard=str(tmp_path / "boards"), otlp=collected.url)
         run_stage(sums, section(4), {}, RunContext("r1", str(store.root), label="sums:A", telemetry=wanted))
     assert set(collected.paths) == {"/v1/metrics"}
     assert {headers.get("api-key") for headers in collected.headers} == {"from-the-environment"}
     about = {"service.name": "nautile", "nautile.run": "r1", "nautile.stage": "sums", "nautile.label": "sums:A"}
-    assert collected.about() == about
+    assert collected.resource() == about
     rows = Catalog(store).query("SELECT value, epoch_us(time) AS time FROM metrics ORDER BY step")
     values = [(value, time // 1000) for name, _, value, time in collected.points() if name == "nautile.value"]
     assert values == [(row["value"], row["time"]) for row in rows]  # and no row about anything undelivered
@@ -63,7 +63,7 @@ def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, mon
 @pytest.mark.parametrize("status", [None, 503, 404])
 def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tmp_path, caplog, status):
     store = Store(tmp_path / "store")
-    with collecting() as collected:
+    with FakeCollector() as collected:
         collected.status = status
         if status is None:
             collected.url = f"http://127.0.0.1:{free_port()}"
