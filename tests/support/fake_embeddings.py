@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.support.http_server import FakeServer, Request, Response, json_response
 
+
 class FakeEmbeddings(FakeServer):
     """A context manager. A text's vector is drawn from its hash and is longer than one.
 
@@ -59,15 +60,9 @@ class FakeEmbeddings(FakeServer):
         if fault == "invalid":
             return replace(response, body=b'{"data": [')
         if fault == "cut":
-<<<<<<< HEAD
-            handler.wfile.flush()
-            handler.connection.close()
-            handler.close_connection = True
-=======
             return replace(response, body=response.body[: len(response.body) // 2], length=len(response.body))
         return response
 
 
 def _error(status: int, message: str) -> Response:
     return json_response({"error": {"message": message}}, status, {"Retry-After": "0.01"} if status == 429 else None)
->>>>>>> 06c28f2 (One base class for the fake HTTP servers of the tests)
