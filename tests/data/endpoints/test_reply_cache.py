@@ -1,15 +1,13 @@
+"""The reply cache on disk: what is recorded survives, whatever happened to the file."""
+
 import asyncio
-import hashlib
 import json
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.events import silent
-from data.endpoints import reply_cache as replies_index
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatReply
 from data.endpoints.reply_cache import ReplyCache
@@ -121,20 +119,6 @@ def test_files_of_an_earlier_form_are_read(tmp_path):
     ledger = ReplyCache(tmp_path / "replies.jsonl", silent)
     assert ledger.reply(f"{5:064x}").text == "old"
     assert ledger.total == Usage(0.0, 7)
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**40)), max_size=120))
-def test_the_index_is_a_dict_however_often_it_merges(pairs):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replies_index, "LEAST_MERGED", 5)
-        index, plain = replies_index.RepliesIndex(), {}
-        for number, offset in pairs:
-            digest = hashlib.sha256(str(number).encode()).digest()
-            index[digest] = plain[digest] = offset
-            assert index.get(digest) == offset
-    assert len(index) == len(plain)
-    assert {digest: index.get(digest) for digest in plain} == plain
-    assert index.get(hashlib.sha256(b"another").digest()) is None
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common import sorted_keys
 from common.errors import ConfigError, Retryable
 from configs.distill import EmbeddingConfig
-from data.retrieval import embedders, vector_cache
+from data.retrieval import embedders
 from data.retrieval.embedders import MINILM_WIDTH, Encoder, MiniLM, encoder_for
 from data.retrieval.vector_cache import VectorCache
 from tests.support.fake_embeddings import FakeEmbeddings
@@ -105,7 +106,7 @@ def test_a_torn_or_damaged_row_is_computed_again_and_the_others_are_kept(tmp_pat
 
 
 def test_many_vectors_are_found_after_they_are_sorted_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(vector_cache, "LATE", 7)
+    monkeypatch.setattr(sorted_keys, "SMALLEST_MERGE", 7)
     cache = VectorCache(tmp_path, "m", 2)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(100, 2)).astype(np.float32)
