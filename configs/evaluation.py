@@ -40,7 +40,7 @@ class EvaluateConfig(Section):
     """Paper §5: zero-shot, strict. `ways`: `generate` is the paper's; `likelihood` also weighs each option's text.
 
     A checkpoint's answer has up to `max_tokens` tokens, or what its context leaves after a prompt of that size
-    (`evals.running.answerers.buckets`). A prompt above `prompt_length` tokens is not asked, and counted.
+    (`model.decoding.buckets`). A prompt above `prompt_length` tokens is not asked, and counted.
     """
 
     benchmarks: tuple[BenchmarkChoice, ...]

@@ -16,13 +16,14 @@ from data.chat_template import ParsedReply, encode_prompt, parse_completion, par
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
 from data.tokenizer import tokenizer_for
+from model.decoding.buckets import length_buckets
 
 if TYPE_CHECKING:
     from model.layers.common import Params
 
 
 logger = logging.getLogger(__name__)
-SMALLEST_BUCKET = 256  # below this, a second compilation costs more than the padding
+SHORTEST_BUCKET = 256  # below this, a second compilation costs more than the padding
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class CheckpointAnswerer:
                 f"context of {self._model.context}"
             )
         self._generators = {}
-        for length in buckets(config.prompt_length):
+        for length in length_buckets(config.prompt_length, SHORTEST_BUCKET):
             limited = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
             self._generators[length] = Generator(self._model, limited, config.batch, length)
         self.batch = config.batch
@@ -149,15 +150,6 @@ class EndpointAnswerer:
         return [
             SkippedQuestion("refused") if isinstance(result, ChatFailure) else _from_chat(result) for result in results
         ]
-
-
-def buckets(longest: int) -> list[int]:
-    """The prompt lengths to compile for: 256, 512, … and `longest`, so that short prompts pay for little padding."""
-    lengths, length = [], SMALLEST_BUCKET
-    while length < longest:
-        lengths.append(length)
-        length *= 2
-    return [*lengths, longest]
 
 
 def _from_chat(reply: ChatReply) -> Answer:

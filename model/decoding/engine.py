@@ -1,8 +1,9 @@
-"""Many requests through one model: a thread that fills free slots from a bounded queue and steps them all together.
+"""Continuous batching: a thread that fills free slots from a bounded queue and decodes all slots together.
 
-Every turn reads the prompts of those who can be seated, a few at a time, then writes `STRIDE` tokens in every slot. Who
-is done or no longer wanted leaves at once, and the next one takes the slot. A sample is fixed by its prompt, its seed
-and its wishes, whoever sits beside it: they are those of `model.decoding.generate` (the same uniform numbers decide).
+Each iteration prefills the prompts of the next requests, a few at a time, then writes up to `STRIDE` tokens in every
+slot. A request that is complete or cancelled leaves its slot at once, and the next one takes it. A sample depends only
+on its prompt, its seed and its settings, never on the requests beside it: it is the sample of `model.decoding.generate`
+(the same uniform numbers decide its tokens).
 """
 
 import logging
@@ -17,6 +18,7 @@ import numpy as np
 
 from common.errors import ConfigError
 from configs.model import ModelConfig
+from model.decoding.buckets import length_buckets
 from model.decoding.cache import decode_weights
 from model.decoding.requests import (
     Chunk,
@@ -37,23 +39,26 @@ from model.decoding.slots import (
     SlotSettings,
     advance,
     empty_slots,
-    place,
-    read_prompts,
+    fill_slots,
+    prefill_prompts,
 )
 from model.layers.common import Params
 
 logger = logging.getLogger(__name__)
 
 STRIDE = 4  # tokens between two looks at the queue: a program's start costs 0.2 ms, a small model's token 1 ms
-ROWS = 4  # prompts that are read, and slots that are filled, by one program
-SMALLEST_BUCKET = 64
+ROWS = 4  # prompts that one program prefills, and slots that one program fills
 
 
 Listener = Callable[[list[tuple[Handle, EngineEvent]]], None]
 
 
 class Engine:
-    """`slots` samples at once, `queue` more waiting. `listener` gets what happened, in the engine's thread."""
+    """Decodes `slots` samples at once, with up to `queue` more waiting; the listener runs in the engine's thread.
+
+    `_changed` guards what callers change: the queue, the stop flag and cancellations. Only the engine's thread writes
+    to `_active` and to the arrays on the device.
+    """
 
     def __init__(
         self, params: Params, config: ModelConfig, stops: tuple[int, ...], think_end: int, slots: int, queue: int
@@ -62,11 +67,11 @@ class Engine:
             raise ConfigError(f"--slots {slots} and --queue {queue} must be 1 or more")
         self.config, self.capacity, self.queue = config, slots, queue
         self._params, self._stops, self._think_end = params, stops, think_end
-        self._seats: list[Handle | None] = [None] * slots
+        self._active: list[Handle | None] = [None] * slots  # the request in each slot
         self._waiting: deque[Handle] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._seconds = 1.0  # a sample's time from its order to its end, the later ones weighing more
+        self._mean_seconds = 1.0  # from a request's submission to its end; recent requests weigh more
         self.ready = threading.Event()
         self.failure: str | None = None
         self.tokens = 0
@@ -74,118 +79,123 @@ class Engine:
         self._listener: Listener = lambda events: None
 
     def start(self, listener: Listener) -> None:
-        """Begin: first the programs are compiled (`ready` says when), then orders are filled."""
+        """Start the thread: it compiles the programs, sets `ready`, and then serves requests."""
         self._listener = listener
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more orders, drop those there are, and end the thread."""
+        """Reject new requests, drop the present ones, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         self._thread.join()
 
-    def submit(self, orders: Sequence[DecodeRequest]) -> list[Handle]:
+    def submit(self, requests: Sequence[DecodeRequest]) -> list[Handle]:
         """Queue all of them or none. Raises `QueueFull`, `EngineStopped`, or `ConfigError` where one does not fit."""
-        for order in orders:
-            self._check(order)
-        tickets = [Handle(order) for order in orders]
+        for request in requests:
+            self._check(request)
+        handles = [Handle(request) for request in requests]
         with self._changed:
             if self._stopping or self.failure:
                 raise EngineStopped(self.failure or "the server is stopping")
-            waiting = sum(not ticket.cancelled for ticket in self._waiting)
-            if waiting + len(tickets) > self.queue:
-                raise QueueFull(waiting, self._until_room(waiting))
-            self._waiting.extend(tickets)
+            waiting = sum(not handle.cancelled for handle in self._waiting)
+            if waiting + len(handles) > self.queue:
+                seconds = math.ceil(self._mean_seconds * waiting / self.capacity)
+                raise QueueFull(waiting, retry_after=min(60, max(1, seconds)))
+            self._waiting.extend(handles)
             self._changed.notify()
-        return tickets
+        return handles
 
-    def cancel(self, tickets: Sequence[Handle]) -> None:
-        """Nothing more is wanted of these: their slots are free at the next turn."""
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """Stop work on these: their slots are free in the next iteration."""
         with self._changed:
-            for ticket in tickets:
-                ticket.cancelled = True
+            for handle in handles:
+                handle.cancelled = True
             self._changed.notify()
 
     def load(self) -> tuple[int, int]:
-        """Samples in slots, and samples waiting."""
+        """How many samples are in slots, and how many are waiting."""
         with self._changed:
-            seated = sum(ticket is not None and not ticket.cancelled for ticket in self._seats)
-            return seated, sum(not ticket.cancelled for ticket in self._waiting)
+            active = sum(handle is not None and not handle.cancelled for handle in self._active)
+            return active, sum(not handle.cancelled for handle in self._waiting)
 
-    def _check(self, order: DecodeRequest) -> None:
-        length, context = len(order.prompt), self.config.context
-        if not 1 <= length <= context - order.max_tokens:
+    def _check(self, request: DecodeRequest) -> None:
+        length, context = len(request.prompt), self.config.context
+        if not 1 <= length <= context - request.max_tokens:
             raise ConfigError(
-                f"the prompt has {length} tokens and {order.max_tokens} more are asked for; together they must be at "
+                f"the prompt has {length} tokens and {request.max_tokens} more are asked for; together they must be at "
                 f"most {context}, and the prompt not empty"
             )
-        if order.max_tokens < 0 or (order.max_tokens == 0 and not order.scored):
+        if request.max_tokens < 0 or (request.max_tokens == 0 and not request.score_prompt):
             raise ConfigError("max_tokens must be 1 or more, unless the prompt is only to be scored")
-        if not 0 <= min(order.prompt) <= max(order.prompt) < self.config.vocabulary:
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.config.vocabulary:
             raise ConfigError(
-                f"the prompt has ids {min(order.prompt)} to {max(order.prompt)}, outside the vocabulary of "
+                f"the prompt has ids {min(request.prompt)} to {max(request.prompt)}, outside the vocabulary of "
                 f"{self.config.vocabulary}"
             )
 
-    def _until_room(self, waiting: int) -> int:
-        return min(60, max(1, math.ceil(self._seconds * waiting / self.capacity)))
-
     def _run(self) -> None:
+        """The engine's thread."""
         try:
             self._weights = jax.jit(decode_weights, static_argnums=1)(self._params, self.config)
             self._slots = empty_slots(self.config, self.capacity)
-            self._warm()
+            self._compile()
             self.ready.set()
-            while self._wait():
-                self._turn()
-            self._end("the server is stopping")
-        except Exception as error:  # whatever it is, those who wait must hear of it
+            while self._wait_for_work():
+                self._iterate()
+            self._fail_all("the server is stopping")
+        except Exception as error:  # whatever it is, every waiting client must get an answer
             logger.exception("the engine failed")
             cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._end(f"the model cannot go on ({cause}); start the server again")
+            self._fail_all(f"the model cannot go on ({cause}); start the server again")
 
-    def _warm(self) -> None:
-        """Compile every program but those that score, which many servers never need."""
-        for length in buckets(self.config.context):
+    def _compile(self) -> None:
+        """Run every program once on empty input, except those that score prompts, which many servers never need."""
+        for length in length_buckets(self.config.context):
             for rows in (1, ROWS):
-                prompted, _ = self._read({(row,): row for row in range(rows)}, length, scored=False)
-                self._put(prompted, [], [], [])
-        self._write(np.zeros(self.capacity, bool))
+                prefilled, _ = self._prefill({(row,): row for row in range(rows)}, length, score=False)
+                self._fill(prefilled, [], [], [])
+        self._advance(np.zeros(self.capacity, bool))
 
-    def _wait(self) -> bool:
-        """Until there is something to do; False: stop."""
+    def _wait_for_work(self) -> bool:
+        """Block until there is a request; returns False when the engine must stop."""
         with self._changed:
-            while not (self._stopping or self._waiting or any(self._seats)):
+            while not (self._stopping or self._waiting or any(self._active)):
                 self._changed.wait()
             return not self._stopping
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
+        """Free the slots of cancelled requests, admit waiting ones, decode a stride, and report the events."""
         events: list[tuple[Handle, EngineEvent]] = []
         with self._changed:
-            self._seats = [None if ticket and ticket.cancelled else ticket for ticket in self._seats]
-            groups = self._called()
+            self._active = [None if handle and handle.cancelled else handle for handle in self._active]
+            groups = self._admit()
         for group in groups:
-            events += self._begin(group)
-        if any(self._seats):
-            events += self._step()
+            events += self._start_group(group)
+        if any(self._active):
+            events += self._decode()
         self._listener(events)
 
-    def _called(self) -> list[list[Handle]]:
-        """Who is next, first come first served, in groups whose prompts are read together."""
-        free, groups = self._seats.count(None), []
-        most = max(1, self.capacity // ROWS)
-        while self._waiting and len(groups) < most:
+    def _admit(self) -> list[list[Handle]]:
+        """Take the next requests from the queue, in order, in groups that one program can prefill.
+
+        A group has at most `ROWS` different prompts, all scored or none. The number of groups is limited, so that those
+        that are decoding are not held up by a long queue.
+        """
+        free, groups = self._active.count(None), []
+        limit = max(1, self.capacity // ROWS)
+        while self._waiting and len(groups) < limit:
             group: list[Handle] = []
             while self._waiting:
-                ticket = self._waiting[0]
-                if ticket.cancelled:
+                handle = self._waiting[0]
+                if handle.cancelled:
                     self._waiting.popleft()
                     continue
-                distinct = {one.request.prompt for one in [*group, ticket]}
-                if len(distinct) > ROWS or (group and ticket.request.score_prompt != group[0].request.score_prompt):
+                prompts = {other.request.prompt for other in [*group, handle]}
+                if len(prompts) > ROWS or (group and handle.request.score_prompt != group[0].request.score_prompt):
                     break
-                if ticket.request.max_tokens:
+                # A prompt that is only scored needs no slot.
+                if handle.request.max_tokens:
                     if not free:
                         break
                     free -= 1
@@ -195,114 +205,108 @@ class Engine:
             groups.append(group)
         return groups
 
-    def _begin(self, group: list[Handle]) -> list[tuple[Handle, EngineEvent]]:
-        """Read the prompts of a group, each once, and seat those who want more than scores."""
-        prompts = {prompt: row for row, prompt in enumerate(dict.fromkeys(one.request.prompt for one in group))}
-        longest = max(map(len, prompts))
-        length = next(size for size in buckets(self.config.context) if size >= longest)
-        prompted, scores = self._read(prompts, length, group[0].request.score_prompt)
-        self._seat(prompted, [ticket for ticket in group if ticket.request.max_tokens], prompts)
+    def _start_group(self, group: list[Handle]) -> list[tuple[Handle, EngineEvent]]:
+        """Prefill the prompts of a group, each once, and put the requests that want tokens into slots."""
+        rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(handle.request.prompt for handle in group))}
+        longest = max(map(len, rows))
+        length = next(size for size in length_buckets(self.config.context) if size >= longest)
+        prefilled, scores = self._prefill(rows, length, group[0].request.score_prompt)
+        decoding = [handle for handle in group if handle.request.max_tokens]
+        free = [slot for slot, handle in enumerate(self._active) if handle is None]
+        for first in range(0, len(decoding), ROWS):
+            batch = decoding[first : first + ROWS]
+            into = free[first : first + len(batch)]
+            requests = [handle.request for handle in batch]
+            self._fill(prefilled, requests, [rows[request.prompt] for request in requests], into)
+            for slot, handle in zip(into, batch, strict=True):
+                self._active[slot] = handle
         if scores is None:
             return []
         arrays = PrefillScores(*map(np.asarray, scores))
-        return [(ticket, _scored(ticket.request, arrays, prompts[ticket.request.prompt])) for ticket in group]
+        return [(handle, _prompt_scores(handle.request, arrays, rows[handle.request.prompt])) for handle in group]
 
-    def _read(
-        self, prompts: dict[tuple[int, ...], int], length: int, scored: bool
+    def _prefill(
+        self, rows: dict[tuple[int, ...], int], length: int, score: bool
     ) -> tuple[PrefilledPrompts, PrefillScores | None]:
-        rows = 1 if len(prompts) == 1 else ROWS
-        tokens_BP, lengths_B = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
-        for prompt, row in prompts.items():
+        """Prefill prompts, each in its row, right-aligned in `length` columns; one row or `ROWS`, to have two shapes."""
+        count = 1 if len(rows) == 1 else ROWS
+        tokens_BP, lengths_B = np.zeros((count, length), np.int32), np.ones(count, np.int32)
+        for prompt, row in rows.items():
             tokens_BP[row, length - len(prompt) :] = prompt
             lengths_B[row] = len(prompt)
-        return read_prompts(self._params, tokens_BP, lengths_B, self.config, scored)
+        return prefill_prompts(self._params, tokens_BP, lengths_B, self.config, score)
 
-    def _seat(self, prompted: PrefilledPrompts, tickets: list[Handle], rows: dict[tuple[int, ...], int]) -> None:
-        free = [slot for slot, ticket in enumerate(self._seats) if ticket is None]
-        for first in range(0, len(tickets), ROWS):
-            some, into = tickets[first : first + ROWS], free[first : first + ROWS][: len(tickets) - first]
-            self._put(prompted, [ticket.request for ticket in some], [rows[one.request.prompt] for one in some], into)
-            for slot, ticket in zip(into, some, strict=True):
-                self._seats[slot] = ticket
+    def _fill(
+        self, prefilled: PrefilledPrompts, requests: list[DecodeRequest], source: list[int], into: list[int]
+    ) -> None:
+        """Start `requests[r]` in slot `into[r]` from prompt row `source[r]`; the unused rows have no slot."""
+        unused = ROWS - len(requests)
+        source_R = np.array(source + [0] * unused, np.int32)
+        into_R = np.array(into + [self.capacity] * unused, np.int32)
+        self._slots = fill_slots(self._slots, prefilled, source_R, into_R, _slot_settings(requests, unused))
 
-    def _put(self, prompted: PrefilledPrompts, orders: list[DecodeRequest], source: list[int], into: list[int]) -> None:
-        """Some slots begin their completions; the rows that are left over go nowhere."""
-        idle = ROWS - len(orders)
-        source_R = np.array(source + [0] * idle, np.int32)
-        into_R = np.array(into + [self.capacity] * idle, np.int32)
-        self._slots = place(self._slots, prompted, source_R, into_R, _wishes(orders, idle))
-
-    def _step(self) -> list[tuple[Handle, EngineEvent]]:
-        """Write some tokens; those who are done leave."""
-        written = self._write(np.array([ticket is not None for ticket in self._seats]))
-        counts, active, ids_TB, logprobs_TB = map(np.asarray, written[:4])
-        tops = any(ticket and ticket.request.alternatives for ticket in self._seats)
-        alternatives = tuple(map(np.asarray, written[4:])) if tops else ()
+    def _decode(self) -> list[tuple[Handle, EngineEvent]]:
+        """Write up to `STRIDE` tokens in every slot, and free the slots of completed samples."""
+        output = self._advance(np.array([handle is not None for handle in self._active]))
+        counts, active, ids_TB, logprobs_TB = map(np.asarray, output[:4])
+        # The alternatives are large: they are copied from the device only if a request wants them.
+        wanted = any(handle and handle.request.alternatives for handle in self._active)
+        alternatives = tuple(map(np.asarray, output[4:])) if wanted else ()
         events: list[tuple[Handle, EngineEvent]] = []
-        for slot, ticket in enumerate(self._seats):
-            if ticket is None:
+        for slot, handle in enumerate(self._active):
+            if handle is None:
                 continue
             ids = ids_TB[: counts[slot], slot].tolist()
             finish: FinishReason | None = None
             if not active[slot]:
                 finish = "stop" if ids[-1] in self._stops else "length"
-                self._seats[slot] = None
-                self._seconds += 0.1 * (time.monotonic() - ticket.submitted_at - self._seconds)
+                self._active[slot] = None
+                self._mean_seconds += 0.1 * (time.monotonic() - handle.submitted_at - self._mean_seconds)
             self.tokens += len(ids)
-            wanted = ticket.request.alternatives
-            best = _tops(*(part[: counts[slot], slot, :wanted] for part in alternatives)) if wanted else []
-            events.append((ticket, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
+            number = handle.request.alternatives
+            best = _pairs(*(part[: counts[slot], slot, :number] for part in alternatives)) if number else []
+            events.append((handle, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
         return events
 
-    def _write(self, kept_B: np.ndarray) -> SlotOutput:
-        self._slots, written = advance(
+    def _advance(self, kept_B: np.ndarray) -> SlotOutput:
+        self._slots, output = advance(
             self._weights, self._slots, kept_B, self.config, self._stops, self._think_end, STRIDE
         )
-        return written
+        return output
 
-    def _end(self, why: str) -> None:
-        """Those who still wait for something hear why nothing comes."""
+    def _fail_all(self, reason: str) -> None:
+        """Report `RequestFailed` for every request in a slot or in the queue."""
         with self._changed:
-            self.failure = why
-            left = [ticket for ticket in [*self._seats, *self._waiting] if ticket and not ticket.cancelled]
+            self.failure = reason
+            left = [handle for handle in [*self._active, *self._waiting] if handle and not handle.cancelled]
             self._waiting.clear()
-            self._seats = [None] * self.capacity
-        self._listener([(ticket, RequestFailed(why)) for ticket in left])
+            self._active = [None] * self.capacity
+        self._listener([(handle, RequestFailed(reason)) for handle in left])
 
 
-def buckets(context: int) -> list[int]:
-    """The prompt lengths that programs are compiled for: 64, 128, 256, … and the context itself."""
-    lengths = []
-    size = SMALLEST_BUCKET
-    while size < context:
-        lengths.append(size)
-        size *= 2
-    return [*lengths, context]
-
-
-def _wishes(orders: list[DecodeRequest], idle: int) -> SlotSettings:
-    """Those of the orders, then of so many rows that nobody sits in."""
-    rows = [*orders, *[DecodeRequest((0,), 1)] * idle]
-    budgets = [-1 if order.thinking_budget is None else order.thinking_budget for order in rows]
+def _slot_settings(requests: list[DecodeRequest], unused: int) -> SlotSettings:
+    """Sampling settings of the given requests, then of `unused` rows that have no slot."""
+    rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
+    budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
     return SlotSettings(
-        sample_keys([order.seed for order in rows]),
-        np.array([order.temperature for order in rows], np.float32),
-        np.array([order.top_k for order in rows], np.int32),
-        np.array([order.top_p for order in rows], np.float32),
-        np.array([order.max_tokens for order in rows], np.int32),
+        sample_keys([request.seed for request in rows]),
+        np.array([request.temperature for request in rows], np.float32),
+        np.array([request.top_k for request in rows], np.int32),
+        np.array([request.top_p for request in rows], np.float32),
+        np.array([request.max_tokens for request in rows], np.int32),
         np.array(budgets, np.int32),
-        np.array([order.alternatives > 0 for order in rows]),
+        np.array([request.alternatives > 0 for request in rows]),
     )
 
 
-def _scored(order: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:
-    count = len(order.prompt) - 1
-    first = scores.logprobs.shape[1] - count
-    tops = _tops(
-        scores.top_ids[row, first:, : order.alternatives], scores.top_logprobs[row, first:, : order.alternatives]
-    )
-    return PromptScores(scores.logprobs[row, first:].tolist(), tops if order.alternatives else [])
+def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:
+    """The scores of one prompt, cut from its right-aligned row."""
+    first = scores.logprobs.shape[1] - (len(request.prompt) - 1)
+    number = request.alternatives
+    best = _pairs(scores.top_ids[row, first:, :number], scores.top_logprobs[row, first:, :number]) if number else []
+    return PromptScores(scores.logprobs[row, first:].tolist(), best)
 
 
-def _tops(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:
+def _pairs(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:
+    """(id, log p) of the alternatives at each position."""
     return [list(zip(*row, strict=True)) for row in zip(ids_TN.tolist(), logprobs_TN.tolist(), strict=True)]

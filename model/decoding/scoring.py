@@ -1,7 +1,7 @@
-"""How likely a text is after another: the summed log-probability of continuations, in batches.
+"""Summed log-probabilities of continuations, in batches.
 
-Sequences are padded on the right to one of a few lengths (powers of two from 64), the lower half of a batch's work
-never waiting for the longest text of the whole set; each (rows, length) compiles once per process.
+Sequences are padded on the right to the bucket of their length, so that short texts are not padded to the longest one;
+each (rows, length) compiles once per process.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,10 @@ from jax import Array
 
 from common.errors import ConfigError
 from configs.model import ModelConfig
+from model.decoding.buckets import length_buckets
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward
-
-SHORTEST = 64
-
-
-def shape_buckets(longest: int) -> list[int]:
-    """The lengths to compile for: powers of two from 64 below `longest`, and `longest`."""
-    lengths = [SHORTEST << power for power in range(32) if SHORTEST << power < longest]
-    return [*lengths, longest]
 
 
 def continuation_logprobs(
@@ -42,7 +35,7 @@ def continuation_logprobs(
             )
     sums_N = np.zeros(len(sequences))
     floor = 0
-    for length in shape_buckets(config.context):
+    for length in length_buckets(config.context):
         members = sorted(
             (i for i, (ids, _) in enumerate(sequences) if floor < len(ids) <= length),
             key=lambda i: len(sequences[i][0]),

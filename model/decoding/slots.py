@@ -1,9 +1,12 @@
-"""Continuous batching on the device: a fixed number of slots, each a completion of its own age, stepped together.
+"""Continuous batching on the device: a fixed number of slots, each with a sample of its own age, decoded together.
 
-Three programs. `read_prompts` prefills a few prompts of one length bucket, `place` puts what came of them into free
-slots, and `advance` writes some tokens in every slot; its shapes are the number of slots and the context alone, so it
-compiles once. A slot's prompt begins at column 0, so what a row computes depends neither on when it joined nor on who
-sits beside it.
+Three programs: `prefill_prompts` prefills a few prompts of one length bucket, `fill_slots` copies the result into free
+slots, and `advance` writes some tokens in every slot. The shapes of `advance` depend on the number of slots and the
+context alone, so it compiles once. A slot's prompt begins at column 0, so a sample does not depend on when it joined,
+nor on the other slots.
+
+Letters: B slots (or rows of prompts), R rows to fill, P prompt columns, S positions of the context, T tokens of a
+stride, N alternatives, and those of `model.decoding.cache`.
 """
 
 from functools import partial
@@ -22,13 +25,13 @@ from model.layers.sca import SCAState, projected
 from model.loss import masked_logits
 from model.nautile import sca_names
 
-MOST_TOPS = 20  # alternatives that may be asked for beside a token written, OpenAI's limit
-SCORED_TOPS = 5  # and beside one of a prompt
+MAX_ALTERNATIVES = 20  # for each generated token; OpenAI's limit
+MAX_PROMPT_ALTERNATIVES = 5  # for each scored prompt token
 SCORE_CHUNK = 64  # columns whose logits are held at once while a prompt is scored
 
 
 class SlotSettings(NamedTuple):
-    """What each sample asked for; a leading axis of rows or slots. `thinking_budget` below 0: none."""
+    """Sampling settings of each row or slot. `thinking_budget_B` below 0: no budget."""
 
     keys_B2: Array
     temperature_B: Array
@@ -36,27 +39,27 @@ class SlotSettings(NamedTuple):
     top_p_B: Array
     max_tokens_B: Array
     thinking_budget_B: Array
-    tops_B: Array  # whether alternatives are wanted
+    alternatives_B: Array  # whether they are wanted
 
 
 class Slots(NamedTuple):
-    """The state of all slots. `positions_B`: tokens read so far; `index_B`: tokens written so far."""
+    """The state of all slots."""
 
     blocks: tuple[BlockCache, ...]
-    hidden_BD: Array
-    positions_B: Array
-    index_B: Array
-    active_B: Array
-    thinking_B: Array
-    uniforms_BS: Array
-    wishes: SlotSettings
+    hidden_BD: Array  # of the last token
+    positions_B: Array  # tokens of prompt and sample so far
+    index_B: Array  # tokens of the sample so far
+    active_B: Array  # whether the slot has a sample to continue
+    thinking_B: Array  # whether `think_end` has not been written yet
+    uniforms_BS: Array  # the number in [0, 1) that decides each token of the sample
+    settings: SlotSettings
 
 
 class SlotOutput(NamedTuple):
-    """What one call of `advance` wrote, T tokens at most: a token counts where `count_B` goes beyond its place."""
+    """The tokens of one call of `advance`: of slot b, the first `count_B[b]` of T."""
 
     count_B: Array
-    active_B: Array
+    active_B: Array  # whether the sample continues
     ids_TB: Array
     logprobs_TB: Array
     top_ids_TBN: Array
@@ -64,7 +67,7 @@ class SlotOutput(NamedTuple):
 
 
 class PrefilledPrompts(NamedTuple):
-    """Prompts read: their last hidden state and caches of a whole context, from column 0 on."""
+    """The last hidden states of prompts, and their caches of a whole context, from column 0 on."""
 
     blocks: tuple[BlockCache, ...]
     hidden_BD: Array
@@ -72,7 +75,7 @@ class PrefilledPrompts(NamedTuple):
 
 
 class PrefillScores(NamedTuple):
-    """log p of each prompt token but the first, right-aligned [B, P-1], and the likeliest in its place [B, P-1, N]."""
+    """log p of each prompt token after the first, right-aligned [B, P-1], and the likeliest there [B, P-1, N]."""
 
     logprobs: Array
     top_ids: Array
@@ -88,61 +91,72 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
     states = tuple(
         SCAState(empty_state(count, config.memory_heads, head_dim, samples), history) for _ in sca_names(config)
     )
-    kept = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
-    whole, real = jnp.zeros(count, jnp.int32), jnp.zeros(count, jnp.float32)
-    wishes = SlotSettings(jnp.zeros((count, 2), jnp.uint32), real, whole, real + 1, whole, whole - 1, whole > 0)
+    cache = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
+    zeros_B, false_B = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
+    settings = SlotSettings(
+        keys_B2=jnp.zeros((count, 2), jnp.uint32),
+        temperature_B=jnp.zeros(count),
+        top_k_B=zeros_B,
+        top_p_B=jnp.ones(count),
+        max_tokens_B=zeros_B,
+        thinking_budget_B=zeros_B - 1,
+        alternatives_B=false_B,
+    )
     return Slots(
-        tuple(BlockCache(states, kept, kept) for _ in range(config.blocks)),
-        jnp.zeros((count, config.width), dtype),
-        whole,
-        whole,
-        whole > 0,
-        whole > 0,
-        jnp.zeros((count, config.context)),
-        wishes,
+        blocks=tuple(BlockCache(states, cache, cache) for _ in range(config.blocks)),
+        hidden_BD=jnp.zeros((count, config.width), dtype),
+        positions_B=zeros_B,
+        index_B=zeros_B,
+        active_B=false_B,
+        thinking_B=false_B,
+        uniforms_BS=jnp.zeros((count, config.context)),
+        settings=settings,
     )
 
 
-@partial(jax.jit, static_argnames=("config", "scored"))
-def read_prompts(
-    params: Params, tokens_BP: Array, lengths_B: Array, config: ModelConfig, scored: bool
+@partial(jax.jit, static_argnames=("config", "score"))
+def prefill_prompts(
+    params: Params, tokens_BP: Array, lengths_B: Array, config: ModelConfig, score: bool
 ) -> tuple[PrefilledPrompts, PrefillScores | None]:
-    """Prefill right-aligned prompts (`lengths_B` from 1); `scored`: with the log-probabilities of their tokens."""
+    """Prefill right-aligned prompts (`lengths_B` >= 1); `score`: with the log-probabilities of their tokens."""
     x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
 
-    def to_the_left(held_BGPH: Array) -> Array:
-        room = ((0, 0), (0, 0), (0, config.context), (0, 0))
+    def left_aligned(held_BGPH: Array) -> Array:
+        """[B, G, P, H] to [B, G, S, H]: each row cut from its prompt's first column on, after padding to the right."""
+        padded = jnp.pad(held_BGPH, ((0, 0), (0, 0), (0, config.context), (0, 0)))
         cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=config.context, axis=1)
-        return jax.vmap(cut)(jnp.pad(held_BGPH, room), cache.start_B)
+        return jax.vmap(cut)(padded, cache.start_B)
 
     blocks = tuple(
-        held._replace(keys_BGSH=to_the_left(held.keys_BGSH), values_BGSH=to_the_left(held.values_BGSH))
+        held._replace(keys_BGSH=left_aligned(held.keys_BGSH), values_BGSH=left_aligned(held.values_BGSH))
         for held in cache.blocks
     )
-    prompted = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)
-    return prompted, _scores(params, config, x_BPD, tokens_BP) if scored else None
+    prefilled = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)
+    return prefilled, _scores(params, config, x_BPD, tokens_BP) if score else None
 
 
 @partial(jax.jit, donate_argnames="slots")
-def place(slots: Slots, prompted: PrefilledPrompts, source_R: Array, into_R: Array, wishes: SlotSettings) -> Slots:
-    """Slot into_R[r] begins a completion of prompt source_R[r] as wishes[r] says; rows of a slot beyond the last go."""
+def fill_slots(
+    slots: Slots, prefilled: PrefilledPrompts, source_R: Array, into_R: Array, settings: SlotSettings
+) -> Slots:
+    """Start a sample of prompt `source_R[r]` with `settings[r]` in slot `into_R[r]`; drop rows without such a slot."""
 
-    def put(held: Array, new: Array) -> Array:
-        return held.at[into_R].set(new.astype(held.dtype), mode="drop")
+    def put(held: Array, new_R: Array) -> Array:
+        return held.at[into_R].set(new_R.astype(held.dtype), mode="drop")
 
-    def taken(held: Array, read: Array) -> Array:
-        return put(held, read[source_R])
+    def put_prompt(held: Array, prompts: Array) -> Array:
+        return put(held, prompts[source_R])
 
-    zeros_R = jnp.zeros_like(into_R)
+    zeros_R, true_R = jnp.zeros_like(into_R), jnp.ones_like(into_R, dtype=bool)
     return Slots(
-        jax.tree.map(taken, slots.blocks, prompted.blocks),
-        taken(slots.hidden_BD, prompted.hidden_BD),
-        taken(slots.positions_B, prompted.lengths_B),
-        put(slots.index_B, zeros_R),
-        put(slots.active_B, zeros_R == 0),
-        put(slots.thinking_B, zeros_R == 0),
-        put(slots.uniforms_BS, uniforms(wishes.keys_B2, slots.uniforms_BS.shape[1])),
-        jax.tree.map(put, slots.wishes, wishes),
+        blocks=jax.tree.map(put_prompt, slots.blocks, prefilled.blocks),
+        hidden_BD=put_prompt(slots.hidden_BD, prefilled.hidden_BD),
+        positions_B=put_prompt(slots.positions_B, prefilled.lengths_B),
+        index_B=put(slots.index_B, zeros_R),
+        active_B=put(slots.active_B, true_R),
+        thinking_B=put(slots.thinking_B, true_R),
+        uniforms_BS=put(slots.uniforms_BS, uniforms(settings.keys_B2, slots.uniforms_BS.shape[1])),
+        settings=jax.tree.map(put, slots.settings, settings),
     )
 
 
@@ -156,31 +170,36 @@ def advance(
     think_end: int,
     stride: int,
 ) -> tuple[Slots, SlotOutput]:
-    """Up to `stride` tokens in every slot that is active and kept; a stop id is the last that a slot writes."""
-    count, alternatives = slots.positions_B.shape[0], min(MOST_TOPS, config.vocabulary)
+    """Write up to `stride` tokens in every slot that is active and kept; a slot stops after a stop id."""
+    count, alternatives = slots.positions_B.shape[0], min(MAX_ALTERNATIVES, config.vocabulary)
     slots = slots._replace(active_B=slots.active_B & kept_B)
-    written = SlotOutput(
-        jnp.zeros(count, jnp.int32),
-        slots.active_B,
-        jnp.zeros((stride, count), jnp.int32),
-        jnp.zeros((stride, count)),
-        jnp.zeros((stride, count, alternatives), jnp.int32),
-        jnp.zeros((stride, count, alternatives)),
+    output = SlotOutput(
+        count_B=jnp.zeros(count, jnp.int32),
+        active_B=slots.active_B,
+        ids_TB=jnp.zeros((stride, count), jnp.int32),
+        logprobs_TB=jnp.zeros((stride, count)),
+        top_ids_TBN=jnp.zeros((stride, count, alternatives), jnp.int32),
+        top_logprobs_TBN=jnp.zeros((stride, count, alternatives)),
     )
 
     def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
-        step, slots, written = carry
+        step, slots, output = carry
+        # The next token of every slot, idle ones included: the program has one shape, and what idle slots compute is
+        # never counted.
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
-        ids_B, thinking_B = _drawn(slots, logits_BV, think_end)
+        ids_B, thinking_B = _next_ids(slots, logits_BV, think_end)
+        # Its log-probability, and the alternatives if any active slot wants them, because selecting them is expensive.
         total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
         chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
         values_BN, top_ids_BN = jax.lax.cond(
-            jnp.any(slots.wishes.tops_B & slots.active_B),
+            jnp.any(slots.settings.alternatives_B & slots.active_B),
             lambda: likeliest(logits_BV, alternatives),
             lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
         )
+        # The token goes through the model, which gives the hidden state of the next one.
         hidden_BD, blocks = decode_ragged(weights, config, ids_B, slots.blocks, slots.positions_B)
-        ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.wishes.max_tokens_B)
+        ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.settings.max_tokens_B)
+        # Idle slots stay where they are.
         moved_B = slots.active_B.astype(jnp.int32)
         after = slots._replace(
             blocks=blocks,
@@ -190,36 +209,36 @@ def advance(
             active_B=slots.active_B & ~ended_B,
             thinking_B=thinking_B,
         )
-        told = SlotOutput(
-            written.count_B + moved_B,
-            after.active_B,
-            written.ids_TB.at[step].set(ids_B),
-            written.logprobs_TB.at[step].set(chosen_B - total_B1[:, 0]),
-            written.top_ids_TBN.at[step].set(top_ids_BN),
-            written.top_logprobs_TBN.at[step].set(values_BN - total_B1),
+        output = SlotOutput(
+            count_B=output.count_B + moved_B,
+            active_B=after.active_B,
+            ids_TB=output.ids_TB.at[step].set(ids_B),
+            logprobs_TB=output.logprobs_TB.at[step].set(chosen_B - total_B1[:, 0]),
+            top_ids_TBN=output.top_ids_TBN.at[step].set(top_ids_BN),
+            top_logprobs_TBN=output.top_logprobs_TBN.at[step].set(values_BN - total_B1),
         )
-        return step + 1, after, told
+        return step + 1, after, output
 
     def unfinished(carry: tuple[Array, Slots, SlotOutput]) -> Array:
         return (carry[0] < stride) & jnp.any(carry[1].active_B)
 
-    _, slots, written = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), slots, written))
-    return slots, written
+    _, slots, output = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), slots, output))
+    return slots, output
 
 
-def _drawn(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Array]:
-    """The next id of every slot, and whether it is still thinking after it; a spent budget puts `think_end` in."""
-    wishes = slots.wishes
+def _next_ids(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Array]:
+    """Draw the next id of every slot, `think_end` where the thinking budget is spent; and whether it still thinks."""
+    settings = slots.settings
     uniform_B = jnp.take_along_axis(slots.uniforms_BS, slots.index_B[:, None], axis=1)[:, 0]
-    ids_B = draw_each(logits_BV, uniform_B, wishes.temperature_B, wishes.top_k_B, wishes.top_p_B)
-    spent_B = (wishes.thinking_budget_B >= 0) & (slots.index_B >= wishes.thinking_budget_B)
+    ids_B = draw_each(logits_BV, uniform_B, settings.temperature_B, settings.top_k_B, settings.top_p_B)
+    spent_B = (settings.thinking_budget_B >= 0) & (slots.index_B >= settings.thinking_budget_B)
     ids_B = jnp.where(slots.thinking_B & spent_B, think_end, ids_B)
     return ids_B, slots.thinking_B & (ids_B != think_end)
 
 
 def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array) -> PrefillScores:
-    """Each token's log-probability after those before it; columns before a prompt's second token mean nothing."""
-    before, length = x_BPD.shape[0], x_BPD.shape[1] - 1
+    """log p of each token given those before it; columns before a prompt's second token have no meaning."""
+    rows, length = x_BPD.shape[0], x_BPD.shape[1] - 1
     missing = -length % SCORE_CHUNK
     hidden = jnp.pad(x_BPD[:, :-1], ((0, 0), (0, missing), (0, 0)))
     targets = jnp.pad(tokens_BP[:, 1:], ((0, 0), (0, missing)))
@@ -229,14 +248,14 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
         logits_BCV = masked_logits(hidden_BCD, params["embedding"], config.vocabulary)
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
         chosen_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], axis=-1)[..., 0]
-        values_BCN, ids_BCN = likeliest(logits_BCV, min(SCORED_TOPS, config.vocabulary))
+        values_BCN, ids_BCN = likeliest(logits_BCV, min(MAX_PROMPT_ALTERNATIVES, config.vocabulary))
         return PrefillScores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
 
     def chunks(array: Array) -> Array:
-        return jnp.swapaxes(array.reshape(before, -1, SCORE_CHUNK, *array.shape[2:]), 0, 1)
+        return jnp.swapaxes(array.reshape(rows, -1, SCORE_CHUNK, *array.shape[2:]), 0, 1)
 
     def joined(array: Array) -> Array:
         array = jnp.swapaxes(array, 0, 1)
-        return array.reshape(before, -1, *array.shape[3:])[:, :length]
+        return array.reshape(rows, -1, *array.shape[3:])[:, :length]
 
     return jax.tree.map(joined, jax.lax.map(chunk, (chunks(hidden), chunks(targets))))

@@ -11,7 +11,8 @@ from configs.training import ProblemsConfig
 from data.chat_template import encode_prompt
 from data.tokenizer import tokenizer_for
 from evals.running import answerers
-from evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion, buckets
+from evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
+from model.decoding.buckets import length_buckets
 from model.nautile import initialise
 from model.weights.files import save_weights
 from tasks.engine.job import Job
@@ -82,13 +83,13 @@ def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
 
 
 def test_short_prompts_get_a_shorter_shape():
-    assert buckets(1024) == [256, 512, 1024]
-    assert buckets(1000) == [256, 512, 1000]
-    assert buckets(128) == [128]
+    assert length_buckets(1024, 256) == [256, 512, 1024]
+    assert length_buckets(1000, 256) == [256, 512, 1000]
+    assert length_buckets(128, 256) == [128]
 
 
 def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):
-    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     two_shapes = CheckpointAnswerer(checkpoint, CONFIG)
     outputs = [one.output for one in two_shapes.answer(PROMPTS[:4], SEEDS[:4])]
     assert outputs == [one.output for one in answerer.answer(PROMPTS[:4], SEEDS[:4])]
@@ -114,7 +115,7 @@ def test_a_missing_checkpoint_and_too_long_a_prompt_are_refused(checkpoint, tmp_
 
 
 def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint, monkeypatch):
-    monkeypatch.setattr(answerers, "SMALLEST_BUCKET", 64)
+    monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
     answers = longer.answer([PROMPTS[0], "sea " * 40], SEEDS[:2])
     assert [one.tokens_in > 128 for one in answers] == [False, True]

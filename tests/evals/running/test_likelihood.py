@@ -12,7 +12,8 @@ from evals.benchmarks.items import BenchmarkItem
 from evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
 from evals.running.runner import score_options
 from evals.scoring.scores import likelihood
-from model.decoding.scoring import continuation_logprobs, shape_buckets
+from model.decoding.buckets import length_buckets
+from model.decoding.scoring import continuation_logprobs
 from model.loss import masked_logits
 from model.nautile import forward, initialise
 from model.weights.files import load_weights, save_weights
@@ -79,7 +80,7 @@ def test_sums_are_those_of_each_sequence_alone(checkpoint):
     expected = [plain_logprob(params, model, ids, first) for ids, first in sequences]
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
     assert found[3] == 0
-    assert shape_buckets(160) == [64, 128, 160]
+    assert length_buckets(160) == [64, 128, 160]
 
 
 def test_a_sequence_over_the_context_is_refused(checkpoint):

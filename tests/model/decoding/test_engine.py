@@ -1,5 +1,4 @@
-"""Continuous batching: samples as `model.decoding.generate` makes them, whoever sits beside; a bounded queue; slots
-set free."""
+"""Continuous batching: samples equal to those of `model.decoding.generate` in any company; the queue; cancellation."""
 
 import threading
 from dataclasses import replace
@@ -12,7 +11,8 @@ import pytest
 
 from common.errors import ConfigError
 from model.decoding import engine as engine_module
-from model.decoding.engine import Engine, buckets
+from model.decoding.buckets import length_buckets
+from model.decoding.engine import Engine
 from model.decoding.generate import Generator
 from model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
 from model.decoding.sampling import Sampling
@@ -21,7 +21,7 @@ from model.nautile import forward
 
 STOPS, THINK_END = (3, 4), 9
 SLOTS, QUEUE = 4, 24
-ORDERS = [
+REQUESTS = [
     DecodeRequest((5, 6, 7), 12, (1,), temperature=0.0),
     DecodeRequest((9,), 20, (2,)),
     DecodeRequest((11, 12, 13, 14, 15, 16), 7, (3,), temperature=0.7, top_k=5),
@@ -33,151 +33,153 @@ ORDERS = [
 ]
 
 
-class Desk:
-    """Listens to an engine. While `open` is clear the engine stands still at the end of its turn."""
+class Client:
+    """Collects the events of an engine. While `open` is clear the engine waits at the end of its iteration."""
 
     def __init__(self, engine):
         self.engine, self.open = engine, threading.Event()
         self.open.set()
-        self.boxes, self.others = {}, SimpleQueue()
+        self.events = {}
 
     def listen(self, events):
         assert self.open.wait(60)
-        for ticket, event in events:
-            self.boxes.setdefault(ticket, SimpleQueue()).put(event)
+        for handle, event in events:
+            self.events.setdefault(handle, SimpleQueue()).put(event)
 
-    def submit(self, orders):
-        self.open.clear()  # so that no event comes before its box
+    def submit(self, requests):
+        self.open.clear()  # so that no event comes before its queue exists
         try:
-            tickets = self.engine.submit(orders)
-            self.boxes |= {ticket: SimpleQueue() for ticket in tickets}
+            handles = self.engine.submit(requests)
+            self.events |= {handle: SimpleQueue() for handle in handles}
         finally:
             self.open.set()
-        return tickets
+        return handles
 
-    def outcome(self, ticket):
-        """ids, log-probabilities, alternatives, the scores if any, and how it ended."""
-        ids, logprobs, tops, scored = [], [], [], None
+    def outcome(self, handle):
+        """ids, log-probabilities, alternatives, the prompt's scores if any, and the finish reason."""
+        ids, logprobs, best, scores = [], [], [], None
         while True:
-            event = self.boxes[ticket].get(timeout=60)
+            event = self.events[handle].get(timeout=60)
             if isinstance(event, RequestFailed):
                 return event
             if isinstance(event, PromptScores):
-                scored = event
-                if not ticket.request.max_tokens:
-                    return ids, logprobs, tops, scored, None
+                scores = event
+                if not handle.request.max_tokens:
+                    return ids, logprobs, best, scores, None
                 continue
-            ids, logprobs, tops = ids + event.ids, logprobs + event.logprobs, tops + event.alternatives
+            ids, logprobs, best = ids + event.ids, logprobs + event.logprobs, best + event.alternatives
             if event.finish:
-                return ids, logprobs, tops, scored, event.finish
+                return ids, logprobs, best, scores, event.finish
 
-    def fill(self, orders):
-        return [self.outcome(ticket) for ticket in self.submit(orders)]
+    def fill(self, requests):
+        return [self.outcome(handle) for handle in self.submit(requests)]
 
 
 def started(params, config):
     engine = Engine(params, config, STOPS, THINK_END, SLOTS, QUEUE)
-    desk = Desk(engine)
-    engine.start(desk.listen)
-    return desk
+    client = Client(engine)
+    engine.start(client.listen)
+    return client
 
 
 @pytest.fixture(scope="module")
-def desk(params, config):
-    desk = started(params, config)
-    yield desk
-    desk.engine.close()
-    assert not desk.engine._thread.is_alive()
+def client(params, config):
+    client = started(params, config)
+    yield client
+    client.engine.close()
+    assert not client.engine._thread.is_alive()
 
 
 @pytest.fixture(scope="module")
-def alone(desk):
-    """Each order filled with nobody beside it."""
-    return [desk.fill([order])[0] for order in ORDERS]
+def alone(client):
+    """Each request served with no other in the batch."""
+    return [client.fill([request])[0] for request in REQUESTS]
 
 
 @pytest.mark.parametrize("index", [0, 4, 5], ids=["greedy", "cut", "drawn, with a thinking budget"])
 def test_samples_are_those_of_the_generator(config, params, alone, index):
     """The same seeds give the same tokens."""
-    order, (ids, logprobs, _, _, finish) = ORDERS[index], alone[index]
-    # One limit for all, for each compiles: a longer one changes nothing before it.
-    sampling = Sampling(25, order.temperature, order.top_k, order.top_p, STOPS, THINK_END, order.thinking_budget)
-    [expected] = Generator(config, sampling, 1, 39)(params, [order.prompt], [order.seed])
-    length = min(len(expected.ids), order.max_tokens)
+    request, (ids, logprobs, _, _, finish) = REQUESTS[index], alone[index]
+    # One limit for all, because each compiles a program: a longer limit changes nothing before it.
+    sampling = Sampling(
+        25, request.temperature, request.top_k, request.top_p, STOPS, THINK_END, request.thinking_budget
+    )
+    [expected] = Generator(config, sampling, 1, 39)(params, [request.prompt], [request.seed])
+    length = min(len(expected.ids), request.max_tokens)
     assert ids == expected.ids[:length].tolist()
     np.testing.assert_allclose(logprobs, expected.logprobs[:length], atol=1e-4)
     assert finish == ("stop" if ids[-1] in STOPS else "length")
 
 
-def test_a_sample_does_not_depend_on_its_neighbours(desk, alone):
-    """All at once, twice as many as there are slots and in another order, so that all join a batch under way."""
+def test_a_sample_does_not_depend_on_its_neighbours(client, alone):
+    """All at once, twice as many as there are slots and in another order, so that some join a running batch."""
     order = [7, 3, 0, 5, 1, 6, 2, 4]
-    together = desk.fill([ORDERS[index] for index in order])
+    together = client.fill([REQUESTS[index] for index in order])
     for index, (ids, logprobs, *_, finish) in zip(order, together, strict=True):
         assert ids == alone[index][0]
         assert finish == alone[index][4]
         np.testing.assert_allclose(logprobs, alone[index][1], atol=1e-5)
 
 
-def test_samples_of_one_prompt_differ_by_their_seeds_alone(desk):
+def test_samples_of_one_prompt_differ_by_their_seeds_alone(client):
     """More of them than are read or placed at once."""
-    orders = [DecodeRequest((5, 6, 7), 10, (seed,)) for seed in (1, 2, 3, 4, 5, 6, 1)]
-    found = [outcome[0] for outcome in desk.fill(orders)]
+    requests = [DecodeRequest((5, 6, 7), 10, (seed,)) for seed in (1, 2, 3, 4, 5, 6, 1)]
+    found = [outcome[0] for outcome in client.fill(requests)]
     assert found[0] == found[6]
     assert len({tuple(ids) for ids in found}) == 6
 
 
-def test_logprobs_are_those_of_the_trainer(config, params, desk):
+def test_logprobs_are_those_of_the_trainer(config, params, client):
     """Of a prompt and of what follows it, and the alternatives to each."""
-    order = DecodeRequest((5, 6, 7, 20, 21), 9, (1,), score_prompt=True, alternatives=5)
-    ids, logprobs, tops, scored, _ = desk.fill([order])[0]
-    row = jnp.asarray([[*order.prompt, *ids]])
+    request = DecodeRequest((5, 6, 7, 20, 21), 9, (1,), score_prompt=True, alternatives=5)
+    ids, logprobs, best, scores, _ = client.fill([request])[0]
+    row = jnp.asarray([[*request.prompt, *ids]])
     positions = jnp.arange(row.shape[1])[None]
     hidden_BLD = jax.jit(lambda: forward(params, config, row, jnp.ones_like(row), positions))()
     expected, _ = token_logprobs(params, config, hidden_BLD[:, :-1], row[:, 1:])
-    np.testing.assert_allclose([*scored.logprobs, *logprobs], expected[0], atol=1e-4)
+    np.testing.assert_allclose([*scores.logprobs, *logprobs], expected[0], atol=1e-4)
     every_LV = jax.nn.log_softmax(masked_logits(hidden_BLD[0, :-1], params["embedding"], config.vocabulary))
-    for place, best in enumerate([*scored.alternatives, *tops]):
-        np.testing.assert_array_equal([one for one, _ in best], np.argsort(-every_LV[place])[:5])
-        np.testing.assert_allclose([value for _, value in best], np.sort(every_LV[place])[::-1][:5], atol=1e-4)
+    for index, pairs in enumerate([*scores.alternatives, *best]):
+        np.testing.assert_array_equal([token for token, _ in pairs], np.argsort(-every_LV[index])[:5])
+        np.testing.assert_allclose([value for _, value in pairs], np.sort(every_LV[index])[::-1][:5], atol=1e-4)
 
 
-def test_scores_alone_need_no_slot(desk):
+def test_scoring_alone_needs_no_slot(client):
     """Equal prompts, long and short ones; the scores are the same as when tokens follow."""
     prompts = [(5, 6, 7), tuple(range(10, 74)), (9,), (5, 6, 7), (8, 3), (1, 2)]
-    found = desk.fill([DecodeRequest(prompt, 0, score_prompt=True) for prompt in prompts])
+    found = client.fill([DecodeRequest(prompt, 0, score_prompt=True) for prompt in prompts])
     assert [len(outcome[3].logprobs) for outcome in found] == [2, 63, 0, 2, 1, 1]
     assert found[0][3] == found[3][3]
-    [again] = desk.fill([DecodeRequest((5, 6, 7), 3, score_prompt=True, temperature=0.0)])
+    [again] = client.fill([DecodeRequest((5, 6, 7), 3, score_prompt=True, temperature=0.0)])
     np.testing.assert_allclose(again[3].logprobs, found[0][3].logprobs, atol=1e-5)
     assert len(again[0]) <= 3
 
 
-def test_a_full_queue_says_when_to_come_again(desk):
-    desk.open.clear()
+def test_a_full_queue_says_when_to_retry(client):
+    client.open.clear()
     try:
-        first = desk.engine.submit([DecodeRequest((5,), 40, temperature=0.0)] * QUEUE)
-        desk.boxes |= {ticket: SimpleQueue() for ticket in first}
-        # At most one turn is under way, which has taken no more than there are slots.
+        first = client.engine.submit([DecodeRequest((5,), 40, temperature=0.0)] * QUEUE)
+        client.events |= {handle: SimpleQueue() for handle in first}
+        # At most one iteration is running, and it has admitted no more than there are slots.
         with pytest.raises(QueueFull) as full:
-            desk.engine.submit([DecodeRequest((5,), 40)] * (SLOTS + 1))
+            client.engine.submit([DecodeRequest((5,), 40)] * (SLOTS + 1))
         assert 1 <= full.value.retry_after <= 60
     finally:
-        desk.open.set()
-    assert len({tuple(desk.outcome(ticket)[0]) for ticket in first}) == 1
+        client.open.set()
+    assert len({tuple(client.outcome(handle)[0]) for handle in first}) == 1
 
 
-def test_who_is_cancelled_leaves_its_slot_and_the_queue(desk):
-    tickets = desk.submit([DecodeRequest((5, 6), 60, temperature=0.0)] * (SLOTS + 3))
-    before = desk.engine.tokens
-    desk.engine.cancel(tickets)
-    assert len(desk.fill([ORDERS[1]])[0][0]) > 0
-    assert desk.engine.load() == (0, 0)
-    assert desk.engine.tokens - before < 60 * SLOTS
+def test_a_cancelled_request_leaves_its_slot_and_the_queue(client):
+    handles = client.submit([DecodeRequest((5, 6), 60, temperature=0.0)] * (SLOTS + 3))
+    before = client.engine.tokens
+    client.engine.cancel(handles)
+    assert len(client.fill([REQUESTS[1]])[0][0]) > 0
+    assert client.engine.load() == (0, 0)
+    assert client.engine.tokens - before < 60 * SLOTS
 
 
 @pytest.mark.parametrize(
-    ("order", "message"),
+    ("request_", "message"),
     [
         (DecodeRequest((), 5), "the prompt has 0 tokens"),
         (DecodeRequest((1,) * 60, 5), "60 tokens and 5 more are asked for; together they must be at most 64"),
@@ -186,50 +188,50 @@ def test_who_is_cancelled_leaves_its_slot_and_the_queue(desk):
         (DecodeRequest((1,), -1, score_prompt=True), "max_tokens must be 1 or more"),
     ],
 )
-def test_orders_that_do_not_fit_are_refused(desk, order, message):
+def test_requests_that_do_not_fit_are_refused(client, request_, message):
     with pytest.raises(ConfigError, match=message):
-        desk.engine.submit([replace(ORDERS[0]), order])
-    assert desk.engine.load() == (0, 0)
+        client.engine.submit([replace(REQUESTS[0]), request_])
+    assert client.engine.load() == (0, 0)
 
 
-def test_the_whole_context_may_be_used(config, desk):
-    [(ids, *_, finish)] = desk.fill([DecodeRequest((5, 6), config.context - 2, temperature=0.0)])
+def test_the_whole_context_may_be_used(config, client):
+    [(ids, *_, finish)] = client.fill([DecodeRequest((5, 6), config.context - 2, temperature=0.0)])
     assert len(ids) == config.context - 2 or finish == "stop"
-    assert buckets(64) == [64]
-    assert buckets(1000) == [64, 128, 256, 512, 1000]
-    assert buckets(10) == [10]
+    assert length_buckets(64) == [64]
+    assert length_buckets(1000) == [64, 128, 256, 512, 1000]
+    assert length_buckets(10) == [10]
 
 
-def test_when_the_model_fails_all_who_wait_hear_of_it(config, params, monkeypatch):
-    desk = started(params, config)
-    assert desk.engine.ready.wait(120)
+def test_when_the_model_fails_every_request_gets_an_answer(config, params, monkeypatch):
+    client = started(params, config)
+    assert client.engine.ready.wait(120)
 
     def broken(*_):
         raise RuntimeError("out of memory\nand more")
 
     monkeypatch.setattr(engine_module, "advance", broken)
-    outcomes = desk.fill([DecodeRequest((5,), 5)] * 6)
+    outcomes = client.fill([DecodeRequest((5,), 5)] * 6)
     assert all(
         isinstance(outcome, RequestFailed) and "RuntimeError: out of memory" in outcome.message for outcome in outcomes
     )
     with pytest.raises(EngineStopped, match="start the server again"):
-        desk.engine.submit([DecodeRequest((5,), 5)])
-    desk.engine.close()
+        client.engine.submit([DecodeRequest((5,), 5)])
+    client.engine.close()
 
 
-def test_closing_tells_those_who_wait(config, params):
-    desk = started(params, config)
-    desk.open.clear()
-    tickets = desk.engine.submit([DecodeRequest((5,), 60, temperature=0.0)] * QUEUE)
-    desk.boxes |= {ticket: SimpleQueue() for ticket in tickets}
-    closing = threading.Thread(target=desk.engine.close)
+def test_closing_answers_waiting_requests(config, params):
+    client = started(params, config)
+    client.open.clear()
+    handles = client.engine.submit([DecodeRequest((5,), 60, temperature=0.0)] * QUEUE)
+    client.events |= {handle: SimpleQueue() for handle in handles}
+    closing = threading.Thread(target=client.engine.close)
     closing.start()
-    desk.open.set()
+    client.open.set()
     closing.join(60)
     assert not closing.is_alive()
-    assert desk.outcome(tickets[-1]) == RequestFailed("the server is stopping")
+    assert client.outcome(handles[-1]) == RequestFailed("the server is stopping")
     with pytest.raises(EngineStopped, match="stopping"):
-        desk.engine.submit([DecodeRequest((5,), 5)])
+        client.engine.submit([DecodeRequest((5,), 5)])
 
 
 @pytest.mark.parametrize(("slots", "queue"), [(0, 5), (5, 0)])

@@ -9,7 +9,8 @@ import pytest
 
 from common.errors import ConfigError
 from model.decoding import generate
-from model.decoding.generate import Generator, stage_ends
+from model.decoding.buckets import length_buckets
+from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
@@ -66,8 +67,8 @@ def test_other_seeds_give_other_samples(config, params, four):
 
 
 def test_stages_change_nothing(config, params, four, monkeypatch):
-    monkeypatch.setattr(generate, "FIRST_STAGE", 5)
-    assert list(stage_ends(12)) == [5, 10, 12]
+    monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
+    assert length_buckets(12, 5) == [5, 10, 12]
     again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
     for one, other in zip(four, again, strict=True):
         same(one, other)

@@ -179,7 +179,7 @@ def test_trouble_is_passed_over_also_by_a_run_that_is_killed_after_it(finished, 
 def test_a_spike_sends_it_back(finished, monkeypatch, caplog):
     """The targets of steps 9 to 11 are noise; the second is one too many."""
     root, _, _ = finished
-    monkeypatch.setattr("model.training.divergence.ENOUGH", 4)
+    monkeypatch.setattr("model.training.divergence.MIN_LOSSES", 4)
     batch = Loader.batch
 
     def with_noise(self, step):
