@@ -10,7 +10,7 @@ import sys
 
 from model.capacity import topology
 
-topology.compilers()  # before JAX is used
+topology.enable_compilers()  # before JAX is used
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def gradients(operands, segments, cotangents):
 
 
 def main(device: str) -> None:
-    devices = topology.devices(topology.topology(CHIPS[device]))
+    devices = topology.devices(topology.parse_topology(CHIPS[device]))
     sharding = NamedSharding(Mesh(np.array(devices[:1]), ("all",)), PartitionSpec())
     batch, length, heads, head_dim, samples = 2, 1024, 16, 64, 2
 

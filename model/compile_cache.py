@@ -1,4 +1,4 @@
-"""XLA's compilation cache on disk: compiling the step of a small model takes 14 s of CPU, reading it back 0.5 s."""
+"""XLA's persistent compilation cache: compiling the step of a small model takes 14 s of CPU, loading it 0.5 s."""
 
 import hashlib
 import os
@@ -8,24 +8,25 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-WORTH_KEEPING_S = 0.2
+MIN_COMPILE_SECONDS = 0.2  # faster compilations are not kept
 
 
 def enable_compile_cache(folder: Path) -> None:
-    """Keep what this process compiles from now on in `folder`, in a part of it for this kind of machine.
+    """Keep the programs that this process compiles from now on in `folder`, in a subfolder for this kind of machine.
 
-    An operator's own `JAX_COMPILATION_CACHE_DIR` wins. A file cut short by a kill is noticed and compiled again.
+    An operator's own `JAX_COMPILATION_CACHE_DIR` takes precedence. A file truncated by a kill is detected and compiled
+    again.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     jax.config.update("jax_compilation_cache_dir", str(folder / _machine()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING_S)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    compilation_cache.reset_cache()  # it decides at the first compilation whether there is a cache at all
+    compilation_cache.reset_cache()  # JAX decides at the first compilation whether it has a cache
 
 
 def _machine() -> str:
-    """Code for the CPU uses the instructions of the one it was compiled on; another may not have them."""
+    """A name for the kind of machine: code for a CPU uses instructions that another CPU may not have."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,7 +1,7 @@
-"""Floating-point operations of a training step, by formula: XLA's own count takes the body of a scan once.
+"""Floating-point operations of a training step, by formula: XLA counts the body of a scan once.
 
-A multiply-add counts 2, the backward pass twice the forward one, and what rematerialisation computes again is not
-counted: these are the operations the model needs, so utilisations compare between settings.
+A multiply-add counts 2, the backward pass twice the forward pass, and what rematerialisation recomputes is not counted:
+these are the operations that the model needs, so that utilisations of different settings can be compared.
 """
 
 from configs.model import ModelConfig
@@ -9,7 +9,7 @@ from configs.model import ModelConfig
 # Dense bfloat16 peaks of one chip, FLOP/s, from the vendors' sheets.
 PEAK_FLOPS = {"v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12, "a100": 312e12, "h100": 989e12, "h200": 989e12}
 
-# How JAX calls these chips; the longer of two names that begin alike comes first.
+# JAX's names of these chips; where two begin alike, the longer is first.
 _DEVICE_KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
@@ -25,7 +25,7 @@ _MIXING = 20
 
 
 def peak_of(device_kind: str) -> float | None:
-    """The peak of a device by JAX's name for it; None for one that is not listed."""
+    """The peak of a device by JAX's name for it; None if it is not listed."""
     return next((PEAK_FLOPS[chip] for kind, chip in _DEVICE_KINDS.items() if device_kind.startswith(kind)), None)
 
 
@@ -57,5 +57,5 @@ def training_flops(config: ModelConfig, length: int) -> float:
 
 
 def utilisation(flops_per_token: float, tokens_per_second: float, peak_flops: float) -> float:
-    """MFU: the share of the chips' peak that the model's own operations make up. `peak_flops` is that of all chips."""
+    """MFU: the model's operations as a share of the peak of all chips, `peak_flops`."""
     return flops_per_token * tokens_per_second / peak_flops

@@ -1,6 +1,6 @@
-"""Chips that need not be here: what each has, and its devices to compile for ahead of time.
+"""Topologies of chips that need not be present: memory and peak of each chip, and devices to compile for.
 
-`compilers()` must have run before JAX is first used in a process: libtpu reads its settings as it is loaded.
+Call `enable_compilers()` before JAX is first used in a process: libtpu reads its settings when it is loaded.
 """
 
 import importlib.util
@@ -16,9 +16,9 @@ from common.errors import ConfigError
 from model.capacity.flops import PEAK_FLOPS
 
 GIB = 2**30
-AHEAD = Path(sys.prefix) / "ahead"  # where `make ahead` puts the compilers, out of sight of every other process
+AHEAD = Path(sys.prefix) / "ahead"  # where `make ahead` installs the compilers, hidden from every other process
 
-# What XLA asks of a GPU that it compiles for; the numbers are NVIDIA's for the H100 SXM.
+# The description of a GPU that XLA needs to compile for it; the numbers are NVIDIA's for the H100 SXM.
 _H100 = """
 gpu_device_info {
   name: "NVIDIA H100 80GB HBM3" device_vendor: "NVIDIA Corporation" device_address_bits: 64
@@ -36,7 +36,7 @@ dnn_version_info { major: 9 minor: 10 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
-# The CPU runs what is run; several processes may compile; and libtpu does not look for a TPU's own services.
+# Run on the CPU; let several processes load libtpu; and keep libtpu from looking for the services of a TPU host.
 _SETTINGS = {
     "JAX_PLATFORMS": "cpu",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -49,7 +49,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s if known, and chips to a host."""
+    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s if known, and chips per host."""
 
     name: str
     memory: int
@@ -57,7 +57,7 @@ class Chip:
     per_host: int
 
 
-# TPU memory is what the compiler lets a program use; the rest is the runtime's. One JAX device a chip on all of these.
+# TPU memory is what the compiler lets a program use; the runtime has the rest. Each chip is one JAX device.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -74,7 +74,7 @@ _GPUS = ("h100", "spark")
 
 @dataclass(frozen=True)
 class Topology:
-    """So many chips of a kind, by the name an operator gives: v4:2x4x4, v5e:8x8, h100:8, or local."""
+    """A number of chips of one kind, by the name that an operator uses: v4:2x4x4, v5e:8x8, h100:8, or local."""
 
     name: str
     chips: int
@@ -85,8 +85,8 @@ class Topology:
         return 1 if self.chip is None else max(1, self.chips // self.chip.per_host)
 
 
-def topology(name: str) -> Topology:
-    """What a name stands for. Raises ConfigError for one that means nothing."""
+def parse_topology(name: str) -> Topology:
+    """The topology of that name. Raises ConfigError for an unknown one."""
     if name == "local":
         import jax
 
@@ -94,38 +94,38 @@ def topology(name: str) -> Topology:
     kind, _, shape = name.partition(":")
     if kind not in CHIPS or not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){0,2}", shape):
         raise ConfigError(
-            f"topology {name!r}: name a chip and a shape, as v4:2x4x4, v5e:8x8 or h100:8, or say local; the chips are "
+            f"topology {name!r}: name a chip and a shape, as v4:2x4x4, v5e:8x8 or h100:8, or use local; the chips are "
             f"{', '.join(CHIPS)}"
         )
     return Topology(name, math.prod(map(int, shape.split("x"))), CHIPS[kind])
 
 
-def compilers() -> None:
-    """Let this process find the compilers for chips that are not here, and run on the CPU itself."""
+def enable_compilers() -> None:
+    """Make the compilers for other chips importable in this process, and let the process itself run on the CPU."""
     os.environ.update(_SETTINGS)
     if AHEAD.is_dir() and str(AHEAD) not in sys.path:
         sys.path.append(str(AHEAD))
 
 
-def devices(wanted: Topology) -> list[Any]:
-    """JAX's devices of a topology, to lower and compile for. Raises ConfigError where that cannot be done here."""
+def devices(topology: Topology) -> list[Any]:
+    """JAX's devices of a topology, to lower and compile for. Raises ConfigError where that is not possible here."""
     import jax
     from jax.experimental import topologies
 
-    if wanted.chip is None:
+    if topology.chip is None:
         return jax.devices()
-    gpu = wanted.chip.name in _GPUS
+    gpu = topology.chip.name in _GPUS
     package = "jax_plugins.xla_cuda12" if gpu else "libtpu"
     if importlib.util.find_spec(package.partition(".")[0]) is None:
-        raise ConfigError(f"{wanted.name}: its compiler ({package}) is not installed: `make ahead` installs it")
+        raise ConfigError(f"{topology.name}: its compiler ({package}) is not installed: run `make ahead`")
     if gpu:
-        settings = {"platform": "cuda", "topology": f"1x1x{wanted.chips}", "target_config": _H100}
+        settings = {"platform": "cuda", "topology": f"1x1x{topology.chips}", "target_config": _H100}
     else:
-        settings = {"platform": "tpu", "topology_name": wanted.name}
-        settings |= {"chip_config_name": "megacore"} if wanted.chip.name in ("v4", "v5p") else {}
+        settings = {"platform": "tpu", "topology_name": topology.name}
+        settings |= {"chip_config_name": "megacore"} if topology.chip.name in ("v4", "v5p") else {}
     try:
-        described = topologies.get_topology_desc(**({"topology_name": "h100"} | settings))
-    except Exception as error:  # the plugins raise what they like: JaxRuntimeError, NotImplementedError, KeyError
+        description = topologies.get_topology_desc(**({"topology_name": "h100"} | settings))
+    except Exception as error:  # the plugins raise JaxRuntimeError, NotImplementedError, KeyError, ...
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{wanted.name}: its compiler does not know this topology ({line})") from None
-    return list(described.devices)
+        raise ConfigError(f"{topology.name}: its compiler does not know this topology ({line})") from None
+    return list(description.devices)

@@ -1,8 +1,11 @@
-"""The decode state, the parallel prefill that makes it, and the one-token step that carries it on.
+"""The decoding cache: the parallel prefill that creates it, and the step that advances it by one token.
 
-Ragged prompts stand right-aligned in their batch (padding on the left), so every row's next token goes to the same
-column: one slice is written per layer and step, in place, and nothing of the context's size is copied. Blocks are
-unrolled in the step, each with arrays of its own, for a scan over stacked caches would copy them at every step.
+Prompts of different lengths are right-aligned in their batch (padding on the left), so the next token of every row goes
+to the same column: a step writes one slice per layer, in place, and copies nothing of the context's size. Blocks are
+unrolled in the step, each with its own arrays, because a scan over stacked caches would copy them at every step.
+
+Letters, in addition to those of `model.nautile`: P prompt columns, S cache columns, G key-value heads, R query heads
+per key-value head.
 """
 
 from collections.abc import Callable
@@ -20,12 +23,12 @@ from model.layers.sca import SCAState, Spectrum, sca, sca_step, spectrum
 from model.nautile import embed, sca_names
 
 _MASKED = -1e30
-# Matrices go to the compute type once per decode; the rest of a layer's parameters stay float32.
+# Cast to the compute type once per generation; the other parameters of a layer stay float32.
 _MATRICES = {"in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
 
 
 class BlockCache(NamedTuple):
-    """One block: a state per SCA layer, and the Transformer layer's keys and values [B, kv heads, S, H]."""
+    """The cache of a block: the state of each SCA layer, and the keys and values of the Transformer layer."""
 
     sca: tuple[SCAState, ...]
     keys_BGSH: Array
@@ -33,15 +36,15 @@ class BlockCache(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """All blocks; the column at which each row's prompt starts; how many columns are filled (the same in every row)."""
+    """The cache of all blocks."""
 
     blocks: tuple[BlockCache, ...]
-    start_B: Array
-    filled: Array
+    start_B: Array  # the column at which each row's prompt starts
+    filled: Array  # how many columns are filled, the same in every row
 
 
 class DecodeWeights(NamedTuple):
-    """The parameters as the step wants them: one dict per block, matrices in the compute type, spectra worked out."""
+    """The parameters as the step needs them: a dict per block, matrices in the compute type, spectra computed."""
 
     embedding: Array
     blocks: tuple[Params, ...]
@@ -66,8 +69,7 @@ def prefill(
 ) -> tuple[Array, Cache]:
     """Run right-aligned prompts in parallel: the last token's hidden state [B, D], and a cache of `capacity` columns.
 
-    `lengths_B` (1 to P) says how many of each row's last columns are its prompt. Raises ConfigError where `capacity`
-    is below P.
+    The last `lengths_B` columns (1 to P) of each row are its prompt. Raises ConfigError where `capacity` is below P.
     """
     x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, capacity)
     return x_BPD[:, -1], cache
@@ -81,9 +83,9 @@ def prefill_all(
     if capacity < length:
         raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
     start_B = length - lengths_B
-    counted_BP = jnp.arange(length) - start_B[:, None]
-    segments_BP, positions_BP = (counted_BP >= 0).astype(jnp.int32), jnp.maximum(counted_BP, 0)
-    room = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
+    offset_BP = jnp.arange(length) - start_B[:, None]
+    segments_BP, positions_BP = (offset_BP >= 0).astype(jnp.int32), jnp.maximum(offset_BP, 0)
+    padding = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
 
     def body(x_BPD: Array, block: Params) -> tuple[Array, BlockCache]:
         states = []
@@ -91,7 +93,7 @@ def prefill_all(
             x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
             states.append(state)
         x_BPD, (k, v) = attention(block["attention"], config, x_BPD, segments_BP, positions_BP)
-        keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), room) for part in (k, v))
+        keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), padding) for part in (k, v))
         return x_BPD, BlockCache(tuple(states), keys, values)
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
@@ -100,7 +102,7 @@ def prefill_all(
 
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
-    """One token for every row: its hidden state [B, D] and the next cache. The caller sees to it that there is room."""
+    """Run one token of every row: its hidden state [B, D] and the next cache. The cache must have a free column."""
     column_S = jnp.arange(cache.blocks[0].keys_BGSH.shape[2])
     seen_BS = (column_S >= cache.start_B[:, None]) & (column_S <= cache.filled)
 
@@ -108,31 +110,31 @@ def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, ca
         return jax.lax.dynamic_update_slice(held_BGSH, new_BGH[:, :, None], (0, 0, cache.filled, 0))
 
     positions_B = cache.filled - cache.start_B
-    x_BD, blocks = _through(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
+    x_BD, blocks = _advance(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
     return x_BD, Cache(blocks, cache.start_B, cache.filled + 1)
 
 
 def decode_ragged(
     weights: DecodeWeights, config: ModelConfig, tokens_B: Array, blocks: tuple[BlockCache, ...], positions_B: Array
 ) -> tuple[Array, tuple[BlockCache, ...]]:
-    """`decode_step` for rows that began at different times: each stands from column 0 on and writes at its position."""
+    """`decode_step` for rows of different ages: each begins at column 0, and its token goes to its own position."""
     rows = jnp.arange(positions_B.shape[0])
     seen_BS = jnp.arange(blocks[0].keys_BGSH.shape[2]) <= positions_B[:, None]
 
     def write(held_BGSH: Array, new_BGH: Array) -> Array:
         return held_BGSH.at[rows, :, positions_B].set(new_BGH, unique_indices=True, mode="drop")
 
-    return _through(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
+    return _advance(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
 
 
 def grow(cache: Cache, capacity: int) -> Cache:
-    """The same cache with room for `capacity` columns."""
+    """The same cache, enlarged to `capacity` columns."""
     missing = capacity - cache.blocks[0].keys_BGSH.shape[2]
     if missing < 0:
         raise ConfigError(f"cache: {cache.blocks[0].keys_BGSH.shape[2]} columns cannot shrink to {capacity}")
-    room = ((0, 0), (0, 0), (0, missing), (0, 0))
+    padding = ((0, 0), (0, 0), (0, missing), (0, 0))
     blocks = tuple(
-        held._replace(keys_BGSH=jnp.pad(held.keys_BGSH, room), values_BGSH=jnp.pad(held.values_BGSH, room))
+        held._replace(keys_BGSH=jnp.pad(held.keys_BGSH, padding), values_BGSH=jnp.pad(held.values_BGSH, padding))
         for held in cache.blocks
     )
     return cache._replace(blocks=blocks)
@@ -144,12 +146,12 @@ def unstacked(tree: Any, index: int) -> Any:
 
 
 def share(cache: Cache, source_B: Array) -> Cache:
-    """A cache whose row b is row source_B[b] of the one given."""
+    """A cache whose row b is row source_B[b] of the given cache."""
     blocks = jax.tree.map(lambda part: part[source_B], cache.blocks)
     return cache._replace(blocks=blocks, start_B=cache.start_B[source_B])
 
 
-def _through(
+def _advance(
     weights: DecodeWeights,
     config: ModelConfig,
     tokens_B: Array,
@@ -158,7 +160,7 @@ def _through(
     seen_BS: Array,
     write: Callable[[Array, Array], Array],
 ) -> tuple[Array, tuple[BlockCache, ...]]:
-    """One token through every block; `write` puts a row's new key or value where `seen_BS` has it."""
+    """Run one token through every block. `write` puts a new key or value into its column, one of `seen_BS`."""
     x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
     blocks = []
     for layers, spectra, held in zip(weights.blocks, weights.spectra, held_blocks, strict=True):

@@ -228,7 +228,7 @@ class Engine:
     def _prefill(
         self, rows: dict[tuple[int, ...], int], length: int, score: bool
     ) -> tuple[PrefilledPrompts, PrefillScores | None]:
-        """Prefill prompts, each in its row, right-aligned in `length` columns; one row or `ROWS`, to have two shapes."""
+        """Prefill prompts in their rows, right-aligned in `length` columns; 1 or `ROWS` rows, to have two shapes."""
         count = 1 if len(rows) == 1 else ROWS
         tokens_BP, lengths_B = np.zeros((count, length), np.int32), np.ones(count, np.int32)
         for prompt, row in rows.items():

@@ -1,8 +1,8 @@
-"""How a token is drawn from logits, row by row: temperature, then top-k, then top-p, then one uniform number.
+"""Sampling of a token from logits, row by row: temperature, then top-k, then top-p, then one uniform number.
 
-A draw inverts the cumulative distribution with a single uniform per row and token, made from the sample's own key and
-the token's index alone, so it depends neither on the row nor on the batch. (A Gumbel draw would cost V random numbers
-a token: at V = 2,048 and 64 rows that was most of a decode step on CPU.)
+A draw inverts the cumulative distribution with a single uniform number per row and token. That number depends on the
+sample's own key and the token's index alone, so a sample depends neither on its row nor on its batch. (A Gumbel draw
+takes V random numbers a token: at V = 2,048 and 64 rows that was most of a decode step on CPU.)
 """
 
 import hashlib
@@ -21,9 +21,9 @@ _BLOCK = 128
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue a prompt. `thinking_budget` tokens after it at the most, then `think_end` is put in.
+    """How to continue a prompt. Raises ConfigError naming a field that is out of range.
 
-    Raises ConfigError naming a field out of range.
+    thinking_budget: after at most so many tokens, `think_end` is inserted.
     """
 
     max_tokens: int
@@ -50,7 +50,7 @@ class Sampling:
 
 
 def sample_keys(seeds: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """One key [2] of uint32 per sample, from the integers that identify it, such as (step, prompt, sample)."""
+    """A key [2] of uint32 for each sample, from the integers that identify it, such as (step, prompt, sample)."""
     digests = (hashlib.sha256(",".join(str(int(part)) for part in seed).encode()).digest()[:8] for seed in seeds)
     return np.frombuffer(b"".join(digests), dtype="<u4").astype(np.uint32).reshape(len(seeds), 2)
 
@@ -61,7 +61,7 @@ def uniforms(keys_B2: Array, count: int) -> Array:
 
 
 def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
-    """The token of every row [B], fixed by its logits and one uniform number."""
+    """Draw the token of every row [B]: a function of its logits and one uniform number."""
     if sampling.temperature == 0:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     if sampling.top_k == 0 and sampling.top_p == 1:
@@ -70,7 +70,7 @@ def draw(logits_BV: Array, uniform_B: Array, sampling: Sampling) -> Array:
     count = min(sampling.top_k or logits_BV.shape[1], logits_BV.shape[1])
     values_BN, ids_BN = jax.lax.top_k(logits_BV, count)
     shares_BN = jax.nn.softmax(values_BN / sampling.temperature, axis=-1)
-    # A token stays while those before it hold less than top_p: the likeliest always does.
+    # A token is kept if those before it sum to less than top_p, so the likeliest always is.
     before_BN = jnp.cumsum(shares_BN, axis=-1) - shares_BN
     chosen_B = _invert(jnp.where(before_BN < sampling.top_p, shares_BN, 0).at[:, 0].set(shares_BN[:, 0]), uniform_B)
     return jnp.take_along_axis(ids_BN, chosen_B[:, None], axis=1)[:, 0]
@@ -86,9 +86,9 @@ def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
 
 
 def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B: Array, top_p_B: Array) -> Array:
-    """`draw` with a temperature, top-k and top-p of its own for every row [B].
+    """`draw` with a temperature, top-k and top-p for every row [B].
 
-    The logits are sorted only while some row asks for it: at V = 100,352 that is dearer than all else in a draw.
+    The logits are sorted only if some row needs it: at V = 100,352 sorting costs more than the rest of a draw.
     """
     greedy_B = temperature_B == 0
     cut_B = ~greedy_B & ((top_k_B > 0) | (top_p_B < 1))
@@ -110,7 +110,7 @@ def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B:
 
 
 def _invert(shares_BV: Array, uniform_B: Array) -> Array:
-    """The index at which the running sum of unnormalised `shares` passes uniform x total: by block, then inside it."""
+    """The index at which the running sum of unnormalised `shares` passes uniform x total: the block, then inside it."""
     batch, size = shares_BV.shape
     blocks_BNC = jnp.pad(shares_BV, ((0, 0), (0, -size % _BLOCK))).reshape(batch, -1, _BLOCK)
     sums_BN = jnp.sum(blocks_BNC, axis=-1)
@@ -120,9 +120,9 @@ def _invert(shares_BV: Array, uniform_B: Array) -> Array:
 
 
 def _passes(shares_BN: Array, target_B: Array) -> tuple[Array, Array]:
-    """The first index whose running sum exceeds the target, and the target less the sum before that index.
+    """The first index whose running sum exceeds the target, and the target minus the sum before that index.
 
-    Rounding can leave the target at the very end: then the largest share is taken, never one of zero.
+    If rounding leaves no such index, it is that of the largest share, never of a share of zero.
     """
     reached_BN = jnp.cumsum(shares_BN, axis=-1)
     beyond_BN = reached_BN > target_B[:, None]

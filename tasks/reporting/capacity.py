@@ -17,7 +17,7 @@ def planning(job: Job) -> None:
     """Compile a step of every training stage for a topology, and write what they need as plan.json and plan.md."""
     from model.capacity import topology
 
-    topology.compilers()  # before JAX is used
+    topology.enable_compilers()  # before JAX is used
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import estimate_memory as plan_reinforcement
@@ -28,7 +28,7 @@ def planning(job: Job) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)
 
     config, model = job.part("plan", PlanConfig), job.part("model", ModelConfig)
-    wanted = topology.topology(config.topology)
+    wanted = topology.parse_topology(config.topology)
     pretrain = job.part("pretrain", PretrainConfig)
     found = plan_training(pretrain, model, config.row_length, wanted, config.mfu, config.largest, tell)
     found["reinforcement"] = {}

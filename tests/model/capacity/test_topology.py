@@ -1,4 +1,4 @@
-"""What is compiled for chips that are not here: the names of topologies, the kernels, and a whole training step."""
+"""Topologies: their names, and the mixing kernels compiled for chips that are not present."""
 
 import json
 import os
@@ -9,35 +9,34 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from model.capacity.topology import CHIPS, topology
+from model.capacity.topology import CHIPS, parse_topology
 
 REPOSITORY = Path(__file__).parents[3]
-compilers = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
     ("name", "chips", "hosts"), [("v4:2x4x4", 32, 8), ("v4:4x4x4", 64, 16), ("v5e:8x8", 64, 16), ("h100:8", 8, 1)]
 )
 def test_a_topology_by_its_name(name, chips, hosts):
-    found = topology(name)
-    assert (found.chips, found.hosts, found.chip) == (chips, hosts, CHIPS[name.partition(":")[0]])
+    topology = parse_topology(name)
+    assert (topology.chips, topology.hosts, topology.chip) == (chips, hosts, CHIPS[name.partition(":")[0]])
 
 
 @pytest.mark.parametrize("name", ["", "v4", "v4:", "v4:0x2", "v4:2x2x2x2", "v9:4", "v4:2,2", "h100:-1", "v4:99999x1"])
-def test_a_name_that_means_nothing_is_refused(name):
+def test_an_unknown_name_is_refused(name):
     with pytest.raises(ConfigError, match=r"name a chip and a shape, as v4:2x4x4"):
-        topology(name)
+        parse_topology(name)
 
 
-def test_local_is_what_is_here():
-    assert topology("local").chip is None
-    assert topology("local").chips >= 1
+def test_local_is_this_process():
+    assert parse_topology("local").chip is None
+    assert parse_topology("local").chips >= 1
 
 
-@compilers
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["tpu", "gpu"])
-def test_the_kernels_compile_for_chips_that_are_not_here(device):
+def test_the_kernels_compile_for_absent_chips(device):
     """Forward and backward are one kernel each; on a TPU nothing else is kept."""
     command = [sys.executable, "bench/compile_kernels.py", device]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -169,7 +169,7 @@ def test_a_full_queue_says_when_to_retry(client):
     assert len({tuple(client.outcome(handle)[0]) for handle in first}) == 1
 
 
-def test_a_cancelled_request_leaves_its_slot_and_the_queue(client):
+def test_a_cancelled_invalidleaves_its_slot_and_the_queue(client):
     handles = client.submit([DecodeRequest((5, 6), 60, temperature=0.0)] * (SLOTS + 3))
     before = client.engine.tokens
     client.engine.cancel(handles)
@@ -179,7 +179,7 @@ def test_a_cancelled_request_leaves_its_slot_and_the_queue(client):
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("invalid", "message"),
     [
         (DecodeRequest((), 5), "the prompt has 0 tokens"),
         (DecodeRequest((1,) * 60, 5), "60 tokens and 5 more are asked for; together they must be at most 64"),
@@ -188,9 +188,9 @@ def test_a_cancelled_request_leaves_its_slot_and_the_queue(client):
         (DecodeRequest((1,), -1, score_prompt=True), "max_tokens must be 1 or more"),
     ],
 )
-def test_requests_that_do_not_fit_are_refused(client, request_, message):
+def test_requests_that_do_not_fit_are_refused(client, invalid, message):
     with pytest.raises(ConfigError, match=message):
-        client.engine.submit([replace(REQUESTS[0]), request_])
+        client.engine.submit([replace(REQUESTS[0]), invalid])
     assert client.engine.load() == (0, 0)
 
 
@@ -202,7 +202,7 @@ def test_the_whole_context_may_be_used(config, client):
     assert length_buckets(10) == [10]
 
 
-def test_when_the_model_fails_every_request_gets_an_answer(config, params, monkeypatch):
+def test_when_the_model_fails_every_invalidgets_an_answer(config, params, monkeypatch):
     client = started(params, config)
     assert client.engine.ready.wait(120)
 

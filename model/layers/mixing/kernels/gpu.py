@@ -1,7 +1,8 @@
-"""The mixing kernels for GPU (Triton): one program a batch row and head walks the chunks with the state in registers.
+"""The mixing kernels for GPU (Triton): a program for each batch row and head, with the state in registers.
 
-Triton wants every tile a power of two and products of 16 rows or more: `fits` decides. Chunks of 16 and 8 warps: going
-back, a step holds about 15 tiles [C, J] in registers, and with 4 warps the compiler (sm_90a) spills 700 bytes a thread.
+Each program runs through the chunks of its row in order. Triton needs every size of a tile to be a power of two, and
+products of 16 rows or more: see `fits`. Chunks have 16 positions, and a program 8 warps: in the backward pass a step
+holds about 15 tiles [C, J] in registers, and with 4 warps the compiler (sm_90a) spills 700 bytes a thread.
 
 Letters as in `tile`, and N chunks.
 """
@@ -21,7 +22,7 @@ from model.layers.mixing.parts import JoinedOperands, Sums
 
 CHUNK = 16
 
-# Kinds of arrays: the block that a program sees (None: its own row or head; -1: the whole axis), and where it begins.
+# Kinds of arrays: the block that a program sees (None: its own row or head; -1: the whole axis), and its start.
 _ALONG = ((None, -1, None, -1), lambda b, k: (b, 0, k, 0))  # [B, L, K, ...]
 _COLUMN = ((None, -1, None), lambda b, k: (b, 0, k))  # [B, L, K]
 _TIMES = ((None, -1, -1), lambda b, k: (b, 0, 0))  # [B, L, 3]
@@ -31,7 +32,7 @@ _BEFORE = ((None, None, -1, -1), lambda b, k: (b, k, 0, 0))  # [B, K, N, ...]
 
 
 def fits(head_dim: int, samples: int) -> bool:
-    """Whether Triton takes these sizes: powers of two, and H at least 16."""
+    """Whether Triton supports these sizes: H·M a power of two, and H at least 16."""
     joined = head_dim * samples
     return head_dim >= 16 and joined & (joined - 1) == 0
 
@@ -56,7 +57,7 @@ def run_backward(
     operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
     interpret: bool,
 ) -> tuple[JoinedOperands, Sums]:  # fmt: skip
-    """Gradients of the operands and of the state; `befores` as the forward kernel left them."""
+    """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
     batch, length, heads, _ = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
     outs = [
@@ -119,8 +120,8 @@ def _backward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
         parts = (gradient.decay_11, gradient.phase_scale_11, gradient.grid_1J, gradient.weights_1J)
         return d_before, *(total + part for total, part in zip(totals, parts, strict=True))
 
-    one, row = jnp.zeros((1, 1), jnp.float32), jnp.zeros((1, d_grid.shape[-1]), jnp.float32)
-    start = (TileState(*(ref[...] for ref in d_last)), one, one, row, row)
+    scalar, row = jnp.zeros((1, 1), jnp.float32), jnp.zeros((1, d_grid.shape[-1]), jnp.float32)
+    start = (TileState(*(ref[...] for ref in d_last)), scalar, scalar, row, row)
     carry, *totals = jax.lax.fori_loop(0, chunks, step, start)
     for ref, part in zip((d_decay, d_scale, d_grid, d_weights, *d_state), (*totals, *carry), strict=True):
         ref[...] = part

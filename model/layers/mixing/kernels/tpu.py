@@ -1,10 +1,10 @@
 """The mixing kernels for TPU (Mosaic): grid [batch, groups of heads, chunks], the chunks in order, the state in VMEM.
 
-A step holds one chunk of P heads, where P·H lanes fill whole registers (P = 2 for H = 64). Going back, the index maps
-count the chunks down. Repeating over M and summing over it are products with a matrix of zeros and ones, exact at the
-highest precision: strides across lanes are what a TPU does badly.
+A step computes one chunk of P heads, where P·H lanes fill whole registers (P = 2 for H = 64). In the backward pass the
+index maps count the chunks down. Values are repeated over M, and summed over it, by products with a matrix of zeros and
+ones, which are exact at the highest precision: strides across lanes are slow on a TPU.
 
-Letters, beside those of `tile`: N chunks, G groups of heads, P heads in a group.
+Letters, in addition to those of `tile`: N chunks, G groups of heads, P heads in a group.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ LANES = 128
 
 
 class _Layout(NamedTuple):
-    """The grid, and the block of each kind of array in it; `chunk_of` says which chunk the n-th step takes."""
+    """The grid, and the block of each kind of array in it; `chunk_of` maps the n-th step to its chunk."""
 
     batch: int
     length: int
@@ -83,7 +83,7 @@ class _Layout(NamedTuple):
         ]  # fmt: skip
 
     def inputs(self) -> list[pl.BlockSpec]:
-        """As `_arrange` orders them."""
+        """In the order of `_arrange`."""
         queries = self.along(self.joined)
         return [
             self.along(self.head_dim), self.columns(), queries, queries, self.times(), self.scalars(), self.row(),
@@ -130,7 +130,7 @@ def run_backward(
     operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
     interpret: bool,
 ) -> tuple[JoinedOperands, Sums]:  # fmt: skip
-    """Gradients of the operands and of the state; `befores` as the forward kernel left them."""
+    """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
     chunks = operands.keys_BLKH.shape[1] // chunk
     lay = _layout(operands, chunk, lambda n: chunks - 1 - n)
     keys, queries = operands.keys_BLKH, operands.q_re_BLQJ
@@ -241,14 +241,14 @@ def _sums_out(lay: _Layout, parts: list[Array]) -> Sums:
 
 def _head_at(lay: _Layout, inputs: tuple, p: int) -> tuple[Head, Block]:
     keys, gates, q_re, q_im, times, scalars, grid, weights = inputs
-    narrow, wide, one = _span(p, lay.head_dim), _span(p, lay.joined), slice(p, p + 1)
-    head = Head(scalars[0:1, one], scalars[1:2, one], grid[:, wide], weights[:, wide])
-    parts = (keys[:, narrow], gates[:, one], q_re[:, wide], q_im[:, wide], *(times[:, i : i + 1] for i in range(3)))
+    narrow, wide, column = _span(p, lay.head_dim), _span(p, lay.joined), slice(p, p + 1)
+    head = Head(scalars[0:1, column], scalars[1:2, column], grid[:, wide], weights[:, wide])
+    parts = (keys[:, narrow], gates[:, column], q_re[:, wide], q_im[:, wide], *(times[:, i : i + 1] for i in range(3)))
     return head, Block(*(part.astype(jnp.float32) for part in parts))
 
 
 def _carry_over(start: tuple, carried: tuple) -> None:
-    """In the first chunk of a row, what is carried begins as given; the output block stays in VMEM until the last."""
+    """In the first chunk of a row, copy the initial state into the output block, which stays in VMEM until the last."""
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:

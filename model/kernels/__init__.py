@@ -1,1 +1,0 @@
-"""Pallas kernels of the mixing operator: a head's chunk in `tile`, grids in `tpu` and `gpu`, the entry in `fused`."""
