@@ -2,7 +2,7 @@
 
 Each iteration prefills the prompts of the next requests, a few at a time, then writes up to `STRIDE` tokens in every
 slot. A request that is complete or cancelled leaves its slot at once, and the next one takes it. A sample depends only
-on its prompt, its seed and its settings, never on the requests beside it: it is the sample of `model.decoding.generate`
+on its prompt, its seed and its settings, never on other requests: it is the sample of `model.decoding.generate`
 (the same uniform numbers decide its tokens).
 """
 

@@ -229,7 +229,7 @@ class _Run:
             self.checkpoints.wait()
         if stopping and not last:
             raise Retryable(
-                f"pretraining was asked to stop; step {done} of {self.steps} is saved, and a rerun resumes from it"
+                f"pretraining was asked to stop; it is saved at step {done} of {self.steps}, and a rerun resumes there"
             )
 
     def _record(self, unrecorded: tuple[int, StepMetrics, Batch] | None) -> None:

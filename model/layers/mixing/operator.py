@@ -3,17 +3,17 @@
     S_t = e^-λ S_{t-1} + g_t k_t e^{iφ_t},    Z_t = e^-λ Z_{t-1} + g_t,    φ_t = softsign(η k_t) ⊙ θ
     o_t = Σ_m ω_m (S_t / Z_t)_m · conj(q_t)_m / √H
 
-Written as a recurrence, the paper's decay exp(-λ d(t)) is relative: the common factor that another boundary would bring
-cancels in S/Z, so nothing overflows, nothing is clipped and the context length does not enter.
+Written as a recurrence, the paper's decay exp(-λ d(t)) is relative: measured to any other boundary it has a common
+factor, which cancels in S/Z. So nothing overflows, nothing is clipped and the context length does not enter.
 
-Forms: "reference" (Algorithm 1 with step 4 as a matrix product, quadratic in L), "chunked" (the default, linear, its
-own gradient), "fused" (Pallas kernels on TPU and GPU, chunked elsewhere); `mix_step` takes one token. All give the same
-values and gradients.
+Forms: "reference" (Algorithm 1 with step 4 as a matrix product, quadratic in L), "chunked" (the default, linear, with
+its own gradient), "fused" (Pallas kernels on TPU and GPU, chunked elsewhere); `mix_step` processes a single token. All
+return the same values and gradients.
 
 Padding (segment 0) is transparent: it adds nothing, decays nothing, resets nothing, and its output is 0.
 
-Letters: B batch, L length, K memory heads, Q query heads, H head dim, M spectral samples; T and S stand for L as
-"to" and "from".
+Letters: B batch, L length, K memory heads, Q query heads, H head dim, M spectral samples; T and S are L as target
+("to") and source ("from") of a weight.
 """
 
 from typing import Literal
@@ -119,7 +119,7 @@ def reference(operands: Operands, times: Timeline | None, state: MixState) -> tu
     count_BL = jnp.cumsum(times.real_BL, axis=1)
     gates_BLK = jnp.where(times.real_BL[..., None], _wide(operands.gates), 0)
 
-    # Step 2, with the decay between a source S and a target T; the state stands before the first position.
+    # Step 2, with the decay between a source S and a target T; the state is that before the first position.
     reach_BTS = (resets_BL[:, :, None] == resets_BL[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
     distance_BTS = jnp.where(reach_BTS, count_BL[:, :, None] - count_BL[:, None, :], 0)[:, None]
     alpha_BKTS = jnp.where(reach_BTS[:, None], jnp.exp(-_wide(operands.decay_K)[:, None, None] * distance_BTS), 0)

@@ -207,7 +207,7 @@ def test_killed_and_preempted_it_ends_with_the_same_bytes(finished):
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     preempted = child(root, 14, signal.SIGTERM)
     assert preempted.returncode == 75, preempted.stderr
-    assert "asked to stop; step 15 of 24 is saved" in preempted.stdout
+    assert "asked to stop; it is saved at step 15 of 24" in preempted.stdout
     steps = {path.name for path in (root / "killed" / "work" / "checkpoints" / "steps").iterdir()}
     assert "15" in steps
     assert len(steps) == 2
