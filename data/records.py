@@ -1,7 +1,8 @@
 """The two record forms, in the schemas of the Hub: FineWeb-Edu's web document and SYNTH's exercise.
 
-A field that a stand-in cannot fill honestly is None, never an invented value. Rows travel in batches of columns, for at
-corpus scale an object a row costs more than its content; `RecordBatch.record` makes the few that are wanted whole.
+A field that a stand-in cannot fill honestly is None, never an invented value. Rows travel in batches of columns: at
+corpus scale one Python object per row would cost more than the row's content. `RecordBatch.record` builds the few
+records that are needed whole.
 """
 
 from collections import Counter
@@ -11,9 +12,9 @@ from typing import Any, Literal
 
 Form = Literal["web", "synth"]
 RejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
-MAX_CHARACTERS = 4_000_000  # a record beyond this is no document; tiktoken would also hold it whole several times
-BATCH_ROWS = 512  # rows worked at once
-BATCH_CHARACTERS = 8_000_000  # or fewer, when they are long: bounds memory
+MAX_CHARACTERS = 4_000_000  # a longer record is rejected; tiktoken would also hold several copies of it in memory
+BATCH_ROWS = 512  # rows in a batch, at most
+BATCH_CHARACTERS = 8_000_000  # a batch ends early beyond this: bounds memory
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,18 @@ Record = WebRecord | SynthRecord
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that cannot become a record, and why. It keeps its place so that positions in a source stay put."""
+    """A row that cannot become a record, and why. It is kept in the sequence, so that row numbers do not shift."""
 
     reason: RejectReason
 
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """Some rows of a source, in order. `columns` and `record` are of the usable ones; `rejected` counts the others.
+    """Consecutive rows of a source: the usable ones in `columns` and `record`, the others counted by reason.
 
     columns: web has `text`; synth `query`, `synthetic_reasoning`, `synthetic_answer`, `exercise`, `constraints`; and
-    whatever a filter asks for. `record(i)` is the i-th usable row as a record, with the columns that were read.
-    `total`: the rows of all batches of the reading, where that is known.
+    those that a filter needs. `record(i)` is the i-th usable row as a record, with the columns that were read.
+    `total`: rows of all batches together, where that is known.
     """
 
     form: Form
@@ -79,7 +80,7 @@ class RecordBatch:
         return len(self.columns[REQUIRED_COLUMNS[self.form][0]])
 
     def texts(self) -> list[str]:
-        """All of each usable row that is text to learn from, as one string; the parts of an exercise joined by NUL."""
+        """The training text of each usable row as one string; the fields of an exercise are joined by NUL."""
         columns = self.columns
         if self.form == "web":
             return columns["text"]
@@ -98,12 +99,12 @@ TEXT_COLUMNS: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": (*EXERCI
 
 
 def schema_columns(form: Form) -> list[str]:
-    """The columns of the form's schema."""
+    """Names of the form's columns, in the order of its schema."""
     return [f.name for f in fields(WebRecord if form == "web" else SynthRecord)]
 
 
 def to_batch(rows: list[Record | Rejected], form: Form) -> RecordBatch:
-    """Rows that were read one by one, as a batch."""
+    """Turn rows that were read one by one into a batch."""
     usable = [row for row in rows if not isinstance(row, Rejected)]
     columns = {name: [getattr(row, name) for row in usable] for name in schema_columns(form)}
     rejected = Counter(row.reason for row in rows if isinstance(row, Rejected))
@@ -111,18 +112,18 @@ def to_batch(rows: list[Record | Rejected], form: Form) -> RecordBatch:
 
 
 def batched(rows: Iterable[Record | Rejected], form: Form) -> Iterator[RecordBatch]:
-    """Rows in batches of at most `BATCH_ROWS` rows, or fewer when they are long."""
-    held: list[Record | Rejected] = []
+    """Group rows into batches of at most `BATCH_ROWS` rows, or fewer when they are long."""
+    batch: list[Record | Rejected] = []
     characters = 0
     for row in rows:
-        held.append(row)
+        batch.append(row)
         if not isinstance(row, Rejected):
             characters += sum(len(getattr(row, name)) for name in REQUIRED_COLUMNS[form])
-        if len(held) == BATCH_ROWS or characters > BATCH_CHARACTERS:
-            yield to_batch(held, form)
-            held, characters = [], 0
-    if held:
-        yield to_batch(held, form)
+        if len(batch) == BATCH_ROWS or characters > BATCH_CHARACTERS:
+            yield to_batch(batch, form)
+            batch, characters = [], 0
+    if batch:
+        yield to_batch(batch, form)
 
 
 def to_dict(record: Record) -> dict[str, Any]:
@@ -131,13 +132,16 @@ def to_dict(record: Record) -> dict[str, Any]:
 
 
 def from_dict(row: object, form: Form) -> Record | Rejected:
-    """A record from a row as read; unknown columns are dropped. Text must be there, be text, and be of a sane size."""
+    """Check a row as read and turn it into a record; unknown columns are dropped.
+
+    The required text must be present, a string without lone surrogates, and of at most `MAX_CHARACTERS`.
+    """
     if not isinstance(row, Mapping):
         return Rejected("not_an_object")
     values = {name: row[name] for name in _COLUMNS[form] if row.get(name) is not None}
     if form == "synth":
         values.setdefault("synthetic_reasoning", "")
-    for name in _TEXT[form] & values.keys():
+    for name in _CHECKED[form] & values.keys():
         value = values[name]
         if not isinstance(value, str):
             return Rejected("wrong_type")
@@ -151,19 +155,19 @@ def from_dict(row: object, form: Form) -> Record | Rejected:
 
 
 def is_blank(text: str | None) -> bool:
-    """Whether there is nothing to read in `text`; looks no further than its first letter."""
+    """True for None, the empty string and white space alone; stops at the first other character."""
     return not text or text.isspace()
 
 
 _COLUMNS: dict[Form, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
-_TEXT: dict[str, set[str]] = {
+_CHECKED: dict[str, set[str]] = {
     "web": {"text"},
     "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},
 }
 
 
 def _encodable(text: str) -> bool:
-    """Whether `text` has no lone surrogate (which JSON can smuggle in and UTF-8 cannot hold)."""
+    """False for a lone surrogate, which JSON can contain and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

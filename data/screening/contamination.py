@@ -1,12 +1,14 @@
-"""Overlap of training text with held-out questions, by n-grams of words; every hit is listed with what it shares.
+"""Find training texts that overlap held-out questions, by n-grams of words; list every hit with what it shares.
 
-Case, punctuation and spacing do not count. A question shorter than the n-gram is searched for whole, but not below
-five words, where a match says nothing. An n-gram that stands in more than `COMMON` questions of one benchmark is its
-boilerplate ("choose the letter of the correct answer"): it is evidence of nothing.
+Case, punctuation and spacing do not count. A question shorter than the n-gram is searched for as a whole, but not below
+five words, where a match is no evidence. Nor is an n-gram that occurs in more than `COMMON` questions of one benchmark:
+it is boilerplate ("choose the letter of the correct answer").
 
-Most text is seen through at a seventh of the time of tokenising it: every n-gram of a question contains one of its
-anchors (eight words, one in six places), and a bitmap tells where a text may have one. What is left is compared by
-64-bit values and at last word by word, so no hit is lost and none is made up.
+The search costs about a seventh of tokenising the text. Every n-gram of a question contains one of its anchors (eight
+words, at one word in six), and a bitmap rules out nearly every position of a text that has no anchor. What is left is
+compared by 64-bit values and finally word by word, so no overlap is missed and no hit is false.
+
+The questions are an artifact of kind `questions`: the file `questions.jsonl`, one question a line.
 """
 
 import json
@@ -22,10 +24,12 @@ from common.errors import ConfigError
 from common.files import write_atomically
 from data.screening.words import WordArrays, grams_at, words_of
 
+QUESTIONS = "questions.jsonl"
+REBUILD = "build it again with `nautile run --force --only held_out`"
 NGRAM = 13  # as in GPT-3's and most later reports
 SHORTEST = 5
 COMMON = 10  # GPT-3's report, too, takes 13-grams of more than ten training documents for boilerplate (appendix C)
-_SPARSE = 32  # places of the bitmap for each anchor: one place in so many is lit, and 75,000 questions take 2 MB
+_BITS_PER_ANCHOR = 32  # of the bitmap: few bits are set by chance, and 75,000 questions take 2 MB
 _STEPS = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93))
 
 
@@ -33,7 +37,7 @@ _STEPS = tuple(np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x
 class HeldOutQuestion:
     """A question that must not be trained on: the benchmark it belongs to, its id there, its text.
 
-    `whole`: only the whole of it is a hit. For problems of a generator, which differ in a few numbers each.
+    `whole`: only the whole question is a hit. For a generator's problems, which differ in a few numbers from others.
     """
 
     benchmark: str
@@ -52,6 +56,34 @@ class Hit:
     words: str
 
 
+def write_questions(folder: Path, questions: Iterable[HeldOutQuestion]) -> None:
+    """Write the artifact's file, one question a line, in the order given."""
+    lines = [json.dumps(asdict(question), sort_keys=True, ensure_ascii=False) + "\n" for question in questions]
+    write_atomically(folder / QUESTIONS, "".join(lines).encode("utf-8", "replace"))
+
+
+def read_questions(folder: Path) -> list[HeldOutQuestion]:
+    """The questions of an artifact. Raises `ConfigError` naming the first line that is not a question."""
+    path = folder / QUESTIONS
+    try:
+        lines = path.read_bytes().decode().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"questions artifact {path}: cannot be read ({error}); {REBUILD}") from None
+    questions = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line:
+                questions.append(HeldOutQuestion(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"questions artifact {path}: line {number} is no question ({error}); {REBUILD}") from None
+    return questions
+
+
+def load_contamination_index(folder: Path | None) -> "ContaminationIndex | None":
+    """The index over the questions of an artifact; None without one."""
+    return None if folder is None else ContaminationIndex(read_questions(folder))
+
+
 class ContaminationIndex:
     """An index over held-out questions that documents are checked against.
 
@@ -62,12 +94,12 @@ class ContaminationIndex:
     def __init__(self, questions: Iterable[HeldOutQuestion], ngram: int = NGRAM, common: int = COMMON) -> None:
         self._questions = list(questions)
         self._blocks = list(words_of([question.text for question in self._questions]))
-        self._before = np.cumsum([0, *(len(block.values) for block in self._blocks)])
+        self._block_starts = np.cumsum([0, *(len(block.values) for block in self._blocks)])  # in words
         values = np.concatenate([np.empty(0, np.uint64), *(block.values for block in self._blocks)])
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(block.first) for block in self._blocks)])
-        tables = _tables(self._questions, values, lengths, ngram, common)
+        tables = _build_tables(self._questions, values, lengths, ngram, common)
         owners = np.concatenate([np.empty(0, np.int64), *(table.owners for table in tables)])
-        self._evidence = np.bincount(owners, minlength=len(self._questions))
+        self._evidence = np.bincount(owners, minlength=len(self._questions))  # n-grams of each question
         self.too_short = int((lengths < SHORTEST).sum())
         self.boilerplate = int(((self._evidence == 0) & (lengths >= SHORTEST)).sum())
         self._sieves = [
@@ -82,43 +114,49 @@ class ContaminationIndex:
 
     def screen(self, texts: Sequence[str]) -> list[list[Hit]]:
         """The hits of each text."""
-        return list(chain.from_iterable(map(self._screen, words_of(texts))))
+        return list(chain.from_iterable(map(self._screen_block, words_of(texts))))
 
-    def _screen(self, block: WordArrays) -> list[list[Hit]]:
+    def _screen_block(self, block: WordArrays) -> list[list[Hit]]:
+        # text -> question -> the n-grams that both have (a dict as an ordered set)
         shared: dict[int, dict[int, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
         for table, starts, numbers in chain.from_iterable(sieve.candidates(block) for sieve in self._sieves):
+            # A candidate may run from one text of the block into the next.
             texts = np.searchsorted(block.first, starts, "right") - 1
             inside = starts + table.length <= block.first[texts + 1]
             for start, text, number in zip(*(a[inside].tolist() for a in (starts, texts, numbers)), strict=True):
+                # Equal 64-bit values are only candidates: the words decide.
                 words = block.text(start, start + table.length)
-                if words == self._words(int(table.places[number]), table.length):
+                if words == self._question_words(int(table.positions[number]), table.length):
                     for owner in table.owners[table.first[number] : table.first[number + 1]].tolist():
                         shared[text][owner][" ".join(words)] = None
-        return [self._told(shared.get(text, {})) for text in range(len(block.first) - 1)]
+        return [self._to_hits(shared.get(text, {})) for text in range(len(block.first) - 1)]
 
-    def _told(self, shared: dict[int, dict[str, None]]) -> list[Hit]:
-        found = []
-        for owner, words in shared.items():
-            question, share = self._questions[owner], len(words) / int(self._evidence[owner])
-            found.append(Hit(question.benchmark, question.example, share, next(iter(words))))
-        return sorted(found, key=lambda hit: (-hit.share, hit.benchmark, hit.example))
+    def _to_hits(self, shared: dict[int, dict[str, None]]) -> list[Hit]:
+        hits = []
+        for owner, ngrams in shared.items():
+            question, share = self._questions[owner], len(ngrams) / int(self._evidence[owner])
+            hits.append(Hit(question.benchmark, question.example, share, next(iter(ngrams))))
+        return sorted(hits, key=lambda hit: (-hit.share, hit.benchmark, hit.example))
 
-    def _words(self, place: int, length: int) -> list[str]:
-        number = int(np.searchsorted(self._before, place, "right")) - 1
-        begin = place - int(self._before[number])
+    def _question_words(self, position: int, length: int) -> list[str]:
+        """Words from a position among those of all questions."""
+        number = int(np.searchsorted(self._block_starts, position, "right")) - 1
+        begin = position - int(self._block_starts[number])
         return self._blocks[number].text(begin, begin + length)
 
 
 @dataclass(frozen=True)
 class _Table:
-    """The n-grams of one length that are evidence, by value. `places`: where each first stands among the questions'
-    words; `owners[first[i]:first[i + 1]]`: the questions that have it. `skips[i]`: how far into it its anchor begins,
-    at most `slack`.
+    """The n-grams of one length that are evidence, sorted by value.
+
+    values: [n] the 64-bit values; positions: [n] where each first occurs among the words of all questions.
+    owners[first[i]:first[i + 1]]: the questions that contain n-gram i. skips: [n] how many words into the n-gram its
+    anchor begins, at most `slack`.
     """
 
     length: int
     values: np.ndarray
-    places: np.ndarray
+    positions: np.ndarray
     owners: np.ndarray
     first: np.ndarray
     skips: np.ndarray
@@ -127,152 +165,125 @@ class _Table:
     @property
     def width(self) -> int:
         """Words of an anchor."""
-        return _width(self.length)
+        return 8 if self.length >= 8 else 4
 
     def find(self, values: np.ndarray) -> np.ndarray:
-        """The number of each value here, -1 where it is not."""
+        """The number of each value in this table, -1 where it is missing."""
         at = np.minimum(np.searchsorted(self.values, values), len(self.values) - 1)
         return np.where(self.values[at] == values, at, -1)
 
 
 class _Sieve:
-    """Where a text may have an n-gram of some tables: by their anchors, in a bitmap first, then by value."""
+    """Where a text may contain an n-gram of some tables: by their anchors, in a bitmap first, then by value."""
 
     def __init__(self, width: int, tables: list[_Table], values: np.ndarray) -> None:
         self._width, self._tables = width, tables
+        # The value of each n-gram's anchor, and of the distinct anchors a bit for every table that has it. With over
+        # 64 tables some share a bit, which costs a look-up in vain and no hit.
         windows = _windows(values, width)
-        anchors = [windows[table.places + table.skips] for table in tables]
+        anchors = [windows[table.positions + table.skips] for table in tables]
         self._anchors = np.unique(np.concatenate(anchors))
-        self._uses = np.zeros(len(self._anchors), np.uint64)  # of each anchor, a bit for every table it may be of
-        for number, own in enumerate(anchors):
-            self._uses[np.searchsorted(self._anchors, own)] |= _use(number)
-        self._shift = np.uint64(64 - max(10, (_SPARSE * len(self._anchors)).bit_length()))
+        self._table_bits = np.zeros(len(self._anchors), np.uint64)
+        for number, table_anchors in enumerate(anchors):
+            self._table_bits[np.searchsorted(self._anchors, table_anchors)] |= _table_bit(number)
+        # The bitmap: a bit for the highest bits of each anchor's scrambled value.
+        self._shift = np.uint64(64 - max(10, (_BITS_PER_ANCHOR * len(self._anchors)).bit_length()))
         address = _address(self._anchors, self._shift)
-        self._bits = np.zeros(1 << (61 - int(self._shift)), np.uint8)
-        np.bitwise_or.at(self._bits, address >> 3, _bit(address))
+        self._bitmap = np.zeros(1 << (61 - int(self._shift)), np.uint8)
+        np.bitwise_or.at(self._bitmap, address >> 3, _bit_in_byte(address))
 
     def candidates(self, block: WordArrays) -> Iterator[tuple[_Table, np.ndarray, np.ndarray]]:
-        """(table, starts, numbers): words of the block from which on n-grams of the table stand, by their values."""
+        """(table, starts, numbers): words of the block where n-grams of the table begin, and which, by their values."""
+        # 1. Every window of the block against the bitmap; few pass.
         windows = _windows(block.values, self._width)
         address = _address(windows, self._shift)
-        lit = np.flatnonzero(self._bits[address >> 3] & _bit(address))
-        at = np.minimum(np.searchsorted(self._anchors, windows[lit]), len(self._anchors) - 1)
-        there = self._anchors[at] == windows[lit]
-        lit, uses = lit[there], self._uses[at[there]]
-        used = int(np.bitwise_or.reduce(uses))
+        passed = np.flatnonzero(self._bitmap[address >> 3] & _bit_in_byte(address))
+        # 2. Those against the sorted anchors.
+        at = np.minimum(np.searchsorted(self._anchors, windows[passed]), len(self._anchors) - 1)
+        equal = self._anchors[at] == windows[passed]
+        positions, table_bits = passed[equal], self._table_bits[at[equal]]
+        present = int(np.bitwise_or.reduce(table_bits))
+        # 3. For each table that may be concerned, every n-gram that could have its anchor there.
         for number, table in enumerate(self._tables):
-            if used & int(_use(number)):
-                starts = np.unique(lit[(uses & _use(number)) != 0, None] - np.arange(table.slack + 1))
+            if present & int(_table_bit(number)):
+                anchored = positions[(table_bits & _table_bit(number)) != 0]
+                starts = np.unique(anchored[:, None] - np.arange(table.slack + 1))
                 starts = starts[(starts >= 0) & (starts + table.length <= len(block.values))]
                 numbers = table.find(grams_at(block.values, starts, table.length))
                 yield table, starts[numbers >= 0], numbers[numbers >= 0]
 
 
-def _tables(
+def _build_tables(
     questions: Sequence[HeldOutQuestion], values: np.ndarray, lengths: np.ndarray, ngram: int, common: int
 ) -> list[_Table]:
-    """A table for each length of n-gram: `ngram` from every word on, and the whole of the questions searched whole."""
+    """A table for each length of n-gram: `ngram` from every word on, and the questions that are searched as a whole."""
     begins = np.cumsum(lengths) - lengths
     whole = np.array([question.whole for question in questions], bool) | (lengths < ngram)
-    owner = np.repeat(np.arange(len(questions)), lengths)  # of each word
-    offset = np.arange(len(values)) - begins[owner]
+    owner = np.repeat(np.arange(len(questions)), lengths)  # the question of each word
+    offset = np.arange(len(values)) - begins[owner]  # of each word in its question
     names = {name: n for n, name in enumerate(sorted({question.benchmark for question in questions}))}
     benchmark = np.array([names[question.benchmark] for question in questions], np.int64)
     tables = []
     for length in sorted({ngram, *lengths[whole & (lengths >= SHORTEST)].tolist()}):
         starts_here = np.where(whole[owner], (offset == 0) & (lengths[owner] == length), length == ngram)
-        places = np.flatnonzero(starts_here & (offset + length <= lengths[owner]))
-        table = _table(length, values, places, owner[places], benchmark, common)
-        # One place in so many is an anchor, so that each n-gram has one; a whole question has it at its beginning.
+        positions = np.flatnonzero(starts_here & (offset + length <= lengths[owner]))
+        table = _build_table(length, values, positions, owner[positions], benchmark, common)
+        # Every `stride`-th word of a question begins an anchor, so that each n-gram contains one; a question that is
+        # searched as a whole has its anchor at its beginning.
         stride = 1 + (length - table.width if length == ngram else 0)
         if len(table.values):
-            tables.append(replace(table, skips=-offset[table.places] % stride, slack=stride - 1))
+            tables.append(replace(table, skips=-offset[table.positions] % stride, slack=stride - 1))
     return tables
 
 
-def _table(
-    length: int, values: np.ndarray, places: np.ndarray, owners: np.ndarray, benchmark: np.ndarray, common: int
+def _build_table(
+    length: int, values: np.ndarray, positions: np.ndarray, owners: np.ndarray, benchmark: np.ndarray, common: int
 ) -> _Table:
-    found = grams_at(values, places, length)
-    order = np.lexsort((owners, found))
-    found, owners, places = found[order], owners[order], places[order]
-    once = _changes(found, owners)
-    found, owners, places = found[once], owners[once], places[once]
-    own = ~np.isin(found, _boilerplate(found, benchmark[owners], common))
-    found, owners, places = found[own], owners[own], places[own]
-    distinct, first = np.unique(found, return_index=True)
-    return _Table(length, distinct, places[first], owners, np.append(first, len(found)), np.empty(0, np.int64), 0)
+    """The distinct n-grams that begin at `positions`, without boilerplate; `skips` and `slack` are still open."""
+    ngrams = grams_at(values, positions, length)
+    order = np.lexsort((owners, ngrams))
+    ngrams, owners, positions = ngrams[order], owners[order], positions[order]
+    # An n-gram that a question repeats counts once.
+    once = _run_starts(ngrams, owners)
+    ngrams, owners, positions = ngrams[once], owners[once], positions[once]
+    evidence = ~np.isin(ngrams, _boilerplate(ngrams, benchmark[owners], common))
+    ngrams, owners, positions = ngrams[evidence], owners[evidence], positions[evidence]
+    distinct, first = np.unique(ngrams, return_index=True)
+    return _Table(length, distinct, positions[first], owners, np.append(first, len(ngrams)), np.empty(0, np.int64), 0)
 
 
-def _boilerplate(grams: np.ndarray, benchmark: np.ndarray, common: int) -> np.ndarray:
-    """The n-grams that stand in more than `common` questions of one benchmark, given the n-grams of each question."""
-    order = np.lexsort((benchmark, grams))
-    begins = np.flatnonzero(_changes(grams[order], benchmark[order]))
-    counts = np.diff(np.append(begins, len(grams)))
-    return grams[order][begins[counts > common]]
+def _boilerplate(ngrams: np.ndarray, benchmark: np.ndarray, common: int) -> np.ndarray:
+    """The n-grams that occur in more than `common` questions of one benchmark, given the n-grams of each question."""
+    order = np.lexsort((benchmark, ngrams))
+    begins = np.flatnonzero(_run_starts(ngrams[order], benchmark[order]))
+    counts = np.diff(np.append(begins, len(ngrams)))
+    return ngrams[order][begins[counts > common]]
 
 
-def _changes(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where a run of equal pairs begins."""
-    changed = np.ones(len(one), bool)
-    changed[1:] = (one[1:] != one[:-1]) | (other[1:] != other[:-1])
+def _run_starts(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """True where a run of equal (left, right) pairs begins."""
+    changed = np.ones(len(left), bool)
+    changed[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
     return changed
 
 
-def _width(length: int) -> int:
-    return 8 if length >= 8 else 4
-
-
 def _windows(values: np.ndarray, width: int) -> np.ndarray:
-    """A value for each `width` words in a row: two, then two of those, and so on."""
-    found, step = values, 1
+    """A value for each `width` consecutive words (a power of two): of two words, then of two such pairs, and so on."""
+    windows, step = values, 1
     for factor in _STEPS[: width.bit_length() - 1]:
-        found = found[:-step] * factor + found[step:]
+        windows = windows[:-step] * factor + windows[step:]
         step *= 2
-    return found
+    return windows
 
 
 def _address(windows: np.ndarray, shift: np.uint64) -> np.ndarray:
+    """The bit of the bitmap for each window."""
     return ((windows * _STEPS[0]) >> shift).view(np.int64)
 
 
-def _use(table: int) -> np.uint64:
+def _table_bit(table: int) -> np.uint64:
     return np.uint64(1 << table % 64)
 
 
-def _bit(address: np.ndarray) -> np.ndarray:
+def _bit_in_byte(address: np.ndarray) -> np.ndarray:
     return np.left_shift(1, address & 7).astype(np.uint8)
-
-
-QUESTIONS = "questions.jsonl"
-
-
-def write_questions(folder: Path, questions: Iterable[HeldOutQuestion]) -> None:
-    """Write the artifact's file, a question a line, in the order given."""
-    lines = [json.dumps(asdict(question), sort_keys=True, ensure_ascii=False) + "\n" for question in questions]
-    write_atomically(folder / QUESTIONS, "".join(lines).encode("utf-8", "replace"))
-
-
-def read_questions(folder: Path) -> list[HeldOutQuestion]:
-    """The questions of an artifact. Raises `ConfigError` naming the line that is not one."""
-    path = folder / QUESTIONS
-    try:
-        lines = path.read_bytes().decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"questions artifact {path}: cannot be read ({error}); make it again: {_AGAIN}") from None
-    questions = []
-    for number, line in enumerate(lines, 1):
-        try:
-            if line:
-                questions.append(HeldOutQuestion(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"questions artifact {path}: line {number} is no question ({error}); {_AGAIN}") from None
-    return questions
-
-
-def load_contamination_index(folder: Path | None) -> ContaminationIndex | None:
-    """What screens texts against the questions of an artifact; None where there is none."""
-    return None if folder is None else ContaminationIndex(read_questions(folder))
-
-
-_AGAIN = "`nautile run --force --only held_out`"

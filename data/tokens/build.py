@@ -29,8 +29,8 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
 from data.records import Record, Rejected, SynthRecord, batched
-from data.screening.corpus_copies import KEPT, REASONS, find_copies, verdicts
-from data.screening.text_hash import SPAN
+from data.screening.corpus_copies import KEPT, REASONS, find_copies, read_verdicts
+from data.screening.text_hash import HASH_RANGE
 from data.tokenizer import tokenizer_for
 from data.tokens.exemplar_sample import choose_exemplars
 from data.tokens.packing import ConcatPacker, FirstFitPacker
@@ -164,10 +164,10 @@ def read_packed_file(mark: Path) -> PackedFile:
 
 
 def _packed(unit: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
-    verdict = verdicts(unit.folder)
+    verdict = read_verdicts(unit.folder)
     dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdict == code).sum())}
-    limit = plan.validation_share * SPAN  # as `in_validation` has it, without a detour over floats
-    held_out = unit.hashes < np.uint64(math.ceil(limit)) if limit < SPAN else np.ones(len(verdict), bool)
+    limit = plan.validation_share * HASH_RANGE  # as `in_validation` has it, without a detour over floats
+    held_out = unit.hashes < np.uint64(math.ceil(limit)) if limit < HASH_RANGE else np.ones(len(verdict), bool)
     packing = _Packing(unit, number, plan, private)
     for split, chosen in (("train", ~held_out), ("validation", held_out)):
         packing.run(split, np.flatnonzero((verdict == KEPT) & chosen))
@@ -249,7 +249,7 @@ def publish_tokens(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPla
 def _exemplars(units: Sequence[Path], plan: CorpusPlan) -> list[SynthRecord]:
     if not plan.exemplars:
         return []
-    return choose_exemplars(((unit / CANDIDATES, verdicts(unit) == KEPT) for unit in units), plan.exemplars)
+    return choose_exemplars(((unit / CANDIDATES, read_verdicts(unit) == KEPT) for unit in units), plan.exemplars)
 
 
 def _samples(counts: Sequence[FileCounts]) -> list[dict[str, Any]]:

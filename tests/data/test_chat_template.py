@@ -1,20 +1,11 @@
 """The chat template: what is rendered parses back, whatever the texts contain."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.model import CHAT_SPECIALS, TokenizerConfig
-from data.chat_template import (
-    ChatTurn,
-    ParsedReply,
-    encode_prompt,
-    encode_turn,
-    encode_turns,
-    parse_completion,
-    parse_text,
-    turn_of,
-)
-from data.records import SynthRecord
+from data.chat_template import ParsedReply, encode_prompt, encode_turns, parse_completion, parse_text, user_message
 from data.tokenizer import tokenizer_for
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -23,9 +14,11 @@ RANKS = st.sampled_from([256, 2000, 100_256])
 
 
 @given(query=TEXT, reasoning=TEXT, answer=TEXT, ranks=RANKS)
-def test_a_turn_comes_back_as_it_went_in(query, reasoning, answer, ranks):
+def test_an_encoded_turn_parses_back(query, reasoning, answer, ranks):
     tok = tokenizer_for(TokenizerConfig(ranks=ranks))
-    ids, start = encode_turn(tok, ChatTurn(query, reasoning, answer))
+    arrays, (length,), (start,) = encode_turns(tok, [(query, reasoning, answer)])
+    ids = np.concatenate(arrays).tolist()
+    assert len(ids) == length
     assert ids[:start] == encode_prompt(tok, query)
     assert ids[start - 1] == tok.think_start
     reply = parse_completion(tok, ids[start:])
@@ -34,16 +27,17 @@ def test_a_turn_comes_back_as_it_went_in(query, reasoning, answer, ranks):
         f"<|im_start|>user\n{query}\n<|im_end|><|im_start|>assistant\n"
         f"<|think_start|>{reasoning}<|think_end|>\n{answer}\n<|im_end|>"
     )
-    assert [ids.count(one) for one in (tok.im_start, tok.im_end, tok.think_start, tok.think_end)] == [2, 2, 1, 1]
+    assert [ids.count(marker) for marker in (tok.im_start, tok.im_end, tok.think_start, tok.think_end)] == [2, 2, 1, 1]
 
 
 @given(turns=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=6))
-def test_many_turns_are_encoded_as_one_by_one(turns):
+def test_many_turns_are_encoded_as_they_are_one_by_one(turns):
     tok = tokenizer_for(TokenizerConfig(ranks=300))
-    pieces, lengths, prompts = encode_turns(tok, turns)
-    one_by_one = [encode_turn(tok, ChatTurn(*texts)) for texts in turns]
-    assert [int(one) for piece in pieces for one in piece] == [one for ids, _ in one_by_one for one in ids]
-    assert list(zip(lengths, prompts, strict=True)) == [(len(ids), start) for ids, start in one_by_one]
+    arrays, lengths, prompts = encode_turns(tok, turns, threads=2)
+    singles = [encode_turns(tok, [turn]) for turn in turns]
+    assert [array.tolist() for array in arrays] == [array.tolist() for single in singles for array in single[0]]
+    assert lengths == [single[1][0] for single in singles]
+    assert prompts == [single[2][0] for single in singles]
 
 
 @given(ids=st.lists(st.integers(0, 304), max_size=40))
@@ -61,7 +55,7 @@ def test_an_unfinished_thought_has_no_answer(tokenizer):
     assert cut == ParsedReply("done", "4", finished_thinking=True, finished=False)
 
 
-def test_text_of_this_model_and_of_others():
+def test_replies_as_text_of_this_model_and_of_others():
     whole = ParsedReply("because", "4", finished_thinking=True, finished=True)
     assert parse_text("because<|think_end|>\n4\n<|im_end|>ignored") == whole
     assert parse_text("<think>because</think>\n\n4") == whole
@@ -70,6 +64,6 @@ def test_text_of_this_model_and_of_others():
 
 
 def test_only_rag_puts_the_constraints_behind_the_query():
-    record = SynthRecord("Who?", "r", "a", exercise="rag", constraints="Passage.")
-    assert turn_of(record) == ChatTurn("Who?\n\nPassage.", "r", "a")
-    assert turn_of(SynthRecord("Who?", "r", "a", exercise="memo", constraints="Passage.")).query == "Who?"
+    assert user_message("Who?", "rag", "Passage.") == "Who?\n\nPassage."
+    assert user_message("Who?", "rag", None) == "Who?"
+    assert user_message("Who?", "memo", "Passage.") == "Who?"

@@ -93,11 +93,10 @@ def test_decoding_names_specials_or_leaves_them_out_and_refuses_strangers(tokeni
 def test_batches_keep_their_order(tokenizer):
     texts = [f"text number {n} " * (n % 5) for n in range(23)]
     expected = [tokenizer.encode(text) for text in texts]
-    assert tokenizer.encode_batch(texts) == expected
     assert [ids.tolist() for ids in tokenizer.encode_arrays(texts, threads=3)] == expected
 
 
-def test_a_damaged_cache_is_passed_over(monkeypatch, tmp_path):
+def test_a_damaged_cache_is_ignored(monkeypatch, tmp_path):
     name = hashlib.sha1(module.RANKS_URL.encode()).hexdigest()
     (tmp_path / name).write_bytes(b"not the ranks")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))

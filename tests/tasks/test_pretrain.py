@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from data.chat_template import ChatTurn, encode_turn
+from data.chat_template import encode_turns
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Loader
 from data.tokens.packing import FirstFitPacker
@@ -62,9 +63,10 @@ def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
 def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
     """A chat document is cut where the assistant begins to think; longer prompts than the limit are passed over."""
     tokenizer, packer = tokenizer_for(TOKENIZER), FirstFitPacker(96)
-    turns = [encode_turn(tokenizer, ChatTurn(f"{n}?", "so", str(n))) for n in range(6)]
-    turns.insert(1, encode_turn(tokenizer, ChatTurn("long " * 12, "so", "1")))
-    for ids, prompt in turns:
+    turns = [(f"{n}?", "so", str(n)) for n in range(6)]
+    turns.insert(1, ("long " * 12, "so", "1"))
+    arrays, lengths, prompts = encode_turns(tokenizer, turns)
+    for ids, prompt in zip(np.split(np.concatenate(arrays), np.cumsum(lengths)[:-1]), prompts, strict=True):
         packer.add(ids, prompt)
     entries = tuple(write_shard(tmp_path, 0, split, packer.finish(), 261) for split in ("train", "validation"))
     write_index(tmp_path, ShardIndex(TOKENIZER, tokenizer.fingerprint, 96, "synth", entries))

@@ -1,4 +1,4 @@
-"""Overlap with held-out questions: against the form that looks at every n-gram of every text."""
+"""Overlap with held-out questions, against a naive form that looks at every n-gram; and the questions artifact."""
 
 import re
 from collections import defaultdict
@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import ConfigError
 from data.screening import words
-from data.screening.contamination import SHORTEST, ContaminationIndex, HeldOutQuestion
+from data.screening.contamination import (
+    SHORTEST,
+    ContaminationIndex,
+    HeldOutQuestion,
+    load_contamination_index,
+    read_questions,
+    write_questions,
+)
 
 QUESTION = "Natalia sold clips to forty eight of her friends in April and then sold half as many clips in May"
 WORDS = st.lists(st.sampled_from(["sea", "shell", "pearl", "wave", "tide"]), min_size=0, max_size=40)
@@ -139,3 +147,25 @@ def test_no_hit_is_lost_and_none_made_up(data, ngram, common, small_blocks):
     shares = [{(hit.benchmark, hit.example): hit.share for hit in hits} for hits in found]
     assert shares == [pytest.approx(one) for one in naive(questions, texts, ngram, common)]
     assert all(hits == sorted(hits, key=lambda hit: (-hit.share, hit.benchmark, hit.example)) for hits in found)
+
+
+def test_questions_come_back_as_they_were_and_are_searched_for(tmp_path):
+    odd = "Wie heißt der Fluß in Köln, an dem der Dom steht?\u2028 Und\nwarum\u0085?"
+    asked = [
+        HeldOutQuestion("arc", "7", odd),
+        HeldOutQuestion("generated", "0", "a b c d e f", whole=True),
+        HeldOutQuestion("b", "", ""),
+    ]
+    write_questions(tmp_path, asked)
+    assert read_questions(tmp_path) == asked
+    assert [hit.example for hit in load_contamination_index(tmp_path).hits(f"Quiz: {odd.upper()}")] == ["7"]
+    assert load_contamination_index(None) is None
+
+
+def test_damage_is_refused_by_line_with_the_way_out(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read.*--only held_out"):
+        read_questions(tmp_path)
+    for line in ("{", '{"benchmark": "arc"}', "[]", "7"):
+        (tmp_path / "questions.jsonl").write_text(f'{{"benchmark": "a", "example": "1", "text": "t"}}\n{line}\n')
+        with pytest.raises(ConfigError, match=r"line 2 is no question.*--only held_out"):
+            read_questions(tmp_path)

@@ -13,7 +13,7 @@ from data import records as records_module
 from data.records import Rejected, WebRecord, batched
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.screening.corpus_copies import find_copies
-from data.screening.text_hash import content_hash, in_validation
+from data.screening.text_hash import in_validation, text_hash
 from data.tokenizer import tokenizer_for
 from data.tokens import build as corpus_module
 from data.tokens.build import pack_file, publish_tokens, write_tokens
@@ -69,7 +69,7 @@ def test_validation_is_chosen_by_content_not_by_place(make_tokens, web_records, 
         ]
         return set(tokenizer.decode(ids).split("<|endoftext|>")) - {""}
 
-    expected = {r.text for r in web_records if in_validation(content_hash(r), 0.1)}
+    expected = {r.text for r in web_records if in_validation(text_hash(r.text), 0.1)}
     assert 0 < len(expected) < len(web_records) / 4
     assert held_out(web_records) == held_out(web_records[::-1]) == expected
     assert held_out(web_records, share=0.0) == set()

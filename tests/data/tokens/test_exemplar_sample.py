@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import SynthRecord
-from data.screening.text_hash import content_hash
+from data.screening.text_hash import text_hash
 from data.sources.local_files import read_jsonl
 from data.tokens.exemplar_sample import (
     ExemplarSample,
@@ -31,7 +31,7 @@ def sampled(numbers, most):
     sample = ExemplarSample(most)
     for number in numbers:
         record = RECORDS[number]
-        sample.offer(content_hash(record), number, record.exercise, lambda record=record: record)
+        sample.offer(text_hash(record.query), number, record.exercise, lambda record=record: record)
     return sample
 
 
@@ -75,7 +75,7 @@ def test_only_what_is_kept_is_made_whole():
     sample = ExemplarSample(3)
     for number in range(1000):
         sample.offer(
-            content_hash(RECORDS[number % 60]) ^ number, number, "e", lambda n=number: made.append(n) or RECORDS[0]
+            text_hash(RECORDS[number % 60].query) ^ number, number, "e", lambda n=number: made.append(n) or RECORDS[0]
         )
     assert len(made) < 60  # 3 * (1 + ln(1000 / 3)) = 20 are expected
     assert len(sample.candidates()) == 3
