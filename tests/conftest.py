@@ -1,16 +1,18 @@
-"""Before anything imports JAX: the CPU alone, and one compilation cache for all tests, kept between runs.
-
-And a store with a remote, for the tests of more than one room.
-"""
+"""Environment of all tests, set before anything imports JAX; and a store with a remote, which several folders use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What the tests compute is small: to compile it well costs more than it saves. XLA takes 11 s for a gradient of a tiny
-# model, with the first flag 7, with both 2.5: the second leaves fusions to the older way of making them.
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would never end.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# The tests compute little, so optimised compilation costs more than it saves: XLA takes 11 s for a gradient of a tiny
+# model, 7 s with the first flag, 2.5 s with both (the second selects the older fusion code).
+# One compilation cache for all tests, kept between runs.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
