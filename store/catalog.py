@@ -46,6 +46,7 @@ from store.schema import (
     schema_of,
 )
 
+CatalogRow = dict[str, Any]  # of a query: column -> value
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""`nautile plan`: the stage `plan` by itself, without a run around it."""
+"""`nautile plan`: run the stage `plan` on its own, outside of a pipeline run."""
 
 import uuid
 from collections.abc import Callable
@@ -23,22 +23,23 @@ def plan_pretraining(
     largest: bool,
     show: Callable[[str], object],
 ) -> Path:
-    """The folder of the plan's artifact: made now, or found if the same was asked before."""
+    """The folder of the plan's artifact, made now or reused from an equal earlier request. `show` gets progress."""
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
-    asked = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
+    plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
     rest = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}
-    section = {"plan": asked, "pretrain": pretrain, **rest}
+    sections = {"plan": plan, "pretrain": pretrain, **rest}
     context = RunContext(f"plan-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
 
-    def hear(update: StageUpdate) -> None:
+    def on_update(update: StageUpdate) -> None:
         if update.note:
             show(update.note)
 
-    unsubscribe = subscribe(hear)
+    unsubscribe = subscribe(on_update)
     try:
-        made = run_stage(planning, {name: part.model_dump(mode="json") for name, part in section.items()}, {}, context)
+        settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
+        outputs = run_stage(planning, settings, {}, context)
     finally:
         unsubscribe()
-    return store.get(made["plan"]).path
+    return store.get(outputs["plan"]).path

@@ -1,4 +1,4 @@
-"""`nautile compare`: two evaluations in the store, or folders of such, on the questions that both were asked."""
+"""`nautile compare`: two evaluations, from the store or from folders, on the questions they have in common."""
 
 from pathlib import Path
 from typing import Any
@@ -11,65 +11,62 @@ from common.files import read_json
 from common.text import visible
 from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import compare, comparison_table
-from evals.tables.results import ResultTable
 from flows.cli.tables import query_table
 from store.artifacts import Store
 
 WAYS = {"generate": "rows.jsonl", "likelihood": "likelihood.jsonl"}
 VERDICTS = ("strict", "lenient")
-LONGEST = 600
+MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
 
 
-def compared(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
-    """The comparison, with the names of both models. Raises `ConfigError` for what is no evaluation."""
+def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
+    """The comparison, with the names of both models. Raises `ConfigError` for what is not an evaluation."""
     if verdict not in VERDICTS:
-        raise ConfigError(f"--verdict: {verdict!r} is none; there are {', '.join(VERDICTS)}")
+        raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
     if way not in WAYS:
-        raise ConfigError(f"--way: {way!r} is none; there are {', '.join(WAYS)}")
-    sides = [_evaluation(store, name, way) for name in (a, b)]
-    found = compare(*(rows for _, rows in sides), verdict)
-    return {"a": _named(a, sides[0][0]), "b": _named(b, sides[1][0]), "way": way, **found}
+        raise ConfigError(f"--way {way}: must be {' or '.join(WAYS)}")
+    model_a, rows_a = _read_evaluation(store, a, way)
+    model_b, rows_b = _read_evaluation(store, b, way)
+    names = {"a": f"{Path(a).name} ({model_a})", "b": f"{Path(b).name} ({model_b})"}
+    return {**names, "way": way, **compare(rows_a, rows_b, verdict)}
 
 
-def view(found: dict[str, Any], shown: int) -> RenderableType:
-    """The table, and the first `shown` samples whose verdict changed, those lost first."""
-    table: ResultTable = comparison_table(found, "A", "B")
-    changed = sorted(found["changed"], key=lambda one: (one["change"] != "lost", one["benchmark"], one["index"]))
-    parts: list[RenderableType] = [Text(f"{side.upper()}: {found[side]}") for side in ("a", "b")]
+def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
+    """The table, and the first `shown` samples whose verdict changed, lost ones first."""
+    table = comparison_table(comparison, "A", "B")
+    changed = sorted(
+        comparison["changed"], key=lambda sample: (sample["change"] != "lost", sample["benchmark"], sample["index"])
+    )
+    parts: list[RenderableType] = [Text(f"{side.upper()}: {comparison[side]}") for side in ("a", "b")]
     parts.append(query_table(list(table.columns), list(table.rows)))
     parts += [Text(note, "dim") for note in table.notes]
-    lost = sum(one["change"] == "lost" for one in changed)
+    lost = sum(sample["change"] == "lost" for sample in changed)
     parts.append(Text(f"\n{len(changed):,} samples changed: {lost:,} lost, {len(changed) - lost:,} gained", "bold"))
-    for one in changed[:shown]:
-        parts.append(
-            Text(f"\n{one['change']}: {one['benchmark']} {one['index']}, expected {visible(one['expected'], 200)}")
-        )
-        parts.append(Text(visible(one["prompt"], LONGEST), "dim"))
-        parts += [Text(f"{side.upper()} {_said(one[side])}") for side in ("a", "b")]
+    for sample in changed[:shown]:
+        title = f"\n{sample['change']}: {sample['benchmark']} {sample['index']}"
+        parts.append(Text(f"{title}, expected {visible(sample['expected'], 200)}"))
+        parts.append(Text(visible(sample["prompt"], MAX_CHARACTERS), "dim"))
+        parts += [Text(f"{side.upper()} {_reply(sample[side])}") for side in ("a", "b")]
     if len(changed) > shown:
-        parts.append(Text(f"\n{len(changed) - shown:,} more: --changed N shows more, --json all", "dim"))
+        parts.append(Text(f"\n{len(changed) - shown:,} more: --changed N shows more, --json all of them", "dim"))
     return Group(*parts)
 
 
-def _said(side: dict[str, Any]) -> str:
+def _reply(side: dict[str, Any]) -> str:
     verdict = "right" if side["strict"] else side["problem"] or "wrong"
-    return f"({verdict}) {visible(side['output'] or side['parsed'] or '', LONGEST)}"
+    return f"({verdict}) {visible(side['output'] or side['parsed'] or '', MAX_CHARACTERS)}"
 
 
-def _named(asked: str, model: str) -> str:
-    return f"{Path(asked).name} ({model})"
-
-
-def _evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:
+def _read_evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:
     """Model and rows of an evaluation: an id in the store, or a folder."""
     folder = Path(name)
     if not folder.is_dir():
         artifact = store.get(name)
         if artifact.kind != "evaluation":
-            raise ConfigError(f"{artifact.id} is no evaluation: `nautile artifacts evaluation` lists them")
+            raise ConfigError(f"{artifact.id} is not an evaluation: `nautile artifacts evaluation` lists them")
         folder = artifact.path
     rows = folder / WAYS[way]
     if not rows.is_file():
-        raise ConfigError(f"{name}: no {WAYS[way]} there: an evaluation that was asked by `{way}` is meant")
+        raise ConfigError(f"{name} has no {WAYS[way]}: it was not evaluated with --way {way}")
     model = (read_json(folder / "scores.json") or {}).get("model", "unfinished")
     return str(model), read_rows(rows)

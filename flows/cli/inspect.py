@@ -1,4 +1,4 @@
-"""What the read commands show, as plain data: the plan's state, artifacts, one artifact, lineage, a query's rows."""
+"""The data behind the read commands and `nautile store`: rows for the terminal and for --json, nothing printed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,12 @@ from common.errors import ConfigError
 from common.files import read_json
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
-from flows.dag import Step, build_dag
+from flows.dag import build_dag
 from store.artifacts import Artifact, Store
-from store.catalog import Catalog
+from store.catalog import Catalog, CatalogRow
 from store.garbage import collect, find_garbage
 from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
-
-Row = dict[str, Any]
 
 _LAST_RUNS = """
 SELECT key, state, attempt, started, seconds, error FROM runs
@@ -22,52 +20,59 @@ WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DE
 """
 
 
-def status(store: Store, config: RunConfig) -> list[Row]:
-    """A row for each execution of the plan: made, damaged (its manifest cannot be read; `verify` reads the files too),
-    running, interrupted (its work is kept), failed, or not made."""
+def status(store: Store, config: RunConfig) -> list[CatalogRow]:
+    """A row for each step of the configuration's DAG.
+
+    `state`: made, damaged (its manifest cannot be read; `verify` reads the files too), running, interrupted (its work
+    is kept), failed, or not made.
+    """
     store.refresh()
-    last = {row["key"]: row for row in _fresh(store).query(_LAST_RUNS)} if store.root.exists() else {}
+    last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
     for step in build_dag(config):
-        found, damage = _found(store, step)
-        ran = last.get(step.key, {})
+        damage, artifacts = None, []
+        try:
+            artifacts = [artifact for kind in step.outputs if (artifact := store.find(kind, step.key))]
+        except ConfigError as error:
+            damage = str(error)
+        last_run = last.get(step.key, {})
         staging = store.root / "staging" / step.key
         live = read_json(staging / "live.json") or {}
         state = "not made"
         if damage:
             state = "damaged"
-        elif len(found) == len(step.outputs):
+        elif len(artifacts) == len(step.outputs):
             state = "made"
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
         elif staging.is_dir():
-            state = "failed" if ran.get("state") == "failed" else "interrupted"
+            state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(
             {
                 "label": step.label,
                 "state": state,
                 "key": step.key,
-                "artifacts": [artifact.id for artifact in found],
+                "artifacts": [artifact.id for artifact in artifacts],
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
-                "started": ran.get("started"),
-                "seconds": ran.get("seconds"),
-                "error": damage or (ran.get("error") if state == "failed" else None),
+                "started": last_run.get("started"),
+                "seconds": last_run.get("seconds"),
+                "error": damage or (last_run.get("error") if state == "failed" else None),
             }
         )
     return rows
 
 
-def artifacts(store: Store, kind: str | None, superseded: bool) -> list[Row]:
+def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogRow]:
     """A row for each artifact, oldest first."""
     store.refresh()
-    found = store.list(kind, superseded=superseded)
-    if kind and not found and kind not in (kinds := {name for name, *_ in store.folders()}):
+    artifacts = store.list(kind, superseded=superseded)
+    if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
         raise ConfigError(f"no artifacts of kind {kind!r}; there are {', '.join(sorted(kinds)) or 'none of any kind'}")
-    return [_row(artifact) for artifact in found]
+    return [_row(artifact) for artifact in artifacts]
 
 
-def show(store: Store, artifact_id: str) -> Row:
-    """The whole manifest, the path, where its files are, and what damage there is (every byte is read)."""
+def show(store: Store, artifact_id: str) -> CatalogRow:
+    """The manifest with path, location (`at`) and damaged files; every byte is read."""
     store.refresh()
     artifact = store.get(artifact_id)
     return {
@@ -79,23 +84,23 @@ def show(store: Store, artifact_id: str) -> Row:
     }
 
 
-def lineage(store: Store, artifact_id: str) -> list[Row]:
-    """What the artifact was made from, itself first, as rows that nest: `made` is the id of what read it."""
-    wanted = ("depth", "name", "made", "id", "kind", "stage", "created", "bytes", "commit", "calls", "key", "execution")
+def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
+    """The artifact and everything it was made from: `made` is the id of the artifact that read the row's."""
+    columns = ("depth", "name", "made", "id", "kind", "stage", "created", "bytes", "commit", "calls", "key")
     store.refresh()
-    return [{name: row[name] for name in wanted} for row in Catalog(store).lineage(artifact_id)]
+    return [{name: row[name] for name in (*columns, "execution")} for row in Catalog(store).lineage(artifact_id)]
 
 
 def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of a read-only query over the catalog, brought up to date first."""
-    return _fresh(store).select(query)
+    """Columns and rows of a read-only query over the catalog, which is brought up to date first."""
+    return _catalog(store).select(query)
 
 
-def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row:
-    """`artifacts`: how many were checked; `damaged`: id -> its damaged files by name; `remedies`: id -> what to do.
+def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> CatalogRow:
+    """Read every byte of one artifact or of all, and compare it with its digest; `remote`: the remote copies too.
 
-    Every byte is read. Without an id all are checked, those whose manifests cannot be read included; `remote`: at the
-    remote too.
+    Returns `artifacts`: how many were checked; `damaged`: id -> names of its damaged files; `remedies`: id -> what to
+    do. An artifact whose manifest cannot be read counts as damaged.
     """
     store.refresh()
     if artifact_id:
@@ -106,8 +111,8 @@ def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> Row
         checked = {}
         for kind, key, number, folder in store.folders():
             name = f"{kind}/{key[:12]}" + (f".{number}" if number else "")
-            whole = folder in readable
-            checked[name] = store.verify(readable[folder], remote=remote) if whole else ["manifest.json"]
+            artifact = readable.get(folder)
+            checked[name] = store.verify(artifact, remote=remote) if artifact else ["manifest.json"]
         if remote and isinstance(store, MirroredStore):
             checked |= {name: ["manifest.json at the remote"] for name in store.unusable_manifests()}
     damaged = {name: files for name, files in checked.items() if files}
@@ -120,26 +125,26 @@ def _remedy(store: Store, artifact_id: str) -> str:
     except ConfigError:
         if "." in artifact_id:
             return "it was replaced: `nautile store gc` removes it"
-        return "`nautile run CONFIG` says which stage is to be made anew"
+        return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
     if artifact.superseded:
         return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
-    return f"make it anew: `nautile run CONFIG --only {label} --force`"
+    return f"run its stage again: `nautile run CONFIG --only {label} --force`"
 
 
-def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = RetentionConfig()) -> list[Row]:
-    """A row for each thing that went, or with `dry_run` would go. The catalog follows."""
+def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = RetentionConfig()) -> list[CatalogRow]:
+    """Remove what is not needed and update the catalog: a row for each path; `dry_run`: only list them."""
     store.refresh()
-    found = find_garbage(store, stale_days=days, rules=rules)
+    items = find_garbage(store, stale_days=days, rules=rules)
     if not dry_run:
-        found = collect(store, found)
+        items = collect(store, items)
         if store.catalog_path.exists():
             Catalog(store).ingest()
-    return [{"path": str(item.path.relative_to(store.root)), "bytes": item.bytes, "why": item.reason} for item in found]
+    return [{"path": str(item.path.relative_to(store.root)), "bytes": item.bytes, "why": item.reason} for item in items]
 
 
-def push(store: Store, artifact_id: str | None = None) -> list[Row]:
-    """A row for each artifact that was sent to the remote. With an id that one, all its files once more."""
+def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
+    """Send missing artifacts to the remote, or all files of one: a row for each artifact sent."""
     mirrored = _mirrored(store)
     if artifact_id is None:
         return [_row(artifact) for artifact in mirrored.push_all()]
@@ -147,8 +152,8 @@ def push(store: Store, artifact_id: str | None = None) -> list[Row]:
     return [_row(artifact) for artifact in mirrored.push([store.get(artifact_id)], again=True)]
 
 
-def fetch(store: Store, artifact_id: str) -> Row:
-    """The row of an artifact whose files are now here."""
+def fetch(store: Store, artifact_id: str) -> CatalogRow:
+    """Download an artifact's files from the remote; its row."""
     mirrored = _mirrored(store)
     store.refresh()
     artifact = store.get(artifact_id)
@@ -157,13 +162,13 @@ def fetch(store: Store, artifact_id: str) -> Row:
 
 
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
-    """Table -> rows written to the Parquet file `out`, or with table `all` to `out/<table>.parquet`."""
-    catalog = _fresh(store)
+    """Write a table to the Parquet file `out`, or with table `all` each to `out/<table>.parquet`: table -> rows."""
+    catalog = _catalog(store)
     if table != "all":
         return {table: catalog.export(table, out, overwrite=overwrite)}
-    files = {one.name: out / f"{one.name}.parquet" for one in TABLES}
-    if there := [path for path in files.values() if path.exists() and not overwrite]:
-        raise ConfigError(f"{there[0]} is there already: name another folder, or say --overwrite")
+    files = {table.name: out / f"{table.name}.parquet" for table in TABLES}
+    if existing := [path for path in files.values() if path.exists() and not overwrite]:
+        raise ConfigError(f"{existing[0]} exists already: name another folder, or pass --overwrite")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -172,61 +177,46 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
 
 
 def latest_report(store: Store, artifact_id: str | None = None) -> Artifact:
-    """The report named, else the newest one. Raises `ConfigError` if there is none."""
-    if artifact_id:
-        store.refresh()
-        return store.get(artifact_id if "/" in artifact_id else f"report/{artifact_id}")
+    """The named report, or the newest one. Raises `ConfigError` if there is none."""
     store.refresh()
-    found = store.list("report")
-    if not found:
-        raise ConfigError(f"no report in {store.root} yet: `nautile run` makes one")
-    return found[-1]
+    if artifact_id:
+        return store.get(artifact_id if "/" in artifact_id else f"report/{artifact_id}")
+    reports = store.list("report")
+    if not reports:
+        raise ConfigError(f"no report in {store.root} yet: `nautile run` writes one")
+    return reports[-1]
 
 
 def checkpoint_folder(name: str | None) -> Path:
-    """Where the checkpoint lies that is meant: a folder, an id in the store, or (None) the newest in the store."""
+    """The folder of a checkpoint, given as a folder or an artifact id; None: the newest in the store."""
     if name and (Path(name) / "config.json").is_file():
         return Path(name)
     if name and Path(name).is_dir():
-        raise ConfigError(f"{name}: no checkpoint there: a folder with config.json and weights.safetensors is meant")
+        raise ConfigError(f"{name} is not a checkpoint folder: it must hold config.json and weights.safetensors")
     store = open_store()
     store.refresh()
     if name:
-        found = store.get(name)
-        if found.kind != "checkpoint":
-            raise ConfigError(f"{found.id} is no checkpoint: `nautile artifacts checkpoint` lists them")
-        return found.path
+        artifact = store.get(name)
+        if artifact.kind != "checkpoint":
+            raise ConfigError(f"{artifact.id} is not a checkpoint: `nautile artifacts checkpoint` lists them")
+        return artifact.path
     checkpoints = store.list("checkpoint")
     if not checkpoints:
-        raise ConfigError(f"no checkpoint in {store.root} yet: `nautile run` makes some; or name a folder")
+        raise ConfigError(f"no checkpoint in {store.root} yet: `nautile run` trains one; or name a folder")
     return checkpoints[-1].path
 
 
-def parameters(config: RunConfig) -> dict[str, int]:
-    """Parameters of the model by part."""
-    from model.nautile import parameter_counts
-
-    return parameter_counts(config.model)
-
-
-def _found(store: Store, step: Step) -> tuple[list[Artifact], str | None]:
-    """Its artifacts that are there, and what is said of one whose manifest is damaged."""
-    try:
-        return [a for kind in step.outputs if (a := store.find(kind, step.key))], None
-    except ConfigError as error:
-        return [], str(error)
-
-
-def _fresh(store: Store) -> Catalog:
+def _catalog(store: Store) -> Catalog:
+    """The catalog with everything that the event files and manifests hold now."""
     store.refresh(events=True)
     if not store.root.exists():
-        raise ConfigError(f"no store at {store.root} yet: `nautile run` makes one, NAUTILE_STORE names another")
+        raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.ingest()
     return catalog
 
 
-def _row(artifact: Artifact) -> Row:
+def _row(artifact: Artifact) -> CatalogRow:
     return {
         "id": artifact.id,
         "stage": artifact.manifest["stage"],
@@ -242,7 +232,7 @@ def _row(artifact: Artifact) -> Row:
 
 
 def _at(artifact: Artifact) -> str:
-    """Where its files are: here, both (here and at the remote), or remote."""
+    """Where the files of an artifact are: `here`, `remote`, or `both`."""
     if not isinstance(artifact.store, MirroredStore) or not artifact.store.is_mirrored(artifact):
         return "here"
     return "both" if artifact.store.has_files(artifact) else "remote"

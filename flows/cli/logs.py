@@ -1,5 +1,8 @@
-"""`nautile logs`: what a stage's process has said. While it is made the log lies in its staging folder, after that in
-the store's `logs`; whoever reads along keeps the file open, so that nothing is missed when it moves."""
+"""The log files of a run's stages, for `nautile logs`.
+
+While a stage runs, its log is in its staging folder; when it ends, the log moves to the store's `logs/`. A reader that
+follows keeps the file open, so it misses nothing when the file moves.
+"""
 
 import codecs
 import time
@@ -12,7 +15,7 @@ from common.files import read_json
 from common.text import visible
 from store.artifacts import Store
 from store.catalog import Catalog
-from tasks.engine import fanout as rounds
+from tasks.engine import fanout
 
 POLL_S = 0.3
 _BLOCK = 1 << 20
@@ -24,8 +27,8 @@ QUALIFY row_number() OVER (PARTITION BY label ORDER BY started DESC, time DESC) 
 
 
 @dataclass(frozen=True)
-class Told:
-    """The last attempt of a run at one use of a stage, and where its log is to be found."""
+class LogFile:
+    """The log of a run's last attempt at one step."""
 
     run: str
     label: str
@@ -34,97 +37,104 @@ class Told:
     execution: str
     state: str
 
-    def log(self, store: Store) -> Path | None:
-        """None where nothing of it is left: it never came to a process, or was begun anew since."""
+    def path(self, store: Store) -> Path | None:
+        """Where the log is now; None if there is none: the step ran no process, or a later attempt replaced it."""
         staging = store.root / "staging" / self.key
-        known = read_json(staging / "execution.json")
-        here = isinstance(known, dict) and known.get("execution") == self.execution
-        for path in (staging / "log.txt", store.root / "logs" / f"{self.stage}-{self.execution}.txt"):
-            if path.is_file() and (here or path.parent != staging):
-                return path
-        return None
+        record = read_json(staging / "execution.json")
+        if isinstance(record, dict) and record.get("execution") == self.execution and (staging / "log.txt").is_file():
+            return staging / "log.txt"
+        finished = store.root / "logs" / f"{self.stage}-{self.execution}.txt"
+        return finished if finished.is_file() else None
 
-    def units(self, store: Store) -> list[Path]:
-        """Logs of the units under way, which come to the stage's when they end."""
-        return rounds.item_logs(store.root / "staging" / self.key)
+    def item_logs(self, store: Store) -> list[Path]:
+        """Logs of the work items in progress; each is appended to the stage's log when its item ends."""
+        return fanout.item_logs(store.root / "staging" / self.key)
 
-    def at_work(self, store: Store) -> bool:
+    def is_running(self, store: Store) -> bool:
+        """True while a process holds the key's lock."""
         return store.lock(self.key).held_elsewhere()
 
 
-def choose(store: Store, run: str | None, stage: str | None) -> Told:
-    """The stage's log that is meant: of the newest run if none is named; the stage at work, else the last begun.
+def choose(store: Store, run: str | None, stage: str | None) -> LogFile:
+    """The log of `stage` in `run`. Default: in the newest run, the running stage, else the last that did any work.
 
     Raises `ConfigError` if there is no such run or stage.
     """
-    found = stages(store, _run(store, run))
+    logs = run_logs(store, _run_id(store, run))
     if stage:
-        meant = [told for told in found if stage in (told.label, told.stage)]
-        if not meant:
-            raise ConfigError(f"--stage {stage}: this run has {', '.join(told.label for told in found)}")
-        return next((told for told in meant if told.at_work(store)), meant[-1])
-    working = [told for told in found if told.at_work(store)]
-    worked = [told for told in found if told.state != "reused"]
-    return (working or worked or found)[-1]
+        matching = [log for log in logs if stage in (log.label, log.stage)]
+        if not matching:
+            raise ConfigError(f"--stage {stage}: not in this run, which has {', '.join(log.label for log in logs)}")
+        return next((log for log in matching if log.is_running(store)), matching[-1])
+    running = [log for log in logs if log.is_running(store)]
+    executed = [log for log in logs if log.state != "reused"]
+    return (running or executed or logs)[-1]
 
 
-def stages(store: Store, run: str) -> list[Told]:
-    """The last attempt of a run at each stage, in the order in which they began."""
+def run_logs(store: Store, run: str) -> list[LogFile]:
+    """The last attempt of a run at each step, in the order in which they started."""
     rows = Catalog(store).query(_STAGES, [run])
-    return [Told(**{name: row[name] for name in Told.__dataclass_fields__}) for row in rows]
+    return [LogFile(**{name: row[name] for name in LogFile.__dataclass_fields__}) for row in rows]
 
 
 def last_lines(path: Path, lines: int) -> str:
-    """The end of a log as it may be shown; all of it with 0 lines."""
-    return _end(path.read_bytes().decode(errors="replace"), lines)
+    """The last lines of a log (0: all of it), with control characters replaced."""
+    return _tail(path.read_bytes().decode(errors="replace"), lines)
 
 
-def follow(store: Store, told: Told, whole_run: bool, lines: int) -> Iterator[tuple[Told, str]]:
-    """Pieces of the log as they are written, until the stage has ended (with `whole_run`: until the run has)."""
-    yield from _follow_stage(store, told, lines)
-    seen = {told.label}
+def follow(store: Store, log: LogFile, whole_run: bool, lines: int) -> Iterator[tuple[LogFile, str]]:
+    """Yield text as it is written, with the log it is from, until the stage ends (`whole_run`: until the run does)."""
+    yield from _follow_stage(store, log, lines)
+    followed = {log.label}
     while whole_run:
-        alive = store.run_lock(told.run).held_elsewhere()
+        # Ask whether the run is alive first: a stage that ends between the two questions is then still shown.
+        alive = store.run_lock(log.run).held_elsewhere()
         Catalog(store).ingest()
-        later = [one for one in stages(store, told.run) if one.label not in seen and one.state != "reused"]
-        for one in later:
-            seen.add(one.label)
-            yield from _follow_stage(store, one, 0)
+        later = [other for other in run_logs(store, log.run) if other.label not in followed and other.state != "reused"]
+        for other in later:
+            followed.add(other.label)
+            yield from _follow_stage(store, other, 0)
         if not alive and not later:
             return
         time.sleep(POLL_S)
 
 
-def _follow_stage(store: Store, told: Told, lines: int) -> Iterator[tuple[Told, str]]:
-    while (path := told.log(store)) is None and told.at_work(store):
+def _follow_stage(store: Store, log: LogFile, lines: int) -> Iterator[tuple[LogFile, str]]:
+    while (path := log.path(store)) is None and log.is_running(store):
         time.sleep(POLL_S)
     if path is None:
         return
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be half written
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a block may end inside a character
     with path.open("rb") as file:
-        yield told, _end(decoder.decode(file.read()), lines)
+        yield log, _tail(decoder.decode(file.read()), lines)
         while True:
-            over = not told.at_work(store)
-            while piece := file.read(_BLOCK):
-                yield told, visible(decoder.decode(piece))
-            if over:
+            ended = not log.is_running(store)
+            while block := file.read(_BLOCK):
+                yield log, visible(decoder.decode(block))
+            if ended:
                 return
             time.sleep(POLL_S)
 
 
-def _end(text: str, lines: int) -> str:
+def _tail(text: str, lines: int) -> str:
     return "".join(visible(text).splitlines(keepends=True)[-lines:])
 
 
-def _run(store: Store, run: str | None) -> str:
+def _run_id(store: Store, run: str | None) -> str:
+    """The id of the run whose id begins with `run`, or of the newest run."""
     if not store.root.exists():
-        raise ConfigError(f"no store at {store.root} yet: `nautile run` makes one, NAUTILE_STORE names another")
+        raise ConfigError(f"no store at {store.root}: `nautile run` creates it, NAUTILE_STORE names another")
     catalog = Catalog(store)
     catalog.ingest()
     runs = [row["run"] for row in catalog.query(_RUNS)]
-    meant = [name for name in runs if name.startswith(run)] if run else runs[:1]
-    if len(meant) == 1:
-        return meant[0]
-    known = ", ".join(name[:8] for name in (meant or runs)[:8]) or "none yet: `nautile run` makes one"
-    which = f"means more than one run ({known}): give more of its id" if meant else f"names no run; there are {known}"
-    raise ConfigError(f"{run!r} {which}" if run else f"no run in {store.root} {known.removeprefix('none ')}")
+    if not runs:
+        raise ConfigError(f"no run in {store.root} yet: `nautile run` starts one")
+    if run is None:
+        return runs[0]
+    matching = [name for name in runs if name.startswith(run)]
+    if len(matching) == 1:
+        return matching[0]
+    known = ", ".join(name[:8] for name in (matching or runs)[:8])
+    if matching:
+        raise ConfigError(f"{run!r} matches more than one run ({known}): give more digits of its id")
+    raise ConfigError(f"{run!r} matches no run; the newest are {known}")

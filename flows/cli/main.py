@@ -1,7 +1,7 @@
-"""`nautile`: run the pipeline, and look at what it made. The one place that prints.
+"""The `nautile` command line: its commands in the order of `--help`, its error messages and exit codes.
 
-Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard error says what and what to do);
-130 stopped by the operator. Whatever is heavy is imported by the command that needs it, so that `--help` is instant.
+Exit codes: 0 done; 1 a stage failed; 2 the input is wrong (one line on standard error says what is wrong and how to
+fix it); 130 stopped by the operator. Each command imports what it needs itself, so that `--help` is instant.
 """
 
 import atexit
@@ -15,50 +15,42 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
-from flows.cli.operate import operating
+from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
 from flows.cli.serve import serve
 from flows.cli.store import store_app
-from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
-from flows.cli.watch import watching
-
-app = typer.Typer(
-    name="nautile",
-    help="A small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from flows.cli.terminal import (
+    CheckpointArgument,
+    ConfigArgument,
+    IdArgument,
+    Json,
+    console_for,
+    print_markdown,
+    show_as,
+    the_store,
 )
-app.add_typer(operating)
-app.add_typer(watching)
-app.add_typer(store_app, name="store")
+from flows.cli.watch import logs, status
 
-IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="kind/digits, or as many digits of the key as are unique")
-]
-CheckpointArgument = Annotated[
-    str | None, typer.Argument(metavar="[CHECKPOINT]", help="an id, or a folder; the newest in the store if none")
-]
-CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="an id, or a folder")]
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="a new or an empty folder")]
+CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
+OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")]
 
 
-@app.command()
 def run(
     config: ConfigArgument = "local",
     first: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", help="begin here; what is before is read")
+        str | None, typer.Option("--from", metavar="STAGE", help="Start here; read what comes before from the store.")
     ] = None,
-    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="stop after this stage")] = None,
+    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.")] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="STAGE", help="a stage, or one use: evaluate:align")
+        str | None, typer.Option("--only", metavar="STAGE", help="Run this stage alone, or one step: evaluate:align.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="make the chosen stages anew; the old artifacts are kept")
+        bool, typer.Option("--force", help="Run the chosen stages again; the old artifacts are kept.")
     ] = False,
 ) -> None:
-    """Run the pipeline. Stages whose artifacts are in the store are reused; interrupted ones go on where they stood."""
+    """Run the pipeline. Stages that are in the store are reused; interrupted ones resume."""
     from configs.load import load
     from flows.run import run as run_pipeline
     from flows.selection import Selection
@@ -67,222 +59,239 @@ def run(
     raise typer.Exit(run_pipeline(load(config), config, selection, console_for(), console_for(stderr=True)))
 
 
-@app.command()
-def status(
-    config: ConfigArgument = "local",
-    watch: Annotated[bool, typer.Option("--watch", help="go on showing it, until Ctrl-C")] = False,
-    as_json: Json = False,
-) -> None:
-    """Where each stage of a configuration stands."""
-    from configs.load import load
-    from flows.cli import inspect as inspection
-    from flows.cli import status_watch as watching
-    from flows.cli.tables import status_table
-
-    if watch and as_json:
-        raise ConfigError("--json tells one moment: leave out --watch")
-    if watch:
-        watching.watch(the_store(), load(config), console_for())
-    rows = inspection.status(the_store(), load(config))
-    show_as(rows, as_json, status_table)
-
-
-@app.command()
 def artifacts(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="tokens, checkpoint, evaluation, ...")] = None,
-    superseded: Annotated[bool, typer.Option("--all", help="also those that a forced rerun replaced")] = False,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="tokens, checkpoint, evaluation, ...")] = None,
+    superseded: Annotated[bool, typer.Option("--all", help="Include those that a forced run replaced.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What is in the store, oldest first."""
-    from flows.cli import inspect as inspection
+    """List the artifacts in the store, oldest first."""
+    from flows.cli import inspect
     from flows.cli.tables import artifact_table
 
-    show_as(inspection.artifacts(the_store(), kind, superseded), as_json, artifact_table)
+    show_as(inspect.artifacts(the_store(), kind, superseded), as_json, artifact_table)
 
 
-@app.command()
 def show(artifact: IdArgument, as_json: Json = False) -> None:
-    """One artifact: what it holds, the facts about it, what it came from, whether it is whole."""
-    from flows.cli import inspect as inspection
+    """Show one artifact: its files, facts and inputs, and whether the files match their digests."""
+    from flows.cli import inspect
     from flows.cli.tables import manifest_view
 
-    show_as(inspection.show(the_store(), artifact), as_json, manifest_view)
+    show_as(inspect.show(the_store(), artifact), as_json, manifest_view)
 
 
-@app.command()
 def lineage(artifact: IdArgument, as_json: Json = False) -> None:
-    """Everything an artifact was made from, down to the token shards and the calls to teachers."""
-    from flows.cli import inspect as inspection
+    """Show everything an artifact was made from, down to the token shards and the calls to teachers."""
+    from flows.cli import inspect
     from flows.cli.tables import lineage_tree
 
-    show_as(inspection.lineage(the_store(), artifact), as_json, lineage_tree)
+    show_as(inspect.lineage(the_store(), artifact), as_json, lineage_tree)
 
 
-@app.command()
 def sql(
-    query: Annotated[str, typer.Argument(help='over artifacts, inputs, runs, metrics, calls, samples, lineage("ID")')],
+    query: Annotated[
+        str, typer.Argument(help='DuckDB SQL over artifacts, inputs, runs, metrics, calls, samples, lineage("ID").')
+    ],
     as_json: Json = False,
 ) -> None:
-    """Ask the catalog, in DuckDB's SQL, read-only."""
-    from flows.cli import inspect as inspection
+    """Query the catalog, read-only."""
+    from flows.cli import inspect
     from flows.cli.tables import query_table
 
-    columns, rows = inspection.sql(the_store(), query)
+    columns, rows = inspect.sql(the_store(), query)
     show_as([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
 
 
-@app.command()
 def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
-    """How many parameters the model of a configuration has, by part."""
+    """Count the parameters of a configuration's model, by part."""
     from configs.load import load
-    from flows.cli import inspect as inspection
-    from flows.cli.tables import parameter_table
+    from flows.cli.tables import count_table
+    from model.nautile import parameter_counts
 
-    counts = inspection.parameters(load(config))
-    show_as({**counts, "total": sum(counts.values())}, as_json, lambda _: parameter_table(counts))
+    counts = parameter_counts(load(config).model)
+    show_as({**counts, "total": sum(counts.values())}, as_json, count_table)
 
 
-@app.command()
 def plan(
     config: ConfigArgument = "nautile_370m",
     topology: Annotated[
-        str, typer.Option(metavar="T", help="chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, or local")
+        str, typer.Option(metavar="T", help="Chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, or local.")
     ] = "v4:2x4x4",
-    mfu: Annotated[float, typer.Option(help="the utilisation to reckon time with")] = 0.4,
-    fsdp: Annotated[int | None, typer.Option(min=1, help="instead of the configuration's")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="do not look for the largest batch that fits")] = False,
+    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume for the time estimate.")] = 0.4,
+    fsdp: Annotated[int | None, typer.Option(min=1, help="Override the configuration's FSDP degree.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Will it fit, and how long will it take: compile the training step for chips that need not be here."""
-    from rich.markdown import Markdown
-
+    """Estimate memory and time of pretraining by compiling its step for chips that this machine need not have."""
     from configs.load import load
-    from flows.cli import capacity as planning
+    from flows.cli.capacity import plan_pretraining
 
-    with console_for(stderr=True).status(f"compiling for {topology}") as shown:
-        folder = planning.plan_pretraining(the_store(), load(config), topology, mfu, fsdp, not quick, shown.update)
+    with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
+        folder = plan_pretraining(the_store(), load(config), topology, mfu, fsdp, not quick, spinner.update)
     if as_json:
         print((folder / "plan.json").read_text(encoding="utf-8").strip())
     else:
-        console, text = console_for(), (folder / "plan.md").read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text.strip(), soft_wrap=not console.is_terminal)
+        print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
 
 
-@app.command()
 def chat(
     checkpoint: CheckpointArgument = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="ask this and end; else questions are read")
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="Answer this and exit. Default: read questions from stdin."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="of a reply; three quarters of the context")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token")] = 0.7,
-    top_k: Annotated[int, typer.Option(min=0, help="draw among so many tokens; 0: all")] = 0,
-    top_p: Annotated[float, typer.Option(help="draw among the likeliest that hold this share")] = 1.0,
-    thinking_budget: Annotated[int | None, typer.Option(min=0, help="end the thinking after so many tokens")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed and questions give the same replies")] = 0,
-    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="show answers only")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="with --prompt: print JSON")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens in a reply. Default: three quarters of the context.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k most likely tokens; 0: among all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the most likely tokens whose probabilities add up to p.")
+    ] = 1.0,
+    thinking_budget: Annotated[
+        int | None, typer.Option(min=0, help="End the reasoning after this many tokens.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed and questions give the same replies.")] = 0,
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Show the answers only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print JSON.")] = False,
 ) -> None:
-    """Talk to a checkpoint: its reasoning and its answer, as they are written."""
+    """Talk to a checkpoint. Its reasoning and its answer are shown as they are generated."""
     if as_json and prompt is None:
-        raise ConfigError("--json goes with --prompt: a conversation is written for people")
-    from flows.cli.chat import Chat, Manner, converse, tell
-    from flows.cli.chat import as_json as reply
+        raise ConfigError("--json needs --prompt: a conversation is printed as text only")
+    from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, stream_answer
     from flows.cli.inspect import checkpoint_folder
 
-    manner = Manner(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
-    talker = Chat(checkpoint_folder(checkpoint), manner)
+    settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
+    session = Chat(checkpoint_folder(checkpoint), settings)
     if prompt is None:
-        converse(talker, console_for(), not hide_thinking)
+        converse(session, console_for(), not hide_thinking)
     elif as_json:
-        print(json.dumps(reply(talker, prompt), indent=1, ensure_ascii=False))
+        print(json.dumps(answer_as_json(session, prompt), indent=1, ensure_ascii=False))
     else:
-        tell(talker, prompt, console_for(), not hide_thinking)
+        stream_answer(session, prompt, console_for(), not hide_thinking)
 
 
-app.command()(serve)
-
-
-@app.command()
 def export(checkpoint: CheckpointRequired, out: OutArgument, as_json: Json = False) -> None:
-    """Write a checkpoint for others: safetensors, config.json and the files of its tokenizer."""
+    """Write a checkpoint for other programs: safetensors, config.json and tokenizer files."""
     from flows.cli.inspect import checkpoint_folder
     from flows.cli.tables import file_table
-    from model.weights.export import export as write
+    from model.weights.export import export as export_checkpoint
 
-    show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
+    show_as([str(path) for path in export_checkpoint(checkpoint_folder(checkpoint), out)], as_json, file_table)
 
 
-@app.command("import")
 def import_(
     weights: Annotated[
-        Path, typer.Argument(metavar="WEIGHTS", help="the author's, as .safetensors or .npz (never a pickle)")
+        Path, typer.Argument(metavar="WEIGHTS", help="The author's weights, .safetensors or .npz (never a pickle).")
     ],
     out: OutArgument,
     config: Annotated[
-        str, typer.Option("--config", metavar="CONFIG", help="the configuration that has its shape")
+        str, typer.Option("--config", metavar="CONFIG", help="The configuration whose model has the same shape.")
     ] = "nautile_370m",
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint of the author's published weights, computing as theirs do (decay = "window")."""
+    """Convert the author's published weights to a checkpoint that computes as they do (decay = "window")."""
     from configs.load import load
     from flows.cli.tables import file_table
     from model.weights.author_import import import_weights
 
-    shape = load(config)
-    show_as([str(path) for path in import_weights(weights, out, shape.model, shape.tokenizer)], as_json, file_table)
+    run_config = load(config)
+    paths = import_weights(weights, out, run_config.model, run_config.tokenizer)
+    show_as([str(path) for path in paths], as_json, file_table)
 
 
-@app.command()
 def report(
     artifact: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="a report; the newest if none is named")
+        str | None, typer.Argument(metavar="ID", help="A report. Default: the newest in the store.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The report in the terminal, and where its page lies."""
-    from rich.markdown import Markdown
-
-    from flows.cli import inspect as inspection
+    """Print a report, and the path of its HTML page."""
+    from flows.cli import inspect
     from flows.cli.tables import relative
 
-    folder = inspection.latest_report(the_store(), artifact).path
+    folder = inspect.latest_report(the_store(), artifact).path
     if as_json:
         print((folder / "report.json").read_text(encoding="utf-8"))
         return
-    console = console_for()
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal)
-    console.print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
+    print_markdown((folder / "report.md").read_text(encoding="utf-8"))
+    console_for().print(f"page: {relative(folder / 'report.html')}", soft_wrap=True)
 
 
-@app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="an evaluation: an id, or a folder")],
-    second: Annotated[str, typer.Argument(metavar="B", help="another one, of the same questions")],
-    verdict: Annotated[str, typer.Option(help="strict or lenient")] = "strict",
-    way: Annotated[str, typer.Option(help="how they were asked: generate or likelihood")] = "generate",
-    changed: Annotated[int, typer.Option(min=0, help="how many of the samples that changed to show")] = 5,
+    first: Annotated[str, typer.Argument(metavar="A", help="An evaluation: an artifact id or a folder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another evaluation, of the same questions.")],
+    verdict: Annotated[str, typer.Option(help="How answers are graded: strict or lenient.")] = "strict",
+    way: Annotated[str, typer.Option(help="How questions were asked: generate or likelihood.")] = "generate",
+    changed: Annotated[int, typer.Option(min=0, help="Print this many of the samples whose verdict changed.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Two evaluations on the same questions: paired tests, and the samples whose verdict changed."""
-    from flows.cli.compare import compared, view
+    """Compare two evaluations of the same questions: paired tests, and samples whose verdict changed."""
+    from flows.cli.compare import compare_evaluations, comparison_view
 
-    show_as(compared(the_store(), first, second, verdict, way), as_json, lambda found: view(found, changed))
+    comparison = compare_evaluations(the_store(), first, second, verdict, way)
+    show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
+
+
+# The panels of `nautile --help`, and the commands in their order.
+PANELS = {
+    "Run": {"run": run, "plan": plan, "status": status},
+    "Look": {
+        "artifacts": artifacts,
+        "show": show,
+        "lineage": lineage,
+        "sql": sql,
+        "logs": logs,
+        "report": report,
+        "compare": compare,
+        "dashboard": dashboard,
+    },
+    "Model": {"params": params, "chat": chat, "serve": serve, "export": export, "import": import_},
+    "Operate": {
+        "deploy": deploy,
+        "up": up,
+        "down": down,
+        "approve": approve,
+        "reconcile": reconcile,
+        "store": store_app,
+    },
+}
+
+
+class CommandGroup(TyperGroup):
+    """Lists the commands as `PANELS` does: Typer by itself would put groups such as `store` first."""
+
+    def list_commands(self, _: object) -> list[str]:
+        return [name for commands in PANELS.values() for name in commands]
+
+
+app = typer.Typer(
+    name="nautile",
+    cls=CommandGroup,
+    help="Make a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def main() -> NoReturn:
-    """Do what the command line says, then raise `SystemExit`: one clear message, never a stack trace."""
-    # A root logger without handlers is given one that prints everything, by absl as orbax is imported: log noise.
+    """Run the command line, then raise `SystemExit`. Errors are one clear message, never a stack trace."""
+    # Importing orbax makes absl give a root logger that has no handlers one that prints everything.
     logging.getLogger().addHandler(logging.NullHandler())
-    logging.raiseExceptions = False  # a log that a full disk does not take must not print a stack trace for each line
-    sys.exit(_command())
+    logging.raiseExceptions = False  # a full disk must not print a stack trace for each log line
+    sys.exit(_run_command())
 
 
 def script() -> NoReturn:
-    """The console script: `main`, and the end of the process.
+    """The console script: `main`, then end the process without the interpreter's teardown.
 
-    Torn down in the usual way, the interpreter makes DuckDB's binding print pages about leaks that are none.
+    In the usual teardown DuckDB's binding prints pages about leaks that do not exist.
     """
     try:
         main()
@@ -294,38 +303,33 @@ def script() -> NoReturn:
         os._exit(ending.code if isinstance(ending.code, int) else 1)
 
 
-def _command() -> int:
-    """Run what was asked; the exit code."""
+def _run_command() -> int:
+    """Run the command; its exit code."""
     try:
         app()
-    except SystemExit as ending:  # how usage errors and exit codes leave
+    except SystemExit as ending:  # Typer ends this way, with the code of a usage error or of `typer.Exit`
         return ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
     except (ConfigError, Retryable) as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return 0  # whoever read our output has left; there is nobody to tell
+        return 0  # the reader of our output has left (`nautile sql ... | head`): no error
     except Exception as error:
-        kept = _keep_trace()
-        return _fail(f"unexpected {type(error).__name__}: {error}" + (f" (details in {kept})" if kept else ""), 1)
+        path = the_store().root / "logs" / "errors.log"
+        details = f" (details in {path})"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                traceback.print_exc(file=file)
+        except OSError:
+            details = ""
+        return _fail(f"unexpected {type(error).__name__}: {error}{details}", 1)
     return 0
 
 
 def _fail(message: str, code: int) -> int:
     console_for(stderr=True).print(message, style="red", soft_wrap=True)
     return code
-
-
-def _keep_trace() -> Path | None:
-    """Where the stack trace of the exception at hand was written; None if there is no place for it."""
-    path = the_store().root / "logs" / "errors.log"
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            traceback.print_exc(file=file)
-    except OSError:
-        return None
-    return path
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The commands of `nautile` that keep it running: services and the dashboard."""
+"""Commands that operate runs and services: dashboard, deploy, up, down, approve, reconcile."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -8,92 +9,88 @@ import typer
 
 from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
-operating = typer.Typer()
 
-
-@operating.command()
 def dashboard(
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
-    host: Annotated[str, typer.Option(help="whom to listen to; this machine alone unless told")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8501,
+    host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
 ) -> None:
-    """Pages over the store for people who look: runs, curves, rollouts, evaluations, lineage. Read-only."""
+    """Serve web pages over the store: runs, curves, rollouts, evaluations, lineage. Read-only."""
     from flows.dashboard.command import serve
 
-    console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (end it with Ctrl-C)")
+    console_for(stderr=True).print(f"the dashboard is at http://{host}:{port} (Ctrl-C stops it)")
     serve(host, port)
 
 
-@operating.command()
 def deploy(
     config: ConfigArgument = "local",
-    limit: Annotated[int, typer.Option(min=1, help="stages at work at once, of all runs on the server")] = 1,
-    runs: Annotated[int, typer.Option(min=1, help="flow runs at once, those included that wait")] = 8,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Stages that may run at once, over all runs on the Prefect server.")
+    ] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Flow runs at once, counting those that wait for a stage.")] = 8,
     pool: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="for a work pool: process, kubernetes or cloud")
+        str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="with --pool: write prefect.yaml and register nothing")
+        Path | None, typer.Option(metavar="FILE", help="Write prefect.yaml for --pool instead of registering.")
     ] = None,
 ) -> None:
-    """Serve the pipeline, every stage and the scheduled evaluation as Prefect deployments, until stopped.
+    """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
-    PREFECT_API_URL names the server. With --pool nothing is served: they are registered for workers of your own.
+    PREFECT_API_URL names the server. With --pool nothing is served: the deployments are registered for your own
+    workers.
     """
     from configs.load import load
-    from flows.operate import prefect_server as prefect_env
+    from flows.operate import prefect_server
 
-    shape = load(config)
+    run_config = load(config)
     if out is not None:
         from flows.operate.work_pool import write
 
-        console_for(stderr=True).print(write(shape, pool or "process", out), soft_wrap=True)
+        console_for(stderr=True).print(write(run_config, pool or "process", out), soft_wrap=True)
         return
-    prefect_env.quiet(the_store())
-    prefect_env.require_api()
+    prefect_server.quiet(the_store())
+    prefect_server.require_api()
     if pool is not None:
         from flows.operate.work_pool import register
 
-        console_for(stderr=True).print(register(shape, pool, limit), soft_wrap=True)
+        console_for(stderr=True).print(register(run_config, pool, limit), soft_wrap=True)
         return
     from flows.operate.deployments import serve
 
-    console_for(stderr=True).print(f"serving {shape.name}; runs are asked for in Prefect's page (end it with Ctrl-C)")
-    serve(shape, limit, runs)
+    console_for(stderr=True).print(f"serving {run_config.name}; start runs from Prefect's page (Ctrl-C stops serving)")
+    serve(run_config, limit, runs)
 
 
-@operating.command()
 def approve(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="its id, or the first digits of it")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run id, or its first digits.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Let a run go on that waits for an answer; without RUN, list those that wait and what they ask."""
+    """Approve the stage that a run is waiting for. Without RUN: list the waiting runs and their questions."""
     from flows.cli.tables import waiting_table
     from flows.operate import approval
 
     if run is None:
         show_as(approval.waiting(the_store()), as_json, waiting_table)
         return
-    found = approval.approve(the_store(), run, os.environ.get("PREFECT_API_URL"))
-    show_as(
-        found, as_json, lambda one: f"run {one['run'][:8]} goes on" + (f" with {one['label']}" if one["label"] else "")
-    )
+    approved = approval.approve(the_store(), run, os.environ.get("PREFECT_API_URL"))
+    stage = f" with {approved['label']}" if approved["label"] else ""
+    show_as(approved, as_json, lambda _: f"approved: run {approved['run'][:8]} continues{stage}")
 
 
-@operating.command()
 def up(
     config: ConfigArgument = "local",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="of Prefect's server and page")] = 4200,
-    dashboard_port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server and page.")] = 4200,
+    dashboard_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
 ) -> None:
-    """Start Prefect's server, the deployments and the dashboard on this machine, and say where they are."""
+    """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
     from configs.load import load
     from flows.cli.tables import service_table
     from flows.operate import services
 
-    load(config)
+    load(config)  # refuses a bad configuration before anything is started
     store, console = the_store(), console_for()
-    with console.status("starting") as shown:
-        running = services.up(store, config, port, dashboard_port, shown.update)
+    with console.status("starting") as spinner:
+        running = services.up(store, config, port, dashboard_port, spinner.update)
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         # Imports Prefect, which reads its settings once: after its address is set.
         from flows.operate.reconcile import reconcile_if_possible
@@ -103,10 +100,35 @@ def up(
     console.print(service_table(running))
 
 
-@operating.command()
 def down() -> None:
-    """End what `nautile up` has started, and nothing else."""
+    """Stop the services that `nautile up` started, and nothing else."""
     from flows.operate import services
 
     for service in services.down(the_store()):
-        console_for().print(f"ended {service.name} (process {service.pid})")
+        console_for().print(f"stopped {service.name} (process {service.pid})")
+
+
+def reconcile(as_json: Json = False) -> None:
+    """Clean up after dead processes: runs still shown as running, leftover staging folders, lock files."""
+    from flows.cli.tables import reconciled_view
+    from flows.operate import prefect_server
+    from flows.operate.services import url_of
+
+    store, results = the_store(), []
+    if store.root.exists():
+        prefect_server.quiet(store)
+        with contextlib.ExitStack() as stack:
+            if store.lost_runs():  # Prefect shows these as running too: only then is its server needed
+                if url := url_of(store, "server"):
+                    os.environ.setdefault("PREFECT_API_URL", url)
+                stack.enter_context(console_for(stderr=True).status("asking Prefect"))
+                stack.enter_context(prefect_server.api())
+            # Imports Prefect, which reads its settings once: after `quiet` and `api` have set them.
+            from flows.operate.reconcile import reconcile, unfinished
+
+            results = [*reconcile(store), *unfinished(store)]
+    show_as(
+        [result.row() for result in results],
+        as_json,
+        lambda _: reconciled_view([result.line() for result in results]),
+    )

@@ -1,33 +1,104 @@
-"""The options of `nautile serve`. What is heavy is imported once they are read."""
+"""`nautile serve CHECKPOINT`: load a checkpoint and serve it over HTTP, on loopback by default.
 
+SIGTERM and Ctrl-C shut the server down gracefully: it takes no new connections, and open requests have `--grace`
+seconds to finish.
+"""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from common.errors import ConfigError
+from flows.cli.terminal import CheckpointArgument, console_for, the_store
+
+LOOPBACK = ("127.", "localhost", "::1")
+
 
 def serve(
-    checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="an id, or a folder; the newest in the store if none")
+    checkpoint: CheckpointArgument = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Completions generated at the same time.")] = 16,
+    queue: Annotated[int, typer.Option(min=1, help="Completions that may wait; beyond that clients get 429.")] = 128,
+    name: Annotated[
+        str | None, typer.Option(help="Model name that clients use. Default: the artifact id, or the folder's name.")
     ] = None,
-    host: Annotated[str, typer.Option(help="where to listen; loopback alone unless another is named")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 8000,
-    slots: Annotated[int, typer.Option(min=1, max=1024, help="completions written at once")] = 16,
-    queue: Annotated[int, typer.Option(min=1, help="how many more may wait; beyond that clients get 429")] = 128,
-    name: Annotated[str | None, typer.Option(help="what clients call the model; its id, or its folder's name")] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the environment variable with the key that clients must show")
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the API key that clients must send.")
     ] = None,
-    grace: Annotated[float, typer.Option(min=1, help="seconds for requests under way when it is stopped")] = 30.0,
+    grace: Annotated[float, typer.Option(min=1, help="Seconds that open requests have to finish on shutdown.")] = 30.0,
 ) -> None:
-    """Serve a checkpoint to OpenAI's clients: chat and plain completions, batched across requests."""
-    from rich.console import Console
+    """Serve a checkpoint to OpenAI clients: chat and plain completions, batched across requests."""
+    import uvicorn
 
-    from flows.serve.command import Serving
-    from flows.serve.command import serve as run
+    from data.tokenizer import tokenizer_for
+    from flows.cli.inspect import checkpoint_folder
+    from flows.serve.http import ServedModel, application
+    from model.compile_cache import enable_compile_cache
+    from model.decoding.engine import Engine
+    from model.weights.files import load_weights
 
-    console = Console(markup=False, highlight=False)
-    run(
-        checkpoint,
-        Serving(host, port, slots, queue, name, key_env, grace),
-        lambda line: console.print(line, soft_wrap=True),
+    if key_env is not None and not os.environ.get(key_env):
+        raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or leave the option out")
+    key = os.environ[key_env] if key_env is not None else None
+    folder = checkpoint_folder(checkpoint)
+    store = the_store()
+    if store.root.exists():
+        enable_compile_cache(store.root / "compiled")
+    params, model, tokenizer_config = load_weights(folder)
+    tokenizer = tokenizer_for(tokenizer_config)
+    if tokenizer.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
+            f"{model.vocabulary} embedding rows; the checkpoint belongs to another tokenizer"
+        )
+    stops = (tokenizer.im_end, tokenizer.end_of_text)
+    engine = Engine(params, model, stops, tokenizer.think_end, slots, queue)
+    name = name or _model_name(folder)
+    listener = _listen(host, port)
+    address, port = listener.getsockname()[:2]
+    server_config = uvicorn.Config(
+        application(ServedModel(name, int(time.time()), tokenizer, engine, key)),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(grace)),
+        server_header=False,
+        lifespan="on",
     )
+    console = console_for()
+    shown = f"[{address}]" if ":" in address else address
+    console.print(f"serving {name} at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)", soft_wrap=True)
+    if key is None and not host.startswith(LOOPBACK):
+        console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)
+    # uvicorn raises the signal again after its shutdown; without a handler that would end us with its exit status.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    uvicorn.Server(server_config).run(sockets=[listener])
+
+
+def _model_name(folder: Path) -> str:
+    """The id of an artifact, the name of any other folder."""
+    folder = folder.resolve()
+    if (folder / "manifest.json").is_file():
+        return f"{folder.parent.name}/{folder.name[:12]}"
+    return folder.name
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that already listens, so that a wrong address is refused before the engine starts."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error}); choose another address or port"
+        ) from None
+    listener.set_inheritable(True)
+    return listener

@@ -1,38 +1,36 @@
-"""`nautile store …`: check it, free space, send and fetch, rebuild and export the catalog."""
+"""`nautile store ...`: verify the store, free space, copy to and from the remote, rebuild and export the catalog."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.cli.terminal import Json, show_as, the_store
+from flows.cli.terminal import IdArgument, Json, show_as, the_store
 
-store_app = typer.Typer(no_args_is_help=True, help="Look after the store: check, free space, mirror, rebuild, export.")
-
-IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="kind/digits, or as many digits of the key as are unique")
-]
+store_app = typer.Typer(
+    no_args_is_help=True, help="Maintain the store: verify, free space, mirror, rebuild the catalog, export its tables."
+)
 
 
 @store_app.command()
 def verify(
-    artifact: Annotated[str | None, typer.Argument(metavar="[ID]", help="one artifact; all if none is named")] = None,
-    local: Annotated[bool, typer.Option("--local", help="leave out what lies at the remote")] = False,
+    artifact: Annotated[str | None, typer.Argument(metavar="ID", help="One artifact. Default: all of them.")] = None,
+    local: Annotated[bool, typer.Option("--local", help="Do not check the copies at the remote.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every byte, at the remote too, and compare it with its digest. Exit code 2 if anything is damaged."""
-    from flows.cli import inspect as inspection
+    """Read every file and compare it with its recorded digest. Exit code 2 if anything is damaged."""
+    from flows.cli import inspect
     from flows.cli.tables import verify_table
 
-    found = inspection.verify(the_store(), artifact, remote=not local)
-    show_as(found, as_json, verify_table)
-    if found["damaged"]:
+    result = inspect.verify(the_store(), artifact, remote=not local)
+    show_as(result, as_json, verify_table)
+    if result["damaged"]:
         raise typer.Exit(2)
 
 
 @store_app.command()
 def rebuild(as_json: Json = False) -> None:
-    """Empty the catalog and fill it from manifests and event files, those of the remote too."""
+    """Rebuild the catalog from the manifests and event files, including those at the remote."""
     from flows.cli.tables import count_table
     from store.catalog import Catalog
 
@@ -43,28 +41,33 @@ def rebuild(as_json: Json = False) -> None:
 
 @store_app.command()
 def gc(
-    days: Annotated[float, typer.Option(help="how long unfinished work may lie untouched before it goes")] = 7.0,
+    days: Annotated[float, typer.Option(help="Remove unfinished work that is unchanged for this many days.")] = 7.0,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="CONFIG", help="take the rules of its [retention]")
+        str | None,
+        typer.Option("--config", metavar="CONFIG", help="Apply this configuration's retention rules."),
     ] = None,
     keep_newest: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="retire all but the latest N of each stage and use")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Remove all but the newest N artifacts of each step."),
     ] = None,
     keep_days: Annotated[
-        float | None, typer.Option(min=0.0, metavar="DAYS", help="retire what is older, unless it is among those")
+        float | None,
+        typer.Option(min=0.0, metavar="DAYS", help="Remove older artifacts, except those that --keep-newest keeps."),
     ] = None,
-    keep_kind: Annotated[list[str] | None, typer.Option(metavar="KIND", help="never retire this kind")] = None,
-    pin: Annotated[list[str] | None, typer.Option(metavar="ID", help="never retire this artifact")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    keep_kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Never remove artifacts of this kind. Repeatable.")
+    ] = None,
+    pin: Annotated[list[str] | None, typer.Option(metavar="ID", help="Never remove this artifact. Repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what nothing rests on: replaced artifacts, stale work, and what the rules retire, at the remote too.
+    """Remove what is not needed: replaced artifacts, stale unfinished work, and what the retention rules retire.
 
-    Without --keep-newest, --keep-days or a [retention] with them, no live artifact goes. What a kept one was made from
-    never goes.
+    The copies at the remote go too. Without --keep-newest, --keep-days or retention rules that set them, every
+    current artifact stays. What a kept artifact was made from always stays.
     """
     from configs.operation import RetentionConfig
-    from flows.cli import inspect as inspection
+    from flows.cli import inspect
     from flows.cli.tables import garbage_table
 
     rules = RetentionConfig()
@@ -78,42 +81,43 @@ def gc(
         kinds=(*rules.kinds, *(keep_kind or ())),
         pins=(*rules.pins, *(pin or ())),
     )
-    rows = inspection.garbage(the_store(), days, dry_run, rules)
-    show_as(rows, as_json, lambda found: garbage_table(found, dry_run))
+    rows = inspect.garbage(the_store(), days, dry_run, rules)
+    show_as(rows, as_json, lambda rows: garbage_table(rows, dry_run))
 
 
 @store_app.command()
 def push(
     artifact: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="send all files of this one again, which mends the remote")
+        str | None,
+        typer.Argument(metavar="ID", help="Send all files of this artifact again, which repairs its remote copy."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send to the remote what it lacks. Runs do this by themselves; this is for what a dead machine left."""
-    from flows.cli import inspect as inspection
+    """Send what is missing to the remote. Runs do this by themselves; use it after a machine has died."""
+    from flows.cli import inspect
     from flows.cli.tables import artifact_table
 
-    show_as(inspection.push(the_store(), artifact), as_json, artifact_table)
+    show_as(inspect.push(the_store(), artifact), as_json, artifact_table)
 
 
 @store_app.command()
 def fetch(artifact: IdArgument, as_json: Json = False) -> None:
-    """Bring the files of an artifact here from the remote, verified; also mends a damaged copy."""
-    from flows.cli import inspect as inspection
+    """Download an artifact's files from the remote and verify them. Also repairs a damaged local copy."""
+    from flows.cli import inspect
     from flows.cli.tables import artifact_table
 
-    show_as([inspection.fetch(the_store(), artifact)], as_json, artifact_table)
+    show_as([inspect.fetch(the_store(), artifact)], as_json, artifact_table)
 
 
 @store_app.command()
 def export(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="one of the catalog's, or all")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="a Parquet file; with all: a folder for one of each")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace what is there")] = False,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the catalog, or all.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A Parquet file; with all: a folder of such files.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a table of the catalog to a Parquet file, or all of them."""
-    from flows.cli import inspect as inspection
+    """Write one table of the catalog, or all of them, as Parquet."""
+    from flows.cli import inspect
     from flows.cli.tables import count_table
 
-    show_as(inspection.export(the_store(), table, out, overwrite), as_json, count_table)
+    show_as(inspect.export(the_store(), table, out, overwrite), as_json, count_table)

@@ -1,4 +1,7 @@
-"""What every command of `nautile` shares: its common arguments, the store, and how an answer is shown."""
+"""Shared by all commands of `nautile`: common arguments, the store, the console, and text or JSON output.
+
+The store and Rich are imported when a command runs, so that `--help` stays fast.
+"""
 
 import json
 import sys
@@ -7,12 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="a TOML file, or local, spark, nautile_370m")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped one: local, spark, nautile_370m.")
+]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="An artifact: KIND/KEY or KEY, where the first digits of the key suffice.")
+]
+CheckpointArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder. Default: the newest in the store."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
-    """As JSON, or as what `view` makes of it for people."""
+    """Print `value` as JSON, or as the Rich renderable that `view` builds from it."""
     if as_json:
         sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
     else:
@@ -27,7 +39,15 @@ def the_store() -> Any:
 
 
 def console_for(stderr: bool = False) -> Any:
-    """A terminal that takes text as it is, never as markup."""
+    """A console that prints text as it is: nothing in it is read as Rich markup."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False)
+
+
+def print_markdown(text: str) -> None:
+    """Render markdown on a terminal; write it unchanged to a pipe or a file."""
+    from rich.markdown import Markdown
+
+    console = console_for()
+    console.print(Markdown(text) if console.is_terminal else text.rstrip("\n"), soft_wrap=not console.is_terminal)

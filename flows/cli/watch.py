@@ -1,74 +1,107 @@
-"""The commands of `nautile` for whoever looks after runs: what a stage says, and what dead processes left behind."""
+"""`nautile status` and `nautile logs`: what a run is doing, once or as it changes."""
 
 import contextlib
-import os
 import sys
-from typing import Annotated
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flows.cli.terminal import Json, console_for, show_as, the_store
+from common.errors import ConfigError, Retryable
+from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
-watching = typer.Typer()
-
-
-@watching.command()
-def reconcile(as_json: Json = False) -> None:
-    """Settle what processes that died left behind: runs shown as running, rests of staging, lock files."""
-    from flows.cli.tables import settled_view
-    from flows.operate import prefect_server
-    from flows.operate.services import url_of
-
-    store, results = the_store(), []
-    if store.root.exists():
-        prefect_server.quiet(store)
-        with contextlib.ExitStack() as stack:
-            if store.lost_runs():  # only then is a server needed
-                if url := url_of(store, "server"):
-                    os.environ.setdefault("PREFECT_API_URL", url)
-                stack.enter_context(console_for(stderr=True).status("asking Prefect"))
-                stack.enter_context(prefect_server.api())
-            # Imports Prefect, which reads its settings once: after `quiet` and `api` have set them.
-            from flows.operate.reconcile import reconcile, unfinished
-
-            results = [*reconcile(store), *unfinished(store)]
-    show_as([one.row() for one in results], as_json, lambda _: settled_view([one.line() for one in results]))
+EVERY_S = 2.0
 
 
-@watching.command()
+def status(
+    config: ConfigArgument = "local",
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the state of each stage: made, running, interrupted, failed, damaged or not made."""
+    from configs.load import load
+    from flows.cli import inspect
+
+    if watch and as_json:
+        raise ConfigError("--json prints one snapshot: leave out --watch")
+    store, run_config = the_store(), load(config)
+    if watch:
+        watch_status(lambda: inspect.status(store, run_config))
+    from flows.cli.tables import status_table
+
+    show_as(inspect.status(store, run_config), as_json, status_table)
+
+
+def watch_status(read: Callable[[], list[dict[str, Any]]]) -> NoReturn:
+    """Redraw the table of the stages every two seconds, until Ctrl-C (`KeyboardInterrupt`).
+
+    Without a terminal, print a line for each stage whose state has changed instead.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    from flows.cli.tables import status_table
+
+    console, rows = console_for(), []
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or contextlib.nullcontext():
+        while True:
+            previous = rows
+            with contextlib.suppress(Retryable):  # another process has the catalog open: the next read will do
+                rows = read()
+            if live is None:
+                for line in state_changes(previous, rows):
+                    console.print(Text(line), soft_wrap=True)
+            elif rows:
+                live.update(status_table(rows), refresh=True)
+            time.sleep(EVERY_S)
+
+
+def state_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    """`label: state` of each stage whose state differs between two lists of status rows."""
+    known = {row["label"]: row["state"] for row in before}
+    return [f"{row['label']}: {row['state']}" for row in after if known.get(row["label"]) != row["state"]]
+
+
 def logs(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="its id, or the beginning of it; the newest run if none")
+        str | None, typer.Argument(metavar="RUN", help="A run id, or its first digits. Default: the newest run.")
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="or one use: evaluate:align; else the one at work, or the last")
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="A stage, or one step: evaluate:align. Default: the one that is running, else the last.",
+        ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="go on as it is written, from stage to stage, until the run ends")
+        bool, typer.Option("--follow", "-f", help="Keep printing new output, stage after stage, until the run ends.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="the last of them; 0: all")] = 200,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Print the last N lines; 0: all.")] = 200,
 ) -> None:
-    """What a stage's process has said, while it works and after."""
-    from flows.cli import logs as reading
+    """Print the output of a stage's process, while it runs and after."""
+    from flows.cli import logs
 
     store, notes = the_store(), console_for(stderr=True)
-    told = reading.choose(store, run, stage)
+    log = logs.choose(store, run, stage)
 
-    def head(one: reading.Told) -> None:
-        where = one.log(store) or "nothing is left of its log"
-        notes.print(f"{one.label} of run {one.run[:8]}: {where}", style="dim", soft_wrap=True)
+    def print_heading(log: logs.LogFile) -> None:
+        where = log.path(store) or "its log is gone"
+        notes.print(f"{log.label} of run {log.run[:8]}: {where}", style="dim", soft_wrap=True)
 
-    head(told)
+    print_heading(log)
     if follow:
-        for one, piece in reading.follow(store, told, stage is None, lines):
-            if one != told:
-                told = one
-                head(one)
-            sys.stdout.write(piece)
+        current = log
+        for source, text in logs.follow(store, log, stage is None, lines):
+            if source != current:
+                current = source
+                print_heading(source)
+            sys.stdout.write(text)
             sys.stdout.flush()
         return
-    if path := told.log(store):
-        sys.stdout.write(reading.last_lines(path, lines))
-    for path in told.units(store):
-        notes.print(f"under way: {path}", style="dim", soft_wrap=True)
-        sys.stdout.write(reading.last_lines(path, lines))
+    if path := log.path(store):
+        sys.stdout.write(logs.last_lines(path, lines))
+    for path in log.item_logs(store):
+        notes.print(f"in progress: {path}", style="dim", soft_wrap=True)
+        sys.stdout.write(logs.last_lines(path, lines))

@@ -1,4 +1,4 @@
-"""`nautile dashboard`: Streamlit in place of this process, on loopback unless told, saying nothing to anybody."""
+"""Start the dashboard: replace this process by Streamlit, on loopback by default and without telemetry."""
 
 import os
 import socket
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from common.errors import ConfigError
 
-PORT = 8501
 APP = Path(__file__).with_name("app.py")
 _SETTINGS = {
     "server.headless": "true",  # open no browser
@@ -21,7 +20,7 @@ _SETTINGS = {
 
 
 def arguments(host: str, port: int) -> list[str]:
-    """The command line of the server. Raises `ConfigError` if it could not listen there."""
+    """Streamlit's command line. Raises `ConfigError` if it could not listen there."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,6 +35,6 @@ def arguments(host: str, port: int) -> list[str]:
 
 
 def serve(host: str, port: int) -> None:
-    """Become the server; returns never."""
+    """Become the Streamlit server; does not return."""
     command = arguments(host, port)
     os.execv(command[0], command)

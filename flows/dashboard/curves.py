@@ -1,4 +1,4 @@
-"""Curves: training with smoothing and comparison between runs, and the health of the reinforcement stages."""
+"""The curve pages: training metrics, and the health of the reinforcement stages; runs can be compared."""
 
 import json
 from collections.abc import Sequence
@@ -7,13 +7,12 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from flows.dashboard import queries
-from flows.dashboard import shared as frame
-from flows.dashboard.queries import Row
-from flows.dashboard.shared import Chosen
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.catalog import CatalogRow
 
-FIRST = ("loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second")
-# What an RL practitioner looks at first, grouped into charts of one axis: title -> (unit, metrics).
+DEFAULT_METRICS = ("loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second")
+# The charts of the reinforcement page, each of metrics with one unit: title -> (unit, metrics).
 HEALTH = {
     "reward": ("reward", ("reward", "reward_deviation", "guard_accuracy")),
     "solve rate": ("share of rollouts", ("solve_rate",)),
@@ -48,100 +47,105 @@ UNITS = {
     "skipped_updates": "updates",
 }
 REINFORCED = ("align", "reason", "self_distill")
-SPARSE = 60  # so few points are drawn as points too
+FEW_POINTS = 60  # a curve of at most so many shows its points as well
 
 
-def training(chosen: Chosen | None) -> None:
-    """Curves of the chosen run's pretraining, and of others beside it."""
+def training(chosen: ChosenRun | None) -> None:
+    """Curves of the chosen run's pretraining, and of other runs to compare with."""
     st.title("Training")
-    lines = _compared(chosen, "pretrain")
-    names = frame.ask(queries.metric_names, list(lines)) if lines else []
+    lines = _compared_lines(chosen, "pretrain")
+    names = shared.ask(queries.metric_names, list(lines)) if lines else []
     if not names:
-        frame.nothing("No training metrics in this run yet.")
+        st.caption("No training metrics in this run yet.")
         return
-    first = [name for name in FIRST if name in names]
+    first = [name for name in DEFAULT_METRICS if name in names]
     shown = st.multiselect("Metrics", names, default=first[:4] or names[:4], key="metrics")
-    smooth, logarithmic = _how("training", 0.6)
-    _charts({name: (unit_of(name), (name,)) for name in shown}, lines, smooth, logarithmic)
+    smoothing, logarithmic = _chart_settings("training", 0.6)
+    _charts({name: (unit_of(name), (name,)) for name in shown}, lines, smoothing, logarithmic)
 
 
-def reinforcement(chosen: Chosen | None) -> None:
+def reinforcement(chosen: ChosenRun | None) -> None:
     """Health of the three reinforcement stages."""
     st.title("Reinforcement")
-    there = [stage for stage in REINFORCED if chosen and chosen.executions(stage)]
-    if not there:
-        frame.nothing("No reinforcement stage in this run yet.")
+    stages = [stage for stage in REINFORCED if chosen and chosen.executions(stage)]
+    if not stages:
+        st.caption("No reinforcement stage in this run yet.")
         return
-    stage = st.segmented_control("Stage", there, default=there[0], key="reinforced") or there[0]
-    lines = _compared(chosen, stage)
-    names = set(frame.ask(queries.metric_names, list(lines)))
-    _judge(list(lines))
-    smooth, logarithmic = _how("reinforcement", 0.0)
-    groups = {title: (unit, tuple(n for n in some if n in names)) for title, (unit, some) in HEALTH.items()}
-    _charts({title: one for title, one in groups.items() if one[1]}, lines, smooth, logarithmic)
+    stage = st.segmented_control("Stage", stages, default=stages[0], key="reinforced") or stages[0]
+    lines = _compared_lines(chosen, stage)
+    names = set(shared.ask(queries.metric_names, list(lines)))
+    _warn_of_stand_in_judge(list(lines))
+    smoothing, logarithmic = _chart_settings("reinforcement", 0.0)
+    charts = {}
+    for title, (unit, metrics) in HEALTH.items():
+        if measured := [name for name in metrics if name in names]:
+            charts[title] = (unit, measured)
+    _charts(charts, lines, smoothing, logarithmic)
 
 
 def unit_of(name: str) -> str:
-    """What the vertical axis of a metric says; its own name where no unit is known."""
+    """The title of a metric's vertical axis: its unit, or its name if no unit is known."""
     return UNITS.get(name) or UNITS.get(name.removeprefix("validation_")) or name
 
 
-def _how(page: str, smoothing: float) -> tuple[float, bool]:
+def _chart_settings(page: str, default: float) -> tuple[float, bool]:
+    """Smoothing factor and scale, as chosen on the page."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    told = "each point is so much of the one before it; what was measured stays behind it, pale"
-    smooth = left.slider("Smoothing", 0.0, 0.99, smoothing, help=told, key=f"smooth-{page}")
-    told = "a chart with values of zero or below stays linear"
-    return smooth, right.toggle("Logarithmic", value=False, help=told, key=f"log-{page}")
+    smoothing_help = "Exponential smoothing factor; the raw curve stays visible in a lighter colour."
+    smoothing = left.slider("Smoothing", 0.0, 0.99, default, help=smoothing_help, key=f"smooth-{page}")
+    scale_help = "Charts with values of zero or below stay linear."
+    return smoothing, right.toggle("Logarithmic", value=False, help=scale_help, key=f"log-{page}")
 
 
-def _judge(executions: list[str]) -> None:
-    """Says so where a stand-in judged, and how far its scores tell right from wrong."""
-    for row in frame.ask(queries.made, executions):
+def _warn_of_stand_in_judge(executions: list[str]) -> None:
+    """Name the stand-in if one was the judge, and how well its scores separate right from wrong answers."""
+    for row in shared.ask(queries.made, executions):
         facts = json.loads(row["facts"])
         judge = facts.get("judge") or {}
         if row["kind"] == "checkpoint" and judge.get("stand_in"):
             auc = (facts.get("calibration") or {}).get("auc", {}).get("overall")
-            near = f" Of a right and a wrong answer it prefers the right one with probability {auc:.2f}." if auc else ""
-            st.warning(f"Stand-in: {frame.quoted(str(judge.get('model')))} is the judge, not the paper's.{near}")
+            accuracy = f" It prefers a right answer to a wrong one with probability {auc:.2f}." if auc else ""
+            st.warning(f"Stand-in: {shared.escaped(str(judge.get('model')))} is the judge, not the paper's.{accuracy}")
 
 
-def _compared(chosen: Chosen | None, stage: str) -> dict[str, str]:
-    """Execution -> what its line is called: of the chosen run, and of those picked to compare with."""
+def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, str]:
+    """Execution -> name of its line, for the chosen run and those picked to compare with."""
     if chosen is None:
         return {}
-    titles = {run: title for run, title in frame.run_titles().items() if run != chosen.run}
+    titles = {run: title for run, title in shared.run_titles().items() if run != chosen.run}
     picked = st.multiselect("Compare with", list(titles), format_func=lambda run: titles.get(run, run), key="compared")
     lines = {execution: "this run" for execution in chosen.executions(stage)}
     for run in (run for run in picked if run in titles):
-        theirs = Chosen(run, frame.ask(queries.stages, run))
-        lines |= {execution: titles[run] for execution in theirs.executions(stage) if execution not in lines}
+        other = ChosenRun(run, shared.ask(queries.stages, run))
+        lines |= {execution: titles[run] for execution in other.executions(stage) if execution not in lines}
     return lines
 
 
 def _charts(
-    groups: dict[str, tuple[str, Sequence[str]]], lines: dict[str, str], smooth: float, logarithmic: bool
+    charts: dict[str, tuple[str, Sequence[str]]], lines: dict[str, str], smoothing: float, logarithmic: bool
 ) -> None:
-    names = sorted({name for _, some in groups.values() for name in some})
-    rows = frame.ask(queries.curves, list(lines), names) if names else []
+    """Draw the charts that have points in two columns; `charts`: title -> (unit, metrics)."""
+    names = sorted({name for _, metrics in charts.values() for name in metrics})
+    rows = shared.ask(queries.curves, list(lines), names) if names else []
     columns = st.columns(2, gap="large")
     drawn = 0
-    for title, (unit, some) in groups.items():
-        mine = [row for row in rows if row["name"] in some]
-        if mine:
+    for title, (unit, metrics) in charts.items():
+        chart_rows = [row for row in rows if row["name"] in metrics]
+        if chart_rows:
             with columns[drawn % 2]:
-                st.markdown(f"##### {frame.quoted(title)}")
-                st.altair_chart(chart(mine, lines, smooth, logarithmic, unit), width="stretch")
+                st.markdown(f"##### {shared.escaped(title)}")
+                st.altair_chart(chart(chart_rows, lines, smoothing, logarithmic, unit), width="stretch")
             drawn += 1
 
 
 def chart(
-    rows: Sequence[Row], lines: dict[str, str], smooth: float, logarithmic: bool = False, unit: str = ""
+    rows: Sequence[CatalogRow], lines: dict[str, str], smoothing: float, logarithmic: bool = False, unit: str = ""
 ) -> alt.LayerChart:
-    """A line for each execution, metric and source; thinned points keep their extremes as a band."""
+    """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
     table = pd.DataFrame(rows)
     runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
     table["line"] = [_line_name(row, lines, runs, names, sources) for row in rows]
-    table["smooth"] = table.groupby("line")["value"].transform(lambda v: v.ewm(alpha=1.0 - smooth).mean())
+    table["smooth"] = table.groupby("line")["value"].transform(lambda v: v.ewm(alpha=1.0 - smoothing).mean())
     scale = alt.Scale(type="log" if logarithmic and (table["low"] > 0).all() else "linear", zero=False)
     several = table["line"].nunique() > 1
     legend = alt.Legend(
@@ -157,7 +161,7 @@ def chart(
     measured = base.mark_line(opacity=0.25, strokeWidth=1).encode(
         y=alt.Y("value:Q", scale=scale, axis=values), tooltip=alt.value(None)
     )
-    line = base.mark_line(point=len(table) / table["line"].nunique() <= SPARSE).encode(
+    line = base.mark_line(point=len(table) / table["line"].nunique() <= FEW_POINTS).encode(
         y=alt.Y("smooth:Q", scale=scale, axis=values),
         tooltip=[
             alt.Tooltip("line:N"),
@@ -170,8 +174,8 @@ def chart(
     return alt.layer(band, measured, line).properties(height=340).interactive(bind_y=False)
 
 
-def _line_name(row: Row, lines: dict[str, str], runs: bool, names: bool, sources: bool) -> str:
-    """As much of run, metric and source as tells the lines of a chart apart; `runs` etc.: there are several."""
+def _line_name(row: CatalogRow, lines: dict[str, str], runs: bool, names: bool, sources: bool) -> str:
+    """Run, metric and source of a line, as far as the chart has several of them (`runs`, `names`, `sources`)."""
     source = row["source"] or ("all sources" if sources and not names else "")
     parts = [lines[row["execution"]] if runs else "", row["name"] if names else "", source if sources else ""]
     return " · ".join(part for part in parts if part) or row["name"]

@@ -1,17 +1,18 @@
-"""What the dashboard asks of the catalog. Everything that could be long is thinned or paged in SQL, so that a page of
-a store with a million metric rows needs no more than one of a store with a thousand."""
+"""The dashboard's catalog queries.
+
+Curves are thinned and texts are paged in SQL, so that a store with a million metric rows is as fast to show as one with
+a thousand.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from store.catalog import Catalog
+from store.catalog import Catalog, CatalogRow
 from store.schema import LINEAGE_WITH_CALLS
 
-Row = dict[str, Any]
-
-POINTS = 400  # of a curve: more than a chart has pixels for
-PAGE = 10  # texts at a time
-FILE_ROWS = 20_000  # of a file of texts: what is searched and sorted while somebody waits
+POINTS = 400  # of a curve: about as many as a chart has pixels
+PAGE = 10  # texts on a page
+FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
 
 _RUNS = """
 WITH latest AS (
@@ -35,7 +36,7 @@ QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.attempt DESC, m.time 
 _NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
 """
-# A bucket of steps becomes one point: its last step, the mean of what was measured in it, and its extremes.
+# Each bucket of steps becomes one point: its last step, and the mean and the extremes of its values.
 _CURVES = """
 WITH chosen AS (
     SELECT execution, name, coalesce(source, '') AS source, step, value FROM metrics
@@ -50,8 +51,8 @@ _SETS = """
 SELECT "set", count(*) AS texts FROM samples WHERE list_contains(?, execution) GROUP BY "set" ORDER BY "set"
 """
 _TEXTS = """
-WITH those AS ({those})
-SELECT "index", fields, count(*) OVER () AS found FROM those
+WITH source AS ({source})
+SELECT "index", fields, count(*) OVER () AS found FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
 _SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
@@ -75,7 +76,7 @@ WHERE ? = '' OR kind = ? ORDER BY created DESC LIMIT ?
 _MADE = """
 SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_contains(?, execution) ORDER BY created, id
 """
-# The label says after which stage it was; an evaluation of a checkpoint by name has none.
+# `label` names the stage that was evaluated; an evaluation of a checkpoint by name has none.
 _EVALUATIONS = """
 SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
 FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
@@ -83,7 +84,7 @@ WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created
 """
 _SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 
-# What a list of texts may be ordered by: a choice of ours, for it becomes part of the query.
+# The orders of a list of texts: a fixed choice, because they become part of the SQL.
 ORDERS = {
     "newest step first": "TRY_CAST(fields->>'step' AS BIGINT) DESC NULLS LAST",
     "highest reward": "TRY_CAST(fields->>'reward' AS DOUBLE) DESC NULLS LAST",
@@ -92,7 +93,7 @@ ORDERS = {
     "longest": "TRY_CAST(fields->>'length' AS BIGINT) DESC NULLS LAST",
     "as they came": '"index"',
 }
-# And which of them: a choice of ours too.
+# The filters, a fixed choice as well.
 WHICH = {
     "any": "TRUE",
     "kept": "coalesce(fields->>'rejected', fields->>'reason') IS NULL",
@@ -104,13 +105,13 @@ WHICH = {
 }
 
 
-def runs(catalog: Catalog, limit: int = 50) -> list[Row]:
-    """The newest runs: when, how many stages, how many of them running, failed, stopped, reused."""
+def runs(catalog: Catalog, limit: int = 50) -> list[CatalogRow]:
+    """The newest runs: time, number of stages, and how many are running, failed, stopped, reused."""
     return catalog.query(_RUNS, [limit])
 
 
-def stages(catalog: Catalog, run: str) -> list[Row]:
-    """The last attempt at each stage of a run, with time over all attempts and what its calls cost (None: no calls)."""
+def stages(catalog: Catalog, run: str) -> list[CatalogRow]:
+    """The last attempt at each stage of a run, with the time of all attempts and the cost of its calls."""
     return catalog.query(_STAGES, [run])
 
 
@@ -118,8 +119,8 @@ def metric_names(catalog: Catalog, executions: Sequence[str]) -> list[str]:
     return [row["name"] for row in catalog.query(_NAMES, [list(executions)])]
 
 
-def curves(catalog: Catalog, executions: Sequence[str], names: Sequence[str], points: int = POINTS) -> list[Row]:
-    """About `points` points, at most, for each execution, metric and source; `low`, `high`: of what one stands for."""
+def curves(catalog: Catalog, executions: Sequence[str], names: Sequence[str], points: int = POINTS) -> list[CatalogRow]:
+    """About `points` points at most for each execution, metric and source; `low`, `high`: the extremes of each."""
     return catalog.query(_CURVES, [list(executions), list(names), points])
 
 
@@ -135,55 +136,55 @@ def texts(
     order: str = "as they came",
     page: int = 0,
     which: str = "any",
-) -> tuple[int, list[Row]]:
-    """How many samples of the set hold `search` (any case) and are of those in `WHICH`, and one page of them."""
+) -> tuple[int, list[CatalogRow]]:
+    """The number of samples that contain `search` (any case) and pass the filter `which`, and one page of them."""
     return _page(catalog, _SAMPLES, [list(executions), name], search, order, page, which)
 
 
 def file_texts(
     catalog: Catalog, path: str, search: str = "", order: str = "as they came", page: int = 0, which: str = "any"
-) -> tuple[int, list[Row]]:
-    """The same of a file of JSON lines in the store, of its first `FILE_ROWS` lines."""
-    literal = "".join(f"[{mark}]" if mark in "*?[" else mark for mark in path)  # DuckDB would take it for a pattern
+) -> tuple[int, list[CatalogRow]]:
+    """The same for the first `FILE_ROWS` lines of a JSON Lines file in the store."""
+    literal = "".join(f"[{char}]" if char in "*?[" else char for char in path)  # DuckDB reads paths as patterns
     return _page(catalog, _FILE, [literal, FILE_ROWS], search, order, page, which)
 
 
 def _page(
-    catalog: Catalog, those: str, named: list[Any], search: str, order: str, page: int, which: str
-) -> tuple[int, list[Row]]:
-    sql = _TEXTS.format(those=those, which=WHICH[which], order=ORDERS[order])
-    found = catalog.query(sql, [*named, search, search, PAGE, page * PAGE])
-    return (found[0]["found"] if found else 0), found
+    catalog: Catalog, source: str, parameters: list[Any], search: str, order: str, page: int, which: str
+) -> tuple[int, list[CatalogRow]]:
+    sql = _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
+    rows = catalog.query(sql, [*parameters, search, search, PAGE, page * PAGE])
+    return (rows[0]["found"] if rows else 0), rows
 
 
-def calls(catalog: Catalog, executions: Sequence[str]) -> list[Row]:
+def calls(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
     """Attempts, tokens, dollars and latency by stage, purpose and endpoint."""
     return catalog.query(_CALLS, [list(executions)])
 
 
-def call_statuses(catalog: Catalog, executions: Sequence[str]) -> list[Row]:
+def call_statuses(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
     return catalog.query(_STATUSES, [list(executions)])
 
 
-def artifacts(catalog: Catalog, kind: str = "", limit: int = 500) -> list[Row]:
+def artifacts(catalog: Catalog, kind: str = "", limit: int = 500) -> list[CatalogRow]:
     """The newest artifacts, of one kind or of all."""
     return catalog.query(_ARTIFACTS, [kind, kind, limit])
 
 
-def sizes(catalog: Catalog) -> list[Row]:
+def sizes(catalog: Catalog) -> list[CatalogRow]:
     return catalog.query(_SIZES)
 
 
-def made(catalog: Catalog, executions: Sequence[str]) -> list[Row]:
-    """The artifacts of these executions, the oldest first, with their facts and configuration as JSON."""
+def made(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
+    """The artifacts of these executions, oldest first, with facts and configuration as JSON."""
     return catalog.query(_MADE, [list(executions)])
 
 
-def evaluations(catalog: Catalog, limit: int = 200) -> list[Row]:
-    """The newest evaluations, the newest first, with the label and configuration of the run that made each."""
+def evaluations(catalog: Catalog, limit: int = 200) -> list[CatalogRow]:
+    """Evaluations, newest first, with the label and configuration of the run that made each."""
     return catalog.query(_EVALUATIONS, [limit])
 
 
-def lineage(catalog: Catalog, artifact: str) -> list[Row]:
-    """As `Catalog.lineage`, of what the catalog holds now."""
+def lineage(catalog: Catalog, artifact: str) -> list[CatalogRow]:
+    """`Catalog.lineage` without ingesting first."""
     return catalog.query(LINEAGE_WITH_CALLS, [artifact])

@@ -1,6 +1,6 @@
-"""Texts to read: rollouts, traces, training samples, documents kept and rejected; searched and sorted in SQL.
+"""A browser for texts: rollouts, traces, training samples, distilled documents. Searched and sorted in SQL.
 
-While a stage runs its samples are in the catalog; once its artifacts are published their files can be read too.
+While a stage runs, its samples are in the catalog; once its artifacts are published, their files can be read too.
 """
 
 import json
@@ -12,10 +12,8 @@ from typing import Any
 import streamlit as st
 
 from common.errors import ConfigError
-from flows.dashboard import queries
-from flows.dashboard import shared as frame
-from flows.dashboard.queries import Row
-from flows.dashboard.shared import Chosen
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
@@ -24,155 +22,160 @@ NUMBERS = ("step", "round", "task", "source", "reward", "advantage", "length", "
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one browser shows: of which stages, in which orders, with which choices, and how a record is drawn."""
+class TextBrowser:
+    """What one browser shows: the stages, the choices it offers, and how it draws a record.
+
+    empty: the caption without any text; which: the filters to choose from, none without.
+    """
 
     name: str
     stages: tuple[str, ...]
-    nothing: str
+    empty: str
     show: Callable[[Fields], None]
     orders: tuple[str, ...] = ROLLOUT_ORDERS
     which: tuple[str, ...] = ()
 
 
-def rollouts(chosen: Chosen | None) -> None:
-    """Completions of the reinforcement stages and the traces of the last: search, sort by reward, thought apart."""
+def rollouts(chosen: ChosenRun | None) -> None:
+    """Completions of the reinforcement stages, and the traces of the last one."""
     st.title("Rollouts and traces")
     stages = ("align", "reason", "self_distill")
-    browse(chosen, Part("rollouts", stages, "No rollouts in this run yet.", _rollout))
+    browse(chosen, TextBrowser("rollouts", stages, "No rollouts in this run yet.", _show_rollout))
 
 
-def samples(chosen: Chosen | None) -> None:
-    """What the model wrote while it was trained."""
+def training_samples(chosen: ChosenRun | None) -> None:
+    """What the model generated during pretraining."""
     st.title("Training samples")
-    none = "No samples in this run yet: `pretrain.sample_every` says when."
-    browse(chosen, Part("samples", ("pretrain",), none, _rollout, ("as they came", "newest step first")))
+    empty = "No samples in this run yet: `pretrain.sample_every` sets when they are taken."
+    orders = ("as they came", "newest step first")
+    browse(chosen, TextBrowser("samples", ("pretrain",), empty, _show_rollout, orders))
 
 
-def documents(chosen: Chosen) -> None:
-    """Distilled documents and rejected ones, with the reasons."""
-    none, which = "No documents in this run yet.", ("any", "rejected", "kept")
-    browse(chosen, Part("documents", ("distill",), none, _document, ("as they came",), which))
+def documents(chosen: ChosenRun) -> None:
+    """Distilled documents, and the rejected ones with their reasons."""
+    empty, which = "No documents in this run yet.", ("any", "rejected", "kept")
+    browse(chosen, TextBrowser("documents", ("distill",), empty, _show_document, ("as they came",), which))
 
 
-def browse(chosen: Chosen | None, part: Part) -> None:
-    """The choice of stage and set, the search, and a page of records."""
-    there = [row for row in chosen.stages if row["stage"] in part.stages and row["execution"]] if chosen else []
-    labels = {row["execution"]: row["label"] for row in there}
-    sets = {execution: _sets(execution) for execution in labels}
-    labels = {execution: label for execution, label in labels.items() if sets[execution]}
+def browse(chosen: ChosenRun | None, browser: TextBrowser) -> None:
+    """Draw the choice of stage and set, the search, and a page of records."""
+    rows = [row for row in chosen.stages if row["stage"] in browser.stages and row["execution"]] if chosen else []
+    sets = {row["execution"]: _sets(row["execution"]) for row in rows}
+    labels = {row["execution"]: shared.escaped(row["label"]) for row in rows if sets[row["execution"]]}
     if not labels:
-        frame.nothing(part.nothing)
+        st.caption(browser.empty)
         return
     first = next(iter(labels))
-    told = {execution: frame.quoted(label) for execution, label in labels.items()}
     picked = st.segmented_control(
-        "Stage", list(labels), format_func=lambda one: told.get(one, one), default=first, key=f"stage-{part.name}"
+        "Stage",
+        list(labels),
+        format_func=lambda execution: labels.get(execution, execution),
+        default=first,
+        key=f"stage-{browser.name}",
     )
     execution = picked if picked in labels else first
-    columns = st.columns([2, 2, 2, 3] if part.which else [2, 2, 3])
-    names = sets[execution]
-    name = columns[0].selectbox("Set", list(names), format_func=lambda one: names.get(one, one), key=f"set-{execution}")
-    order = columns[1].selectbox("Order", part.orders, key=f"order-{part.name}")
-    which = columns[2].selectbox("Which", part.which, key=f"which-{part.name}") if part.which else "any"
-    search = columns[-1].text_input("Search", placeholder="any words in the record", key=f"search-{part.name}")
-    if name in _files(execution):
-        pages(part.name, part.show, queries.file_texts, str(_files(execution)[name]), search, order, which=which)
+    columns = st.columns([2, 2, 2, 3] if browser.which else [2, 2, 3])
+    titles = sets[execution]
+    name = columns[0].selectbox(
+        "Set", list(titles), format_func=lambda name: titles.get(name, name), key=f"set-{execution}"
+    )
+    order = columns[1].selectbox("Order", browser.orders, key=f"order-{browser.name}")
+    which = columns[2].selectbox("Which", browser.which, key=f"which-{browser.name}") if browser.which else "any"
+    search = columns[-1].text_input("Search", placeholder="any text in the record", key=f"search-{browser.name}")
+    files = _files(execution)
+    if name in files:
+        show_pages(browser.name, browser.show, queries.file_texts, str(files[name]), search, order, which=which)
     else:
-        pages(part.name, part.show, queries.texts, [execution], name, search, order, which=which)
+        show_pages(browser.name, browser.show, queries.texts, [execution], name, search, order, which=which)
 
 
-def pages(name: str, show: Callable[[Fields], None], question: Any, *asked: Any, which: str) -> None:
-    """One page of what `question` finds, with the buttons to turn it; another question begins at the first page."""
-    key, about = f"page-{name}", (question.__name__, repr(asked), which)
-    page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == about else 0
-    found, rows = frame.ask(question, *asked, page, which)
-    if not rows and page:
+def show_pages(name: str, show: Callable[[Fields], None], query: Any, *arguments: Any, which: str) -> None:
+    """Draw one page of a query's texts, with buttons to turn it. A changed query starts at the first page."""
+    key, identity = f"page-{name}", (query.__name__, repr(arguments), which)
+    page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
+    count, rows = shared.ask(query, *arguments, page, which)
+    if not rows and page:  # there are fewer texts than before
         page = 0
-        found, rows = frame.ask(question, *asked, page, which)
-    last = max(1, -(-found // queries.PAGE))
-    back, where, on = st.columns([1, 4, 1], vertical_alignment="center")
-    where.caption(f"{found:,} found, page {page + 1:,} of {last:,}")
-    step = int(on.button("Later", disabled=page + 1 >= last, key=f"later-{name}", width="stretch"))
-    step -= int(back.button("Earlier", disabled=page == 0, key=f"earlier-{name}", width="stretch"))
+        count, rows = shared.ask(query, *arguments, page, which)
+    last = max(1, -(-count // queries.PAGE))
+    left, middle, right = st.columns([1, 4, 1], vertical_alignment="center")
+    middle.caption(f"{count:,} texts, page {page + 1:,} of {last:,}")
+    step = int(right.button("Next", disabled=page + 1 >= last, key=f"later-{name}", width="stretch"))
+    step -= int(left.button("Previous", disabled=page == 0, key=f"earlier-{name}", width="stretch"))
     if step:
-        st.session_state[key] = (about, page + step)
+        st.session_state[key] = (identity, page + step)
         st.rerun(scope="fragment")
     for row in rows:
+        fields = json.loads(row["fields"])
         with st.container(border=True):
-            show(_fields(row))
-
-
-def _fields(row: Row) -> Fields:
-    told = json.loads(row["fields"])
-    return told if isinstance(told, dict) else {"text": json.dumps(told)}
+            show(fields if isinstance(fields, dict) else {"text": json.dumps(fields)})
 
 
 def _sets(execution: str) -> dict[str, str]:
-    """Name -> what it is called, of the sets of samples and of the files that an execution has left."""
-    counted = frame.ask(queries.sample_sets, [execution])
-    sets = {name: f"{name} ({counted[name]:,})" for name in sorted(counted, key=_by_number, reverse=True)}
+    """Name -> title of the sample sets and files of an execution, numbered sets latest first."""
+    counts = shared.ask(queries.sample_sets, [execution])
+
+    def number(name: str) -> tuple[str, int]:
+        stem, _, digits = name.rpartition("-")
+        return (stem, int(digits)) if digits.isdigit() else (name, -1)
+
+    sets = {name: f"{name} ({counts[name]:,})" for name in sorted(counts, key=number, reverse=True)}
     return sets | {name: f"file {name}" for name in _files(execution)}
 
 
-def _by_number(name: str) -> tuple[str, int]:
-    stem, _, number = name.rpartition("-")
-    return (stem, int(number)) if number.isdigit() else (name, -1)
-
-
 def _files(execution: str) -> dict[str, Path]:
-    """The files of JSON lines in the artifacts of an execution; links are left alone."""
-    found: dict[str, Path] = {}
-    for row in frame.ask(queries.made, [execution]):
+    """The JSON Lines files in the artifacts of an execution; links are not followed."""
+    files: dict[str, Path] = {}
+    for row in shared.ask(queries.made, [execution]):
         if row["kind"] in KINDS:
             try:
-                folder = frame.store().get(row["id"]).path
+                folder = shared.store().get(row["id"]).path
             except ConfigError:
-                continue  # removed since; the catalog will hear of it
-            found |= {path.name: path for path in sorted(folder.glob("*.jsonl")) if not path.is_symlink()}
-    return found
+                continue  # removed since the catalog was updated
+            files |= {path.name: path for path in sorted(folder.glob("*.jsonl")) if not path.is_symlink()}
+    return files
 
 
-def _said(fields: Fields, names: Sequence[str]) -> str:
-    said = [
+def _numbers_line(fields: Fields, names: Sequence[str]) -> str:
+    """The named fields and the parts of the reward, in one line."""
+    values = [
         f"{name} {fields[name]:.4g}" if isinstance(fields[name], float) else f"{name} {fields[name]}"
         for name in names
         if fields.get(name) is not None
     ]
     parts = fields.get("parts")
-    return " · ".join(said + [f"{name} {value}" for name, value in (parts if isinstance(parts, dict) else {}).items()])
+    values += [f"{name} {value}" for name, value in (parts if isinstance(parts, dict) else {}).items()]
+    return " · ".join(values)
 
 
-def _rollout(fields: Fields) -> None:
-    st.text(_said(fields, NUMBERS))
-    frame.plain(fields.get("question") or fields.get("prompt") or "")
-    reasoning, answer = frame.thought(str(fields.get("text") or ""))
+def _show_rollout(fields: Fields) -> None:
+    st.text(_numbers_line(fields, NUMBERS))
+    shared.show_text(fields.get("question") or fields.get("prompt") or "")
+    reasoning, answer = shared.split_thinking(str(fields.get("text") or ""))
     if reasoning is None:
-        st.caption("writes, without an end of thinking")
-        frame.plain(answer)
+        st.caption("text (its thinking does not end)")
+        shared.show_text(answer)
         return
-    left, right = st.columns([3, 2])
-    with left:
-        st.caption("thinks")
-        frame.plain(reasoning)
-    with right:
-        st.caption("answers")
-        frame.plain(answer)
+    _side_by_side(reasoning, answer)
 
 
-def _document(fields: Fields) -> None:
+def _show_document(fields: Fields) -> None:
     reason, provenance = fields.get("rejected") or fields.get("reason"), fields.get("provenance")
     teacher = fields.get("teacher") or (provenance.get("teacher") if isinstance(provenance, dict) else None)
     st.text(f"{f'rejected: {reason}' if reason else 'kept'}, by {teacher or 'an unnamed teacher'}")
-    frame.plain(fields.get("query"))
+    shared.show_text(fields.get("query"))
     if fields.get("answer") is None and fields.get("reply"):
-        st.caption("reply, as it came")
-        frame.plain(fields["reply"])
+        st.caption("raw reply")
+        shared.show_text(fields["reply"])
         return
+    _side_by_side(fields.get("reasoning"), fields.get("answer"))
+
+
+def _side_by_side(reasoning: str | None, answer: str | None) -> None:
     left, right = st.columns([3, 2])
     with left:
         st.caption("reasoning")
-        frame.plain(fields.get("reasoning"))
+        shared.show_text(reasoning)
     with right:
         st.caption("answer")
-        frame.plain(fields.get("answer"))
+        shared.show_text(answer)

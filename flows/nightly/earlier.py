@@ -1,7 +1,7 @@
-"""Where an evaluation stands against those before it: the last one, and the best one on the same benchmarks.
+"""Compare an evaluation with earlier ones: the last, and the best on the same benchmarks.
 
-Only like is set beside like: evaluations of checkpoints of the same shape, asked by the same protocol, with a row for
-each question. What is passed over for that is counted and told.
+Only comparable evaluations are used: of checkpoints of the same model shape, by the same protocol, with a row for each
+question. Others are skipped, and counted by reason.
 """
 
 from collections import Counter
@@ -26,93 +26,96 @@ from evals.tables.results import ResultTable
 from store.artifacts import Artifact, Store
 
 ROWS = "rows.jsonl"
-_PER_BENCHMARK = ("sources", "likelihood")  # of the protocol: rows are paired by their prompts, whatever these say
+_PER_BENCHMARK = ("sources", "likelihood")  # protocol fields that may differ: rows are paired by their prompts
 
 
 @dataclass(frozen=True)
-class Side:
-    """One earlier evaluation: in which `roles` ("last", "best"), how the new one compares, and what has fallen."""
+class EarlierEvaluations:
+    """The earlier evaluations to compare with, by role ("last", "best"), and reason -> how many were skipped."""
+
+    by_role: dict[str, Artifact]
+    skipped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class EarlierComparison:
+    """The comparison with one earlier evaluation, which is the last, the best or both (`roles`)."""
 
     roles: tuple[str, ...]
     artifact: Artifact
-    found: Comparison
-    protocol_differences: list[str]  # benchmarks with a score on one side only: left out
-    regressed: list[dict[str, Any]]
+    comparison: Comparison
+    unmatched: list[str]  # benchmarks that only one of the two has a score for: left out
+    regressions: list[dict[str, Any]]
 
     @property
     def role(self) -> str:
         return " and ".join(self.roles)
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """The earlier evaluations to compare with, by role, and why others were passed over: reason -> how many."""
-
-    by_role: dict[str, Artifact]
-    passed_over: dict[str, int]
-
-
-def earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> Earlier:
-    """Those that were made before `new`, of other checkpoints."""
-    mine = _scores(new)
-    passed: Counter[str] = Counter()
+def find_earlier(store: Store, new: Artifact, schedule: ScheduleConfig) -> EarlierEvaluations:
+    """Evaluations of other checkpoints that were made before `new`."""
+    new_scores = _scores(new)
+    skipped: Counter[str] = Counter()
     candidates: list[Artifact] = []
-    for one in store.list("evaluation"):
-        if "checkpoint" not in one.manifest["inputs"] or one.manifest["created"] >= new.manifest["created"]:
+    for artifact in store.list("evaluation"):
+        inputs = artifact.manifest["inputs"]
+        if "checkpoint" not in inputs or inputs["checkpoint"] == new.manifest["inputs"]["checkpoint"]:
             continue
-        if one.manifest["inputs"]["checkpoint"] == new.manifest["inputs"]["checkpoint"]:
+        if artifact.manifest["created"] >= new.manifest["created"]:
             continue
-        if reason := _unlike(store, one, new, mine):
-            passed[reason] += 1
+        if reason := _not_comparable(store, artifact, new, new_scores):
+            skipped[reason] += 1
         else:
-            candidates.append(one)
+            candidates.append(artifact)
     if not candidates:
-        return Earlier({}, dict(passed))
+        return EarlierEvaluations({}, dict(skipped))
     by_role = {"last": candidates[-1]}
-    if (place := best_of([_scores(one) for one in candidates], scored_benchmarks(mine))) is not None:
-        by_role["best"] = candidates[place]
-    return Earlier({role: by_role[role] for role in schedule.against if role in by_role}, dict(passed))
+    index = best_of([_scores(artifact) for artifact in candidates], scored_benchmarks(new_scores))
+    if index is not None:
+        by_role["best"] = candidates[index]
+    return EarlierEvaluations({role: by_role[role] for role in schedule.against if role in by_role}, dict(skipped))
 
 
-def stand(new: Artifact, before: Earlier, schedule: ScheduleConfig) -> tuple[list[Side], list[str]]:
-    """A side for each evaluation of `before` (one that is both the last and the best is compared once), and why one
-    that cannot be compared has none.
+def compare_with_earlier(
+    new: Artifact, earlier: EarlierEvaluations, schedule: ScheduleConfig
+) -> tuple[list[EarlierComparison], list[str]]:
+    """Compare `new` with each earlier evaluation (once, if it has both roles); and why some could not be compared.
 
     Raises `ConfigError` if the rows of `new` are damaged.
     """
-    rows, mine = read_rows(new.path / ROWS), _scores(new)
-    sides, refused = [], []
-    for artifact in {one.id: one for one in before.by_role.values()}.values():
-        roles = tuple(role for role, one in before.by_role.items() if one.id == artifact.id)
+    rows, new_scores = read_rows(new.path / ROWS), _scores(new)
+    comparisons, problems = [], []
+    for artifact in {artifact.id: artifact for artifact in earlier.by_role.values()}.values():
+        roles = tuple(role for role, other in earlier.by_role.items() if other.id == artifact.id)
         try:
-            found = compare(read_rows(artifact.path / ROWS), rows)
-        except ConfigError as error:  # no question in common, or damage there
-            refused.append(f"{artifact.id}: {error}")
+            comparison = compare(read_rows(artifact.path / ROWS), rows)
+        except ConfigError as error:  # no question in common, or damaged rows
+            problems.append(f"{artifact.id}: {error}")
             continue
-        lost = regressed(found, schedule.rule, schedule.margin)
-        sides.append(Side(roles, artifact, found, protocol_differences(_scores(artifact), mine), lost))
-    return sides, refused
+        regressions = regressed(comparison, schedule.rule, schedule.margin)
+        left_out = protocol_differences(_scores(artifact), new_scores)
+        comparisons.append(EarlierComparison(roles, artifact, comparison, left_out, regressions))
+    return comparisons, problems
 
 
-def table_of(side: Side) -> ResultTable:
-    """The paired comparison as `nautile compare` shows it, and what was left out."""
-    table = comparison_table(side.found, side.role.capitalize(), "New")
+def earlier_table(earlier: EarlierComparison) -> ResultTable:
+    """The paired comparison as `nautile compare` shows it, with the benchmarks that were left out."""
+    table = comparison_table(earlier.comparison, earlier.role.capitalize(), "New")
     notes = list(table.notes)
-    if side.unmatched:
-        notes.append(f"Scored on one side only, and left out: {len(side.unmatched)} ({', '.join(side.unmatched)}).")
-    return ResultTable(
-        f"Against the {side.role}: {side.artifact.id}", table.columns, table.rows, tuple(notes), table.data
-    )
+    if left_out := earlier.unmatched:
+        notes.append(f"Scored on one side only, and left out: {len(left_out)} ({', '.join(left_out)}).")
+    title = f"Against the {earlier.role}: {earlier.artifact.id}"
+    return ResultTable(title, table.columns, table.rows, tuple(notes), table.data)
 
 
-def _unlike(store: Store, one: Artifact, new: Artifact, mine: Scores) -> str:
-    """Why `one` cannot be set beside `new`; "" if it can."""
-    theirs = read_json(one.path / "scores.json")
-    if not (one.path / ROWS).is_file() or not isinstance(theirs, dict):
+def _not_comparable(store: Store, artifact: Artifact, new: Artifact, new_scores: Scores) -> str:
+    """Why `artifact` cannot be compared with `new`; "" if it can."""
+    scores = read_json(artifact.path / "scores.json")
+    if not (artifact.path / ROWS).is_file() or not isinstance(scores, dict):
         return "without a row for each question"
-    if _protocol(theirs) != _protocol(mine):
-        return "asked in another way"
-    shapes = [_shape(store, artifact) for artifact in (one, new)]
+    if _protocol(scores) != _protocol(new_scores):
+        return "by another protocol"
+    shapes = [_model_shape(store, evaluation) for evaluation in (artifact, new)]
     return "of another model" if all(shapes) and shapes[0] != shapes[1] else ""
 
 
@@ -120,8 +123,8 @@ def _protocol(scores: Scores) -> dict[str, Any]:
     return {name: value for name, value in scores.get("protocol", {}).items() if name not in _PER_BENCHMARK}
 
 
-def _shape(store: Store, evaluation: Artifact) -> Any:
-    """The model of the checkpoint that was evaluated; None if that is gone, or does not say."""
+def _model_shape(store: Store, evaluation: Artifact) -> Any:
+    """The `model` section of the evaluated checkpoint; None if the checkpoint is gone or has none."""
     kind, _, key = evaluation.manifest["inputs"]["checkpoint"].partition("/")
     try:
         checkpoint = store.find(kind, key)
@@ -134,6 +137,6 @@ def _scores(artifact: Artifact) -> Scores:
     scores = read_json(artifact.path / "scores.json")
     if not isinstance(scores, dict) or "benchmarks" not in scores:
         raise ConfigError(
-            f"{artifact.id}: no scores.json there; make it anew with `nautile run --only evaluate --force`"
+            f"{artifact.id} has no scores.json: evaluate again with `nautile run --only evaluate --force`"
         )
     return scores

@@ -1,8 +1,8 @@
-"""The scheduled evaluation: the newest checkpoint (or a named one) against the last and the best one before it.
+"""The scheduled evaluation: the newest checkpoint, or a named one, against the last and the best one before it.
 
-A checkpoint that has its evaluation is not evaluated again, and two evaluations that were compared are not compared
-again: the comparison is an artifact with a key of its own, so a night without a new checkpoint is quiet, and a
-regression is raised once. It is raised before the comparison is kept: killed in between, it is raised twice, not never.
+A checkpoint that has its evaluation is not evaluated again, and the same evaluations are not compared again: the
+comparison is an artifact with its own key. So a night without a new checkpoint is quiet, and a regression is raised
+once. It is raised before the comparison is published: killed in between, it is raised twice, never zero times.
 """
 
 import logging
@@ -21,7 +21,13 @@ from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
 from flows.dag import Need, Step, evaluate_section
 from flows.nightly.alert import publish, raise_regression
-from flows.nightly.earlier import Earlier, Side, earlier, stand, table_of
+from flows.nightly.earlier import (
+    EarlierComparison,
+    EarlierEvaluations,
+    compare_with_earlier,
+    earlier_table,
+    find_earlier,
+)
 from flows.operate import approval, concurrency
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
@@ -35,13 +41,14 @@ from tasks.evaluate import evaluate
 logger = logging.getLogger(__name__)
 
 KIND, VERSION = "comparison", 1
+_RULE = {"against", "rule", "margin"}  # the fields of [schedule] that determine a comparison
 
 
 @flow(name="evaluation", flow_run_name="evaluation of {config.name}", retries=0, log_prints=False)
 def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None = None) -> State[dict[str, Any]]:
-    """Evaluate a checkpoint that was not, compare it with those before it, and raise what has regressed.
+    """Evaluate a checkpoint unless it is evaluated, compare it with earlier ones, and raise regressions.
 
-    `checkpoint`: an artifact id, or "newest"; empty: the one of `[schedule]`.
+    `checkpoint`: an artifact id, or "newest"; empty: the one that `[schedule]` names.
     """
     store = open_store(store_root)
     store.prepare()
@@ -51,47 +58,63 @@ def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None =
             message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None}
         )
     run_id = str(flow_run.id)
-    new = _evaluated(store, config, chosen, run_id)
-    before = earlier(store, new, config.schedule)
-    key = comparison_key(new, before, config)
-    told: dict[str, Any] = {"checkpoint": chosen.id, "evaluation": new.id, "comparison": None, "regressions": []}
-    if known := _compared(store, key, new, before):
-        told |= {"comparison": known.id, "regressions": known.manifest["facts"]["regressions"]}
-        return Completed(message=f"{new.id} of {chosen.id} was compared before: {known.id}. Nothing new.", data=told)
-    sides, refused = stand(new, before, config.schedule)
-    lost = [{"against": side.role, "before": side.artifact.id, **one} for side in sides for one in side.fallen]
-    notes = [*_notes(before), *refused]
-    if lost:
-        notes += raise_regression(config, chosen, new, lost, run_id)
-    if sides:
-        kept = _keep(store, key, config, new, before, sides, lost, notes, run_id)
-        told |= {"comparison": kept.id, "regressions": lost}
-    headline = _headline(chosen, new, sides, lost)
-    publish(config.name, headline, [table_of(side) for side in sides], lost, notes)
-    return Completed(message=" ".join([headline, *notes]), data=told)
+    new = _evaluate(store, config, chosen, run_id)
+    earlier = find_earlier(store, new, config.schedule)
+    key = comparison_key(new, earlier, config)
+    data: dict[str, Any] = {"checkpoint": chosen.id, "evaluation": new.id, "comparison": None, "regressions": []}
+    if published := _find_comparison(store, key, new, earlier):
+        data |= {"comparison": published.id, "regressions": published.manifest["facts"]["regressions"]}
+        return Completed(
+            message=f"{new.id} of {chosen.id} was compared before: {published.id}. Nothing new.", data=data
+        )
+    comparisons, problems = compare_with_earlier(new, earlier, config.schedule)
+    regressions = [
+        {"against": comparison.role, "before": comparison.artifact.id, **regression}
+        for comparison in comparisons
+        for regression in comparison.regressions
+    ]
+    skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(earlier.skipped.items()))
+    notes = [*([f"Skipped: {skipped}."] if skipped else []), *problems]
+    if regressions:
+        notes += raise_regression(config, chosen, new, regressions, run_id)
+    if comparisons:
+        artifact = _publish_comparison(store, key, config, new, earlier, comparisons, regressions, notes, run_id)
+        data |= {"comparison": artifact.id, "regressions": regressions}
+    headline = f"{new.id} of {chosen.id}"
+    if not comparisons:
+        headline += ": no earlier evaluation to compare it with."
+    elif not regressions:
+        headline += ": no benchmark has fallen beyond its interval."
+    else:
+        drops = (f"{row['title']} ({100 * row['lead']:+.1f} against the {row['against']})" for row in regressions)
+        headline += f" has REGRESSED: {', '.join(drops)}."
+    publish(config.name, headline, [earlier_table(comparison) for comparison in comparisons], regressions, notes)
+    return Completed(message=" ".join([headline, *notes]), data=data)
 
 
 def checkpoint_of(store: Store, name: str) -> Artifact | None:
-    """The checkpoint that is meant; None if the newest is, and there is none. Raises `ConfigError` for a wrong id."""
+    """The named checkpoint, or the newest; None if there is none yet. Raises `ConfigError` for a wrong id."""
     if name == NEWEST:
-        found = store.list("checkpoint")
-        return found[-1] if found else None
+        checkpoints = store.list("checkpoint")
+        return checkpoints[-1] if checkpoints else None
     artifact = store.get(name)
     if artifact.kind != "checkpoint":
-        raise ConfigError(f"schedule.checkpoint: {artifact.id} is none: `nautile artifacts checkpoint` lists them")
+        raise ConfigError(
+            f"schedule.checkpoint: {artifact.id} is not a checkpoint: `nautile artifacts checkpoint` lists them"
+        )
     return artifact
 
 
-def comparison_key(new: Artifact, before: Earlier, config: RunConfig) -> str:
-    """The key of the comparison of `new` by the rule of `[schedule]`."""
-    section = config.schedule.model_dump(mode="json", include={"against", "rule", "margin"})
-    inputs = {"new": new.full_id, **{role: one.full_id for role, one in before.by_role.items()}}
+def comparison_key(new: Artifact, earlier: EarlierEvaluations, config: RunConfig) -> str:
+    """The key of the comparison of `new` with the earlier evaluations by the rule of `[schedule]`."""
+    section = config.schedule.model_dump(mode="json", include=_RULE)
+    inputs = {"new": new.full_id, **{role: artifact.full_id for role, artifact in earlier.by_role.items()}}
     return stage_key(KIND, VERSION, section, inputs)
 
 
-def _evaluated(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str) -> Artifact:
-    """The evaluation of `checkpoint` by the configuration: the one the store has, or a new one."""
-    label = f"evaluate:{checkpoint.manifest['label']}"  # as the pipeline calls it, which shares its key
+def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str) -> Artifact:
+    """The evaluation of `checkpoint` by the configuration: the one in the store, or a new one."""
+    label = f"evaluate:{checkpoint.manifest['label']}"  # the pipeline's label, and its key: the two share the artifact
     section, inputs = evaluate_section(config), {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
@@ -102,54 +125,55 @@ def _evaluated(store: Store, config: RunConfig, checkpoint: Artifact, run_id: st
             return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 
 
-def _compared(store: Store, key: str, new: Artifact, before: Earlier) -> Artifact | None:
-    """The comparison with that key, if it is of these very makings of its inputs (a forced rerun is another making)."""
+def _find_comparison(store: Store, key: str, new: Artifact, earlier: EarlierEvaluations) -> Artifact | None:
+    """The published comparison, if it is of these executions of its inputs: a forced rerun is another execution."""
     try:
-        found = store.find(KIND, key)
+        artifact = store.find(KIND, key)
     except ConfigError:
-        return None  # damaged: it is made anew
-    makings = {"new": new.execution, **{role: one.execution for role, one in before.by_role.items()}}
-    return found if found and found.manifest["input_executions"] == makings else None
+        return None  # damaged: compare again
+    executions = {"new": new.execution, **{role: other.execution for role, other in earlier.by_role.items()}}
+    return artifact if artifact and artifact.manifest["input_executions"] == executions else None
 
 
-def _keep(
+def _publish_comparison(
     store: Store,
     key: str,
     config: RunConfig,
     new: Artifact,
-    before: Earlier,
-    sides: list[Side],
-    lost: list[dict[str, Any]],
+    earlier: EarlierEvaluations,
+    comparisons: list[EarlierComparison],
+    regressions: list[dict[str, Any]],
     notes: list[str],
     run_id: str,
 ) -> Artifact:
-    """Publish the comparison as an artifact; the samples that changed are in the evaluations, and are only counted."""
-    tables = [table_of(side) for side in sides]
-    plain = [
+    """Publish the comparison as an artifact. Changed samples are only counted: the evaluations hold them."""
+    tables = [earlier_table(comparison) for comparison in comparisons]
+    sides = [
         {
             "roles": side.roles,
             "evaluation": side.artifact.id,
             "left_out": side.unmatched,
-            "changed": len(side.found["changed"]),
-            **{name: value for name, value in side.found.items() if name != "changed"},
+            "changed": len(side.comparison["changed"]),
+            **{name: value for name, value in side.comparison.items() if name != "changed"},
         }
-        for side in sides
+        for side in comparisons
     ]
+    counts = {side.artifact.id: len(side.comparison["benchmarks"]) for side in comparisons}
     with store.lock(key) as _:
         folder = store.staging(key) / "output" / KIND
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "comparison.json", {"sides": plain, "regressions": lost, "notes": notes})
+        write_json(folder / "comparison.json", {"sides": sides, "regressions": regressions, "notes": notes})
         write_text(folder / "comparison.md", "\n".join(to_markdown(table) for table in tables))
         write_text(folder / "comparison.html", "\n".join(to_html(table) for table in tables))
-        kept = store.publish(
+        artifact = store.publish(
             KIND,
             key,
             folder,
             stage="evaluation",
             version=VERSION,
-            config=config.schedule.model_dump(mode="json", include={"against", "rule", "margin"}),
-            inputs={"new": new, **before.by_role},
-            facts={"regressions": lost, "benchmarks": {s.artifact.id: len(s.found["benchmarks"]) for s in sides}},
+            config=config.schedule.model_dump(mode="json", include=_RULE),
+            inputs={"new": new, **earlier.by_role},
+            facts={"regressions": regressions, "benchmarks": counts},
             run=run_id,
             label="evaluation",
             supersede=True,
@@ -158,20 +182,5 @@ def _keep(
     try:
         Catalog(store).ingest(patience=5.0)
     except (CatalogBusy, ConfigError) as error:
-        logger.warning("catalog: %s", error)  # built from files: whoever asks next takes it in
-    return kept
-
-
-def _notes(before: Earlier) -> list[str]:
-    passed = [f"{count} {reason}" for reason, count in sorted(before.passed_over.items())]
-    return [f"Passed over: {', '.join(passed)}."] if passed else []
-
-
-def _headline(checkpoint: Artifact, new: Artifact, sides: list[Side], lost: list[dict[str, Any]]) -> str:
-    said = f"{new.id} of {checkpoint.id}"
-    if not sides:
-        return f"{said}: no earlier evaluation to compare it with."
-    if not lost:
-        return f"{said}: no benchmark has fallen beyond its interval."
-    names = ", ".join(f"{one['title']} ({100 * one['lead']:+.1f} against the {one['against']})" for one in lost)
-    return f"{said} has REGRESSED: {names}."
+        logger.warning("catalog: %s", error)  # it is built from files: whoever reads it next ingests them
+    return artifact

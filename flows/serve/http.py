@@ -1,36 +1,56 @@
-"""The HTTP side of `nautile serve`: OpenAI's routes over one engine, and who waits for which of its events.
+"""The HTTP API of `nautile serve`: OpenAI's routes over one decoding engine.
 
-Everything here runs in one event loop; the engine's thread hands its events over once a turn. A client that goes away
-takes its samples with it, streamed or not. Requests must be JSON by their content type, so that no web page can send
-one to a loopback server unasked.
+Everything here runs in one event loop; the engine's thread hands its events over once per step. When a client
+disconnects, its samples are cancelled, streamed or not. Request bodies must be JSON by their content type, so that no
+web page can post to a loopback server unasked.
 """
 
 import asyncio
 import contextlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException as StarletteError
 
 from common.errors import ConfigError
 from data.tokenizer import Tokenizer
-from flows.serve.protocol import ApiError, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
-from flows.serve.responses import ChatReply, CompletionReply, Reply
-from flows.serve.token_stream import bytes_of
+from flows.serve.protocol import (
+    ApiError,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingRequest,
+    TokenizeRequest,
+    invalid_request,
+)
+from flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
+from flows.serve.token_stream import StreamedText, bytes_of
 from model.decoding.engine import Engine
-from model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull, RequestFailed
+from model.decoding.requests import (
+    Chunk,
+    DecodeRequest,
+    EngineEvent,
+    EngineStopped,
+    Handle,
+    PromptScores,
+    QueueFull,
+    RequestFailed,
+)
 
-LARGEST_BODY = 4 * 2**20
-CLIENT_GONE = 499  # nobody reads it
+MAX_BODY_BYTES = 4 * 2**20
+CLIENT_CLOSED_REQUEST = 499  # nobody receives it
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is served, under which name, and the key to show, if one is asked for."""
+class ServedModel:
+    """The model that is served, the name clients use for it, and the API key they must send, if any."""
 
     name: str
     created: int
@@ -39,107 +59,193 @@ class Served:
     key: str | None = None
 
 
-class Inbox:
-    """What the engine tells of one request's orders, until it is closed."""
-
-    def __init__(self, desk: "Desk", tickets: list[Handle]) -> None:
-        self._desk, self._tickets = desk, tickets
-        self.events: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
-
-    def close(self) -> None:
-        """Nothing more is wanted; samples under way are dropped."""
-        self._desk.forget(self._tickets)
-
-    def drop(self, index: int) -> None:
-        """Nothing more is wanted of one order."""
-        self._desk.forget([self._tickets[index]])
-
-
-class Desk:
-    """Between the engine's thread and the event loop."""
+class EngineBridge:
+    """Between the engine's thread and the event loop: queues requests, and sorts events by HTTP request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inboxes: dict[Handle, tuple[Inbox, int]] = {}
+        self._receivers: dict[Handle, tuple[RequestEvents, int]] = {}
 
-    def open(self) -> None:
-        """Start the engine, telling this loop."""
+    def start(self) -> None:
+        """Start the engine; its events come to the running event loop."""
         loop = asyncio.get_running_loop()
-        self._engine.start(lambda events: loop.call_soon_threadsafe(self._hand_out, events))
+        self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
 
-    def order(self, orders: list[DecodeRequest]) -> Inbox:
-        """Queue all of them. Raises `ApiError` 429 when there is no room, 503 when the engine takes none, or 400."""
-        if len(orders) > self._engine.queue:
-            raise ApiError(
-                400, f"n: {len(orders)} samples at once, and the queue holds {self._engine.queue}: ask in parts", "n"
-            )
+    def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
+        """Queue all of them. Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, or 400."""
+        if len(requests) > self._engine.queue:
+            message = f"n: {len(requests)} samples, and the queue holds {self._engine.queue}: send several requests"
+            raise ApiError(400, message, "n")
         try:
-            tickets = self._engine.submit(orders)
+            handles = self._engine.submit(requests)
         except QueueFull as error:
-            later = {"Retry-After": str(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=later) from None
+            headers = {"Retry-After": str(error.retry_after)}
+            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
         except EngineStopped as error:
             raise ApiError(503, str(error), code="unavailable") from None
         except ConfigError as error:
             raise ApiError(400, str(error)) from None
-        inbox = Inbox(self, tickets)
-        self._inboxes |= {ticket: (inbox, index) for index, ticket in enumerate(tickets)}
-        return inbox
+        events = RequestEvents(self, handles)
+        self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
+        return events
 
-    def forget(self, tickets: list[Handle]) -> None:
-        known = [ticket for ticket in tickets if self._inboxes.pop(ticket, None)]
+    def cancel(self, handles: list[Handle]) -> None:
+        """Drop these samples and the rest of their events; finished ones may be among them."""
+        known = [handle for handle in handles if self._receivers.pop(handle, None)]
         if known:
             self._engine.cancel(known)
 
-    def _hand_out(self, events: list[tuple[Handle, EngineEvent]]) -> None:
-        for ticket, event in events:
-            if ticket in self._inboxes:
-                inbox, index = self._inboxes[ticket]
-                inbox.events.put_nowait((index, event))
+    def _dispatch(self, events: list[tuple[Handle, EngineEvent]]) -> None:
+        for handle, event in events:
+            if handle in self._receivers:
+                receiver, index = self._receivers[handle]
+                receiver.queue.put_nowait((index, event))
 
 
-class _Streamed(StreamingResponse):
-    """Closes the inbox however it ends, even if nobody ever read a chunk."""
+class RequestEvents:
+    """The engine's events for the samples of one HTTP request, by their index."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], inbox: Inbox) -> None:
+    def __init__(self, bridge: EngineBridge, handles: list[Handle]) -> None:
+        self._bridge, self._handles = bridge, handles
+        self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
+
+    def close(self) -> None:
+        """Cancel all samples that are not finished."""
+        self._bridge.cancel(self._handles)
+
+    def cancel(self, index: int) -> None:
+        """Cancel one sample."""
+        self._bridge.cancel([self._handles[index]])
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. Closes the engine's side however the response ends, even if no chunk was ever read."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], events: RequestEvents) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._inbox = inbox
+        self._events = events
 
     async def __call__(self, *connection: Any) -> None:
         try:
             await super().__call__(*connection)
         finally:
-            self._inbox.close()
+            self._events.close()
 
 
-def application(served: Served) -> FastAPI:
-    """The routes. The engine starts and ends with the application."""
-    desk = Desk(served.engine)
+class SizedRequest(Request):
+    """A request whose body is refused once more than `MAX_BODY_BYTES` of it have arrived."""
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in super().stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                message = f"the body is over {MAX_BODY_BYTES} bytes: send several requests"
+                raise ApiError(413, message, headers={"Connection": "close"})
+            yield part
+
+
+class GuardedRoute(APIRoute):
+    """A route that checks the API key and the content type before it reads any of the body."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            if (key := request.app.state.key) is not None:
+                scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+                if scheme.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), key.encode()):
+                    raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            if request.method == "POST":
+                content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if content_type != "application/json":
+                    raise ApiError(415, "the content type must be application/json")
+            return await handle(SizedRequest(request.scope, request.receive))
+
+        return guarded
+
+
+def guarded_app(router: APIRouter, key: str | None, lifespan: Callable[[FastAPI], Any] | None = None) -> FastAPI:
+    """An application of `router` (of `GuardedRoute`) whose every error has OpenAI's form."""
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.key = key
+    app.include_router(router)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            error = invalid_request(error.errors())
+        elif not isinstance(error, StarletteError):
+            error = ApiError(500, f"unexpected {type(error).__name__}")
+        elif not isinstance(error, ApiError):  # raised by FastAPI itself
+            if error.status_code == 400:
+                error = ApiError(400, "the body is not JSON", code="invalid_json")
+            else:
+                error = ApiError(error.status_code, f"no {request.method} {request.url.path} here")
+        return JSONResponse(error.body(), error.status_code, error.headers)
+
+    for kind in (RequestValidationError, StarletteError, Exception):
+        app.add_exception_handler(kind, refuse)
+    return app
+
+
+def application(served: ServedModel) -> FastAPI:
+    """The server's application. It starts and closes the engine."""
+    engine, tokenizer = served.engine, served.tokenizer
+    bridge = EngineBridge(engine)
+    api = APIRouter(route_class=GuardedRoute)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        desk.open()
+        bridge.start()
         yield
-        await asyncio.to_thread(served.engine.close)
+        await asyncio.to_thread(engine.close)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    @api.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model_object(served)]})
 
-    @app.exception_handler(ApiError)
-    async def _refused(_: Request, error: ApiError) -> Response:
-        return JSONResponse(error.body(), error.status, error.headers)
+    @api.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        _check_name(name, served)
+        return JSONResponse(_model_object(served))
 
-    @app.exception_handler(404)
-    @app.exception_handler(405)
-    async def _nowhere(request: Request, error: Any) -> Response:
-        return JSONResponse(
-            ApiError(error.status_code, f"no {request.method} {request.url.path} here").body(), error.status_code
+    @api.post("/v1/completions")
+    async def completions(connection: Request, request: CompletionRequest) -> Response:
+        _check_name(request.model, served)
+        return await _respond(
+            connection, request, CompletionResponse(request, tokenizer, engine.config.context), bridge
         )
 
-    @app.exception_handler(Exception)
-    async def _unexpected(_: Request, error: Exception) -> Response:
-        return JSONResponse(ApiError(500, f"unexpected {type(error).__name__}").body(), 500)
+    @api.post("/v1/chat/completions")
+    async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
+        _check_name(request.model, served)
+        response = ChatCompletionResponse(request, tokenizer, engine.config.context)
+        return await _respond(connection, request, response, bridge)
 
-    @app.get("/health")
+    # The next three are vLLM's routes, by which evaluation harnesses learn the tokenizer.
+
+    @api.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        special = {"eos_token": "<|endoftext|>", "bos_token": None, "pad_token": "<|endoftext|>"}
+        context = engine.config.context
+        return JSONResponse({**special, "model_max_length": context, "fingerprint": tokenizer.fingerprint})
+
+    @api.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> Response:
+        # A prompt that is exactly the name of a special token gives its id, as harnesses expect; inside a longer text
+        # such a name is text.
+        special = tokenizer.specials.get(request.prompt)
+        ids = tokenizer.encode(request.prompt) if special is None else [special]
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.config.context})
+
+    @api.post("/detokenize")
+    async def detokenize(request: DetokenizeRequest) -> Response:
+        text = b"".join(bytes_of(tokenizer, token) for token in request.tokens).decode("utf-8", "replace")
+        return JSONResponse({"prompt": text})
+
+    app = guarded_app(api, served.key, lifespan)
+
+    @app.get("/health")  # neither of these needs the key
     async def health() -> Response:
         return _state(served)
 
@@ -147,106 +253,70 @@ def application(served: Served) -> FastAPI:
     async def ready() -> Response:
         return _state(served, ready=True)
 
-    @app.get("/v1/models")
-    async def models(request: Request) -> Response:
-        _let_in(request, served.key)
-        return JSONResponse({"object": "list", "data": [_model(served)]})
-
-    @app.get("/v1/models/{name:path}")
-    async def model(request: Request, name: str) -> Response:
-        _let_in(request, served.key)
-        _named(name, served)
-        return JSONResponse(_model(served))
-
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        asked = parse(CompletionRequest, await _body(request, served.key))
-        _named(asked.model, served)
-        reply = CompletionReply(asked, served.tokenizer, served.engine.config.context)
-        return await _answer(request, reply, desk, bool(asked.stream), asked.usage_wanted)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        asked = parse(ChatRequest, await _body(request, served.key))
-        _named(asked.model, served)
-        reply = ChatReply(asked, served.tokenizer, served.engine.config.context)
-        return await _answer(request, reply, desk, bool(asked.stream), asked.usage_wanted)
-
-    @app.get("/tokenizer_info")
-    async def tokenizer_info(request: Request) -> Response:
-        _let_in(request, served.key)
-        context = served.engine.config.context
-        described = {"eos_token": "<|endoftext|>", "bos_token": None, "pad_token": "<|endoftext|>"}
-        return JSONResponse({**described, "model_max_length": context, "fingerprint": served.tokenizer.fingerprint})
-
-    @app.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        asked = parse(TokenizeRequest, await _body(request, served.key))
-        # Only the whole name of a special means its id, which is how harnesses ask for it; in a text it is text.
-        one = served.tokenizer.specials.get(asked.prompt)
-        ids = served.tokenizer.encode(asked.prompt) if one is None else [one]
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": served.engine.config.context})
-
-    @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        asked = parse(DetokenizeRequest, await _body(request, served.key))
-        text = b"".join(bytes_of(served.tokenizer, one) for one in asked.tokens).decode("utf-8", "replace")
-        return JSONResponse({"prompt": text})
-
     return app
 
 
-async def _answer(request: Request, reply: Reply, desk: Desk, stream: bool, usage: bool) -> Response:
-    inbox = desk.order(reply.orders)
-    if stream:
-        return _Streamed(_chunks(reply, inbox, usage), inbox)
+async def _respond(
+    connection: Request, request: SamplingRequest, response: ResponseBuilder, bridge: EngineBridge
+) -> Response:
+    """Submit the samples of a completion request, and answer with a stream or with one body."""
+    events = bridge.submit([choice.request for choice in response.choices])
+    if request.stream:
+        return EventStream(_stream(response, events, request.include_usage), events)
     try:
-        if not await _unless_gone(request, _collect(reply, inbox)):
-            return Response(status_code=CLIENT_GONE)
-        return JSONResponse(reply.whole())
+        if not await _unless_disconnected(connection, _collect(response, events)):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(response.whole())
     finally:
-        inbox.close()
+        events.close()
 
 
-async def _collect(reply: Reply, inbox: Inbox) -> None:
-    while not reply.finished:
-        index, event = await inbox.events.get()
+async def _collect(response: ResponseBuilder, events: RequestEvents) -> None:
+    while not response.finished:
+        index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
             raise ApiError(503, event.message, code="unavailable")
-        _take(reply, inbox, index, event)
+        _add_event(response, events, index, event)
 
 
-async def _chunks(reply: Reply, inbox: Inbox, usage: bool) -> AsyncIterator[bytes]:
-    for chunk in reply.opening():
-        yield _event(chunk)
-    while not reply.finished:
-        index, event = await inbox.events.get()
+async def _stream(response: ResponseBuilder, events: RequestEvents, include_usage: bool) -> AsyncIterator[bytes]:
+    for chunk in response.opening_chunks():
+        yield _server_sent(chunk)
+    while not response.finished:
+        index, event = await events.queue.get()
         if isinstance(event, RequestFailed):
-            yield _event(ApiError(503, event.message, code="unavailable").body())
+            yield _server_sent(ApiError(503, event.message, code="unavailable").body())
             return
-        first = len(reply.choices[index].ids)
-        told = _take(reply, inbox, index, event)
-        if told is not None and (chunk := reply.chunk(index, event, told, first)):
-            yield _event(chunk)
-    if usage:
-        yield _event(reply.body([], reply.chunk_kind, reply.usage()))
+        first = len(response.choices[index].ids)
+        added = _add_event(response, events, index, event)
+        if added is not None and (chunk := response.chunk(index, event, added, first)):
+            yield _server_sent(chunk)
+    if include_usage:
+        yield _server_sent(response.usage_chunk())
     yield b"data: [DONE]\n\n"
 
 
-def _take(reply: Reply, inbox: Inbox, index: int, event: Any) -> Any:
-    """What the event added; None for a choice that a stop string has ended already."""
-    choice = reply.choices[index]
-    if choice.finish:
+def _add_event(
+    response: ResponseBuilder, events: RequestEvents, index: int, event: Chunk | PromptScores
+) -> StreamedText | None:
+    """The text that an event adds; None for a choice that a stop string has already ended."""
+    choice = response.choices[index]
+    if choice.finish_reason:
         return None
-    told = choice.take(event)
-    if choice.finish:
-        inbox.drop(index)
-    return told
+    added = choice.add(event)
+    if choice.finish_reason:
+        events.cancel(index)
+    return added
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, unless the client goes away before it is done: then False."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+async def _unless_disconnected(connection: Request, work: Awaitable[None]) -> bool:
+    """Do the work, unless the client disconnects before it is done: then cancel it and return False."""
+
+    async def disconnect() -> None:
+        while (await connection.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -260,61 +330,30 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> boo
                 await task
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _body(request: Request, key: str | None) -> bytes:
-    """The body of a request that is let in, JSON by its type and not too large."""
-    _let_in(request, key)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the content type must be application/json")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > LARGEST_BODY:
-            raise ApiError(413, f"the body is over {LARGEST_BODY} bytes: ask in parts", headers={"Connection": "close"})
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _let_in(request: Request, key: str | None) -> None:
-    if key is None:
-        return
-    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), key.encode()):
-        raise ApiError(401, "the key is missing or wrong", code="invalid_api_key")
-
-
-def _named(name: str, served: Served) -> None:
+def _check_name(name: str, served: ServedModel) -> None:
     if name != served.name:
         raise ApiError(404, f"model: {name!r} is not served here, {served.name!r} is", "model", "model_not_found")
 
 
-def _model(served: Served) -> dict[str, Any]:
-    context = served.engine.config.context
+def _model_object(served: ServedModel) -> dict[str, Any]:
     return {
         "id": served.name,
         "object": "model",
         "created": served.created,
         "owned_by": "nautile",
-        "max_model_len": context,
+        "max_model_len": served.engine.config.context,
     }
 
 
-def _state(served: Served, ready: bool = False) -> Response:
-    """`health`: 503 once the engine has failed; `ready`: 200 once the programs are compiled."""
+def _state(served: ServedModel, ready: bool = False) -> Response:
+    """The state of the engine. `/health`: 503 once it has failed; `/ready`: 503 until its programs are compiled."""
     engine = served.engine
     busy, waiting = engine.load()
-    state = "failed" if engine.failure else "ok" if engine.ready.is_set() else "starting"
-    told = {"status": state, "model": served.name, "slots": engine.capacity, "busy": busy, "waiting": waiting}
-    well = state == "ok" or (state == "starting" and not ready)
-    return JSONResponse({**told, "tokens": engine.tokens, "error": engine.failure}, 200 if well else 503)
+    status = "failed" if engine.failure else "ok" if engine.ready.is_set() else "starting"
+    state = {"status": status, "model": served.name, "slots": engine.capacity, "busy": busy, "waiting": waiting}
+    healthy = status == "ok" or (status == "starting" and not ready)
+    return JSONResponse({**state, "tokens": engine.tokens, "error": engine.failure}, 200 if healthy else 503)
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def _server_sent(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-__all__ = ["Served", "application"]

@@ -1,28 +1,30 @@
-"""What the server takes: OpenAI's two kinds of request, checked field by field, and its way of saying what is wrong.
+"""The HTTP API's requests, as pydantic models of OpenAI's fields, and its errors in OpenAI's form.
 
-A field that this server does not know, or cannot honour, is refused by name: an answer that ignores half of what was
-asked looks like an answer. Beyond OpenAI's: `top_k` and `thinking_budget`.
+A field that the server does not know or cannot honour is refused by name: a reply that ignored part of the request
+would look like any other. `top_k` and `thinking_budget` are additions to OpenAI's fields.
 """
 
-import json
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-MOST_STOPS = 16
+MAX_STOPS = 16
 _UNSUPPORTED = ("frequency_penalty", "presence_penalty", "logit_bias", "best_of")
-_SEVERAL = {
+# For a union of types pydantic reports what is wrong for its first member only, so these messages are ours.
+_UNIONS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": f"a text of 1 to 256 characters, or a list of at most {MOST_STOPS} such texts",
+    "stop": f"a text of 1 to 256 characters, or a list of at most {MAX_STOPS} such texts",
     "content": "a text, or a list of parts of type text",
 }
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class ApiError(Exception):
-    """An answer that is an error, in OpenAI's shape."""
+class ApiError(HTTPException):
+    """An error response. `body()` is its JSON in OpenAI's form; `param` names the field at fault."""
 
     def __init__(
         self,
@@ -32,31 +34,48 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers or {}
+        super().__init__(status, message, headers)
+        self.message, self.param, self.code = message, param, code
 
     def body(self) -> dict[str, Any]:
-        kind = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind.get(self.status, "invalid_request_error"),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        types = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+        kind = types.get(self.status_code, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-class _Asked(BaseModel):
+def invalid_request(errors: Sequence[dict[str, Any]]) -> ApiError:
+    """A 400 with the first error of a `RequestValidationError`, as one line that begins with the field's name."""
+    error = errors[0]
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {error['ctx']['error']}", code="invalid_json")
+    path = [str(part) for part in error["loc"][1:]]  # behind "body"
+    message = error["msg"].removeprefix("Value error, ")
+    if not path:  # raised by a validator of the whole model, whose message begins with `field`
+        field = re.match(r"`(\w+)`", message)
+        return ApiError(400, message if field else f"the body: {message}", param=field[1] if field else None)
+    if error["type"] == "extra_forbidden":
+        message = "this server knows no such field"
+    elif path[0] in _UNSUPPORTED:
+        message = "not supported here: leave it out"
+    for depth, name in enumerate(path):
+        if name in _UNIONS:
+            path, message = path[: depth + 1], f"must be {_UNIONS[name]}"
+            break
+    return ApiError(400, f"{'.'.join(path)}: {message[:1].lower()}{message[1:]}", param=path[0])
+
+
+class _Body(BaseModel):
+    """Strict: a number in quotes, a fraction for a count, an unknown field and NaN are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(_Asked):
+class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class _Request(_Asked):
-    """What both kinds share. `user` and `metadata` are taken and mean nothing here."""
+class SamplingRequest(_Body):
+    """The fields that both completion routes share. `user` and `metadata` are accepted and have no effect."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -65,7 +84,7 @@ class _Request(_Asked):
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
@@ -79,12 +98,12 @@ class _Request(_Asked):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
-    def usage_wanted(self) -> bool:
+    def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class CompletionRequest(_Request):
-    """`POST /v1/completions`: text or token ids go on as they stand, with no chat template around them."""
+class CompletionRequest(SamplingRequest):
+    """`POST /v1/completions`: continue texts or token ids as they are, without a chat template."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -99,20 +118,20 @@ class CompletionRequest(_Request):
         return [self.prompt] if self.prompt and isinstance(self.prompt[0], int) else self.prompt
 
     @model_validator(mode="after")
-    def _something_wanted(self) -> "CompletionRequest":
+    def _not_empty(self) -> "CompletionRequest":
         if not self.prompt or not all(self.prompts):
             raise ValueError("`prompt` is empty")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("`max_tokens` 0 goes with `echo`: nothing else would be in the answer")
+            raise ValueError("`max_tokens` 0 needs `echo`: the reply would be empty")
         return self
 
 
-class TextPart(_Asked):
+class TextPart(_Body):
     type: Literal["text"]
     text: str
 
 
-class Message(_Asked):
+class Message(_Body):
     role: Literal["system", "developer", "user"]
     content: str | list[TextPart]
     name: str | None = None
@@ -122,8 +141,8 @@ class Message(_Asked):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(_Request):
-    """`POST /v1/chat/completions`: one question, for the model is trained on single turns."""
+class ChatCompletionRequest(SamplingRequest):
+    """`POST /v1/chat/completions`: one question, because the model is trained on single turns."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -132,7 +151,7 @@ class ChatRequest(_Request):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _one_turn(self) -> "ChatRequest":
+    def _single_turn(self) -> "ChatCompletionRequest":
         roles = [message.role for message in self.messages]
         if roles[-1] != "user" or "user" in roles[:-1]:
             raise ValueError(
@@ -140,60 +159,27 @@ class ChatRequest(_Request):
                 "single turns"
             )
         if self.max_tokens and self.max_completion_tokens:
-            raise ValueError("`max_tokens` and `max_completion_tokens` are one thing: set one of them")
+            raise ValueError("`max_tokens` and `max_completion_tokens` mean the same: set one of them")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("`top_logprobs` goes with `logprobs`: true")
+            raise ValueError("`top_logprobs` needs `logprobs`: true")
         return self
 
     @property
     def query(self) -> str:
-        """The question, with what the system messages say before it."""
+        """The texts of the system messages and the question, in that order."""
         return "\n\n".join(text for message in self.messages if (text := message.text))
 
 
-class TokenizeRequest(_Asked):
-    """`POST /tokenize`, as vLLM has it."""
+class TokenizeRequest(_Body):
+    """`POST /tokenize`, as in vLLM."""
 
     prompt: str
     add_special_tokens: bool = False
     model: str | None = None
 
 
-class DetokenizeRequest(_Asked):
-    """`POST /detokenize`, as vLLM has it."""
+class DetokenizeRequest(_Body):
+    """`POST /detokenize`, as in vLLM."""
 
     tokens: list[TokenId]
     model: str | None = None
-
-
-Asked = TypeVar("Asked", bound=_Asked)
-
-
-def parse(kind: type[Asked], body: bytes) -> Asked:
-    """The request in a body. Raises `ApiError` 400 naming the field."""
-    try:
-        table = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {str(error).splitlines()[0]}", code="invalid_json") from None
-    try:
-        return kind.model_validate(table)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise _invalid([str(part) for part in first["loc"]], first["type"], first["msg"]) from None
-
-
-def _invalid(path: list[str], kind: str, said: str) -> ApiError:
-    """Pydantic's first complaint, as one line that begins with the field."""
-    said = said.removeprefix("Value error, ")
-    if not path:
-        named = re.match(r"`(\w+)`", said)
-        return ApiError(400, said, param=named[1] if named else None)
-    name = path[0]
-    if kind == "extra_forbidden":
-        said = "this server knows no such field"
-    elif name in _UNSUPPORTED:
-        said = "not supported here: leave it out"
-    for one in path:
-        if one in _SEVERAL:  # of a field that may be several things pydantic tells what is amiss with the first of them
-            return ApiError(400, f"{'.'.join(path[: path.index(one) + 1])}: must be {_SEVERAL[one]}", param=name)
-    return ApiError(400, f"{'.'.join(path)}: {said[:1].lower()}{said[1:]}", param=name)

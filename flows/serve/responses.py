@@ -1,4 +1,4 @@
-"""From a request to orders, and from what the engine tells to answers: what both kinds of answer share.
+"""Completion requests to engine requests, and engine events to OpenAI's response bodies, whole or as stream chunks.
 
 Log-probabilities are those of the untruncated distribution at temperature 1.
 """
@@ -13,55 +13,59 @@ from typing import Any
 
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer
-from flows.serve.protocol import ApiError, ChatRequest, CompletionRequest
-from flows.serve.token_stream import Part, Writer, Written, bytes_of
+from flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
+from flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
 from model.decoding.requests import Chunk, DecodeRequest, PromptScores
 
-Top = tuple[int, float]
+DEFAULT_TOKENS = 16  # of /v1/completions without `max_tokens`, as in OpenAI's API
+TokenScore = tuple[int, float]  # an id and its log-probability
 
 
 @dataclass
 class Choice:
-    """One of the answers to a request: what was ordered, and what came of it so far."""
+    """One sample of the response: its engine request, and the text and tokens it has so far."""
 
-    order: DecodeRequest
-    writer: Writer
+    request: DecodeRequest
+    stream: TokenStream
     prompt_text: str = ""
-    scored: PromptScores | None = None
+    prompt_scores: PromptScores | None = None
     thinking: str = ""
     answer: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tops: list[list[Top]] = field(default_factory=list)
-    finish: str | None = None
+    alternatives: list[list[TokenScore]] = field(default_factory=list)
+    finish_reason: str | None = None
 
-    def take(self, event: Chunk | PromptScores) -> Written:
-        """What an event adds. `finish` is set by the last one, or by a stop string."""
+    def add(self, event: Chunk | PromptScores) -> StreamedText:
+        """The text that an event adds. The last event, or a stop string, sets `finish_reason`."""
         if isinstance(event, PromptScores):
-            self.scored = event
-            self.finish = None if self.order.max_tokens else "length"
-            return Written()
-        told = self.writer.write(event.ids)
-        self.ids += event.ids[: told.taken]
-        self.logprobs += event.logprobs[: told.taken]
-        self.tops += event.alternatives[: told.taken]
-        if self.writer.stopped:
-            self.finish = "stop"
+            self.prompt_scores = event
+            self.finish_reason = None if self.request.max_tokens else "length"
+            return StreamedText()
+        added = self.stream.write(event.ids)
+        self.ids += event.ids[: added.used]
+        self.logprobs += event.logprobs[: added.used]
+        self.alternatives += event.alternatives[: added.used]
+        if self.stream.stopped:
+            self.finish_reason = "stop"
         elif event.finish:
-            self.finish = event.finish
-            rest = self.writer.finish()
-            told.thinking, told.answer = told.thinking + rest.thinking, told.answer + rest.answer
-        self.thinking, self.answer = self.thinking + told.thinking, self.answer + told.answer
-        return told
+            self.finish_reason = event.finish
+            rest = self.stream.finish()
+            added.thinking, added.answer = added.thinking + rest.thinking, added.answer + rest.answer
+        self.thinking, self.answer = self.thinking + added.thinking, self.answer + added.answer
+        return added
 
 
-class Reply(ABC):
-    """All choices of one request, and the bodies that tell of them."""
+class ResponseBuilder(ABC):
+    """Collects the events of all samples of one HTTP request, and builds the response bodies.
+
+    kind, chunk_kind: the `object` field of the whole response and of its chunks; prefix: of its id.
+    """
 
     kind = chunk_kind = prefix = ""
 
     def __init__(
-        self, request: CompletionRequest | ChatRequest, tokenizer: Tokenizer, prompts: list[list[int]]
+        self, request: CompletionRequest | ChatCompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]
     ) -> None:
         self._request, self._tokenizer, self._prompts = request, tokenizer, prompts
         self._created = int(time.time())
@@ -69,252 +73,233 @@ class Reply(ABC):
         self.choices: list[Choice] = []
 
     @property
-    def orders(self) -> list[DecodeRequest]:
-        return [choice.order for choice in self.choices]
-
-    @property
     def finished(self) -> bool:
-        return all(choice.finish for choice in self.choices)
+        return all(choice.finish_reason for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Tokens of the prompts and of what was written; an equal prompt asked for `n` times counts once."""
-        read = sum(map(len, self._prompts))
-        wrote = sum(len(choice.ids) for choice in self.choices)
-        return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+        """Token counts of the request; a prompt with `n` samples counts once."""
+        prompt = sum(map(len, self._prompts))
+        completion = sum(len(choice.ids) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    def body(self, choices: Sequence[dict[str, Any]], kind: str, usage: dict[str, Any] | None) -> dict[str, Any]:
-        named = {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
-        return {**named, "choices": list(choices), "usage": usage}
-
-    def opening(self) -> list[dict[str, Any]]:
+    def opening_chunks(self) -> list[dict[str, Any]]:
         """The chunks that begin a stream."""
         return []
 
     @abstractmethod
-    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
-        """What `event` brought choice `index`, whose ids before `first` were told of; None: nothing to tell yet."""
+    def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
+        """The stream chunk for `event` of choice `index`, whose tokens begin at `first`; None if it would be empty."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """The body of a response that is not streamed."""
 
-    def _orders(self, max_tokens: int | None, least: int, scored: bool, tops: int) -> list[DecodeRequest]:
-        """`n` orders a prompt: sample j has the seed (seed, j + 1), as the first question of `nautile chat` has."""
-        asked = self._request
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        orders = []
-        for prompt in self._prompts:
-            for sample in range(asked.n or 1):
-                orders.append(
-                    DecodeRequest(
-                        prompt=tuple(prompt),
-                        max_tokens=least if max_tokens is None else max_tokens,
-                        seed=(seed, sample + 1),
-                        temperature=1.0 if asked.temperature is None else asked.temperature,
-                        top_k=asked.top_k or 0,
-                        top_p=1.0 if asked.top_p is None else asked.top_p,
-                        thinking_budget=asked.thinking_budget,
-                        score_prompt=scored,
-                        alternatives=tops,
-                    )
-                )
-        return orders
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk after the last one, for `stream_options.include_usage`."""
+        return self._body([], self.chunk_kind, self.usage())
 
-    def _text(self, one: int) -> str:
-        """A token as text; one that is no whole UTF-8 by its bytes, so that no two tokens read the same."""
-        raw = bytes_of(self._tokenizer, one)
+    def _body(self, choices: Sequence[dict[str, Any]], kind: str, usage: dict[str, Any] | None) -> dict[str, Any]:
+        head = {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
+        return {**head, "choices": list(choices), "usage": usage}
+
+    def _decode_requests(self, max_tokens: int, score_prompt: bool, alternatives: int) -> list[DecodeRequest]:
+        """`n` requests per prompt. Sample j has the seed (seed, j + 1), as the first question of `nautile chat`."""
+        request = self._request
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        return [
+            DecodeRequest(
+                prompt=tuple(prompt),
+                max_tokens=max_tokens,
+                seed=(seed, sample + 1),
+                temperature=1.0 if request.temperature is None else request.temperature,
+                top_k=request.top_k or 0,
+                top_p=1.0 if request.top_p is None else request.top_p,
+                thinking_budget=request.thinking_budget,
+                score_prompt=score_prompt,
+                alternatives=alternatives,
+            )
+            for prompt in self._prompts
+            for sample in range(request.n or 1)
+        ]
+
+    def _token_text(self, token: int) -> str:
+        """A token's text; one that is not whole UTF-8 as `bytes:\\x..`, so that no two tokens read the same."""
+        raw = bytes_of(self._tokenizer, token)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def check_room(
-    prompts: list[list[int]], max_tokens: int | None, least: int, context: int, vocabulary: int, name: str
-) -> None:
+def check_lengths(prompts: list[list[int]], max_tokens: int, context: int, vocabulary: int, field_name: str) -> None:
     """Refuse prompts that do not fit the model, naming the field at fault."""
-    for place, prompt in enumerate(prompts):
-        where = f"{name}[{place}]" if len(prompts) > 1 else name
-        wanted = least if max_tokens is None else max_tokens
-        if len(prompt) + min(wanted, 1) > context:
-            raise ApiError(
-                400,
-                f"{where}: {len(prompt)} tokens, and the model's context is {context}",
-                param=name,
-                code="context_length_exceeded",
+    for index, prompt in enumerate(prompts):
+        where = f"{field_name}[{index}]" if len(prompts) > 1 else field_name
+        too_long = "context_length_exceeded"
+        if len(prompt) + min(max_tokens, 1) > context:
+            message = f"{where}: {len(prompt)} tokens, and the model's context is {context}"
+            raise ApiError(400, message, field_name, too_long)
+        if len(prompt) + max_tokens > context:
+            message = (
+                f"max_tokens: {max_tokens} after the {len(prompt)} tokens of {where} exceed the model's context of "
+                f"{context}: ask for {context - len(prompt)} at most"
             )
-        if len(prompt) + wanted > context:
-            raise ApiError(
-                400,
-                f"max_tokens: {wanted} after the {len(prompt)} tokens of {where} pass the model's context of "
-                f"{context}: ask for {context - len(prompt)} at most",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            raise ApiError(400, message, "max_tokens", too_long)
         if max(prompt) >= vocabulary:
-            raise ApiError(400, f"{where}: the id {max(prompt)} is not in a vocabulary of {vocabulary}", param=name)
+            raise ApiError(400, f"{where}: the id {max(prompt)} is not in a vocabulary of {vocabulary}", field_name)
 
 
-class ChatReply(Reply):
-    """An answer to a question, its reasoning beside it."""
+class ChatCompletionResponse(ResponseBuilder):
+    """The response to a chat request: an answer, with its reasoning in `reasoning_content`."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, request: ChatRequest, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, request: ChatCompletionRequest, tokenizer: Tokenizer, context: int) -> None:
         prompt = encode_prompt(tokenizer, request.query)
-        asked = request.max_tokens or request.max_completion_tokens
-        check_room([prompt], asked, 1, context, tokenizer.vocabulary, "messages")
+        limit = request.max_tokens or request.max_completion_tokens
+        check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
         super().__init__(request, tokenizer, [prompt])
-        for order in self._orders(asked, context - len(prompt), False, request.top_logprobs or 0):
-            self.choices.append(Choice(order, Writer(tokenizer, request.stops, turn=True)))
+        for decode_request in self._decode_requests(limit or context - len(prompt), False, request.top_logprobs or 0):
+            self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops, chat=True)))
 
     def usage(self) -> dict[str, Any]:
-        thought = sum(choice.writer.parts.count("thinking") for choice in self.choices)
-        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
+        reasoning = sum(choice.stream.parts.count("thinking") for choice in self.choices)
+        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening_chunks(self) -> list[dict[str, Any]]:
         return [self._chunk(index, {"role": "assistant"}, None, None) for index in range(len(self.choices))]
 
-    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
+    def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
         choice = self.choices[index]
-        delta = {name: text for name, text in (("reasoning_content", told.thinking), ("content", told.answer)) if text}
-        told_of = self._logprobs(choice, first)
-        if not (delta or choice.finish or told_of):
+        texts = (("reasoning_content", added.thinking), ("content", added.answer))
+        delta = {name: text for name, text in texts if text}
+        logprobs = self._logprobs(choice, first)
+        if not (delta or choice.finish_reason or logprobs):
             return None
-        return self._chunk(index, delta, told_of, choice.finish)
+        return self._chunk(index, delta, logprobs, choice.finish_reason)
 
     def whole(self) -> dict[str, Any]:
-        answers = []
+        choices = []
         for index, choice in enumerate(self.choices):
-            content = choice.answer if choice.writer.part == "answer" else None
+            content = choice.answer if choice.stream.part == "answer" else None
             message = {"role": "assistant", "content": content, "reasoning_content": choice.thinking, "refusal": None}
-            answers.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": self._logprobs(choice, 0),
-                    "finish_reason": choice.finish,
-                }
+            logprobs = self._logprobs(choice, 0)
+            choices.append(
+                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
             )
-        return self.body(answers, self.kind, self.usage())
+        return self._body(choices, self.kind, self.usage())
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
     ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self.body([choice], self.chunk_kind, None)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._body([choice], self.chunk_kind, None)
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any] | None:
-        """Of the answer's tokens under `content`, and of the thinking's under `reasoning_content`."""
+        """Those of the answer's tokens under `content`, of the thinking's under `reasoning_content`."""
         if not self._request.logprobs:
             return None
-        told: dict[Part, list[dict[str, Any]]] = {"answer": [], "thinking": []}
-        tops = choice.tops or [[] for _ in choice.ids]
-        for place in range(first, len(choice.ids)):
-            if (part := choice.writer.parts[place]) is not None:
-                best = [self._token(*top) for top in tops[place]]
-                told[part].append({**self._token(choice.ids[place], choice.logprobs[place]), "top_logprobs": best})
-        return {"content": told["answer"], "refusal": None, "reasoning_content": told["thinking"]}
+        rows: dict[Part, list[dict[str, Any]]] = {"answer": [], "thinking": []}
+        alternatives = choice.alternatives or [[] for _ in choice.ids]
+        for index in range(first, len(choice.ids)):
+            if (part := choice.stream.parts[index]) is not None:
+                top = [self._token(*alternative) for alternative in alternatives[index]]
+                rows[part].append({**self._token(choice.ids[index], choice.logprobs[index]), "top_logprobs": top})
+        return {"content": rows["answer"], "refusal": None, "reasoning_content": rows["thinking"]}
 
-    def _token(self, one: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._text(one), "logprob": logprob, "bytes": list(bytes_of(self._tokenizer, one))}
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._token_text(token),
+            "logprob": logprob,
+            "bytes": list(bytes_of(self._tokenizer, token)),
+        }
 
 
-DEFAULT_TOKENS = 16  # OpenAI's
+class CompletionResponse(ResponseBuilder):
+    """The response to a plain completion: the continued text.
 
-
-class CompletionReply(Reply):
-    """Plain text going on. Markers such as `<|think_end|>` stand in it by name; the id that ended it does not."""
+    Markers such as `<|think_end|>` are in the text by name; the id that ended it is not.
+    """
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
 
     def __init__(self, request: CompletionRequest, tokenizer: Tokenizer, context: int) -> None:
-        prompts = [tokenizer.encode(one) if isinstance(one, str) else list(one) for one in request.prompts]
-        check_room(prompts, request.max_tokens, DEFAULT_TOKENS, context, tokenizer.vocabulary, "prompt")
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+        max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        check_lengths(prompts, max_tokens, context, tokenizer.vocabulary, "prompt")
         super().__init__(request, tokenizer, prompts)
         self._echo = bool(request.echo)
-        scored = self._echo and request.logprobs is not None
-        # With nothing to write and nothing to score there would be nothing to order; the scores are left out then.
-        for order in self._orders(
-            request.max_tokens, DEFAULT_TOKENS, scored or request.max_tokens == 0, request.logprobs or 0
-        ):
-            text = _text_of(tokenizer, order.prompt) if self._echo else ""
-            self.choices.append(Choice(order, Writer(tokenizer, request.stops), text))
+        # The engine takes no request that neither generates nor scores: one with `max_tokens` 0 is always scored, and
+        # the scores are left out of the response unless they were asked for.
+        score_prompt = (self._echo and request.logprobs is not None) or request.max_tokens == 0
+        for decode_request in self._decode_requests(max_tokens, score_prompt, request.logprobs or 0):
+            raw = b"".join(bytes_of(tokenizer, token) for token in decode_request.prompt) if self._echo else b""
+            text = raw.decode("utf-8", "replace")
+            self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops), text))
 
-    def opening(self) -> list[dict[str, Any]]:
-        if not self._echo or self._request.logprobs is not None:  # with scores it comes as these do
+    def opening_chunks(self) -> list[dict[str, Any]]:
+        if not self._echo or self._request.logprobs is not None:  # with scores, the echoed prompt comes with them
             return []
-        return [self._chunk(i, one.prompt_text, None, None) for i, one in enumerate(self.choices)]
+        return [self._chunk(index, choice.prompt_text, None, None) for index, choice in enumerate(self.choices)]
 
-    def chunk(self, index: int, event: Chunk | PromptScores, told: Written, first: int) -> dict[str, Any] | None:
-        choice, text, told_of = self.choices[index], told.answer, None
+    def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
+        choice, text, logprobs = self.choices[index], added.answer, None
         if self._request.logprobs is not None:
-            echoed = len(choice.order.prompt) if choice.scored else 0
+            echoed = len(choice.request.prompt) if choice.prompt_scores else 0
             if isinstance(event, PromptScores):
                 text, echoed = choice.prompt_text + text, 0
-            told_of = self._logprobs(choice, echoed + first)
-        if not (text or choice.finish or (told_of and told_of["tokens"])):
+            logprobs = self._logprobs(choice, echoed + first)
+        if not (text or choice.finish_reason or (logprobs and logprobs["tokens"])):
             return None
-        return self._chunk(index, text, told_of, choice.finish)
+        return self._chunk(index, text, logprobs, choice.finish_reason)
 
     def whole(self) -> dict[str, Any]:
-        answers = []
+        choices = []
         for index, choice in enumerate(self.choices):
-            told_of = None if self._request.logprobs is None else self._logprobs(choice, 0)
-            answers.append(
-                {
-                    "index": index,
-                    "text": choice.prompt_text + choice.answer,
-                    "logprobs": told_of,
-                    "finish_reason": choice.finish,
-                }
-            )
-        return self.body(answers, self.kind, self.usage())
+            text = choice.prompt_text + choice.answer
+            logprobs = None if self._request.logprobs is None else self._logprobs(choice, 0)
+            choices.append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason})
+        return self._body(choices, self.kind, self.usage())
 
-    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return self.body([choice], self.chunk_kind, None)
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._body([choice], self.chunk_kind, None)
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any]:
-        """Four lists side by side, of the tokens from `first` on: an echoed prompt's, whose very first has no
-        log-probability, and those written, the id that ended it included, for harnesses count on one a token."""
-        rows = self._rows(choice)
-        offsets = self._offsets([one for one, _, _ in rows])[first:]
+        """Four parallel lists over the tokens from `first` on.
+
+        They cover an echoed prompt, whose first token has no log-probability, and the generated tokens including the
+        id that ended them, because evaluation harnesses count one row per token.
+        """
+        rows: list[tuple[int, float | None, list[TokenScore]]] = []
+        if scores := choice.prompt_scores:
+            prompt = choice.request.prompt
+            alternatives = scores.alternatives or [[] for _ in scores.logprobs]
+            rows = [(prompt[0], None, []), *zip(prompt[1:], scores.logprobs, alternatives, strict=True)]
+        alternatives = choice.alternatives or [[] for _ in choice.ids]
+        rows += zip(choice.ids, choice.logprobs, alternatives, strict=True)
+        offsets = self._offsets([token for token, _, _ in rows])[first:]
         rows = rows[first:]
         return {
-            "tokens": [self._text(one) for one, _, _ in rows],
+            "tokens": [self._token_text(token) for token, _, _ in rows],
             "token_logprobs": [logprob for _, logprob, _ in rows],
-            "top_logprobs": [self._best(*row) for row in rows] if self._request.logprobs else None,
+            "top_logprobs": [self._top(*row) for row in rows] if self._request.logprobs else None,
             "text_offset": offsets,
         }
 
-    def _rows(self, choice: Choice) -> list[tuple[int, float | None, list[Top]]]:
-        """Id, log-probability and alternatives of every token there is."""
-        rows: list[tuple[int, float | None, list[Top]]] = []
-        if scored := choice.scored:
-            best = scored.alternatives or [[] for _ in scored.logprobs]
-            rows = [
-                (choice.order.prompt[0], None, []),
-                *zip(choice.order.prompt[1:], scored.logprobs, best, strict=True),
-            ]
-        best = choice.tops or [[] for _ in choice.ids]
-        return [*rows, *zip(choice.ids, choice.logprobs, best, strict=True)]
-
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """At which character of the text each token begins: those that share a character, where it does."""
+        """The character of the text at which each token begins; tokens that share a character begin where it does."""
         decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
-        for one in ids:
+        for token in ids:
             offsets.append(length)
-            length += len(decoder.decode(bytes_of(self._tokenizer, one)))
+            length += len(decoder.decode(bytes_of(self._tokenizer, token)))
         return offsets
 
-    def _best(self, one: int, logprob: float | None, tops: list[Top]) -> dict[str, float] | None:
-        """The likeliest tokens, and the one at hand."""
+    def _top(self, token: int, logprob: float | None, alternatives: list[TokenScore]) -> dict[str, float] | None:
+        """The likeliest tokens, and the sampled one."""
         if logprob is None:
             return None
-        return {**{self._text(other): value for other, value in tops}, self._text(one): logprob}
-
-
-def _text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return b"".join(bytes_of(tokenizer, one) for one in ids).decode("utf-8", "replace")
+        return {**{self._token_text(other): value for other, value in alternatives}, self._token_text(token): logprob}

@@ -1,8 +1,7 @@
-"""Ids as they are written, out as text: the thinking and the answer apart, cut at stop strings, never a half character.
+"""Token ids to streamed text: reasoning and answer apart, cut at stop strings, never half a character.
 
-What comes out piece by piece is, put together, what `data.chat_template.parse_completion` makes of the whole. Text
-that may yet
-turn out to begin a stop string, or to be the white space that ends a part, is held back until that is clear.
+The pieces put together are what `data.chat_template.parse_completion` makes of the whole completion. Text that may
+still turn out to begin a stop string, or to be the white space that ends a part, is held back until that is decided.
 """
 
 import codecs
@@ -16,99 +15,101 @@ Part = Literal["thinking", "answer"]
 
 
 @dataclass
-class Written:
-    """What some ids brought: text by part, and how many of them were taken before a stop string ended it all."""
+class StreamedText:
+    """The text that some ids added, by part, and how many of the ids came before a stop string ended the stream."""
 
     thinking: str = ""
     answer: str = ""
-    taken: int = 0
+    used: int = 0
 
     def add(self, part: Part, text: str) -> None:
         setattr(self, part, getattr(self, part) + text)
 
 
 @dataclass
-class Writer:
-    """One reply. `turn`: it begins with thinking and its parts are stripped; else it is all `answer`, as it stands.
+class TokenStream:
+    """The text of one completion.
 
-    Stop strings end the answer; in a turn what is thought does not end it, for it is not part of the answer.
-    `parts` tells for each id taken where it went, None for an id that ends a part.
+    chat: the completion begins with thinking, and white space around its parts is stripped; otherwise everything is
+    `answer`, unchanged.
+    stops: strings that end the answer. They do not end the thinking, which is not part of the answer.
+    parts: for each id used, the part it belongs to; None for an id that ends a part.
     """
 
     tokenizer: Tokenizer
     stops: Sequence[str] = ()
-    turn: bool = False
+    chat: bool = False
     stopped: bool = False
     parts: list[Part | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.part: Part = "thinking" if self.turn else "answer"
-        self._ends = (self.tokenizer.im_end, self.tokenizer.end_of_text)
-        self._begin()
+        self.part: Part = "thinking" if self.chat else "answer"
+        self._end_ids = (self.tokenizer.im_end, self.tokenizer.end_of_text)
+        self._begin_part()
 
-    def write(self, ids: Sequence[int]) -> Written:
-        """What these ids add. After a stop string nothing is taken any more."""
-        told = Written()
-        for one in ids:
+    def write(self, ids: Sequence[int]) -> StreamedText:
+        """The text that these ids add. Ids after a stop string are ignored."""
+        added = StreamedText()
+        for token in ids:
             if self.stopped:
                 break
-            told.taken += 1
-            if one in self._ends:
+            added.used += 1
+            if token in self._end_ids:
                 self.parts.append(None)
-            elif self.part == "thinking" and one == self.tokenizer.think_end:
+            elif self.part == "thinking" and token == self.tokenizer.think_end:
                 self.parts.append(None)
-                told.add("thinking", self._rest())
+                added.add("thinking", self._flush())
                 self.part = "answer"
-                self._begin()
+                self._begin_part()
             else:
                 self.parts.append(self.part)
-                told.add(self.part, self._out(self._decoder.decode(bytes_of(self.tokenizer, one))))
-        return told
+                added.add(self.part, self._release(self._decoder.decode(bytes_of(self.tokenizer, token))))
+        return added
 
-    def finish(self) -> Written:
-        """What was held back, once there is no more to come."""
-        told = Written()
+    def finish(self) -> StreamedText:
+        """The text that was held back, when no more ids will come."""
+        added = StreamedText()
         if not self.stopped:
-            told.add(self.part, self._rest())
-        return told
+            added.add(self.part, self._flush())
+        return added
 
-    def _begin(self) -> None:
+    def _begin_part(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held, self._any = "", False
+        self._held, self._any_text = "", False
 
-    def _rest(self) -> str:
-        text = self._out(self._decoder.decode(b"", final=True))
+    def _flush(self) -> str:
+        text = self._release(self._decoder.decode(b"", final=True))
         if not self.stopped:
-            text += self._held.rstrip() if self.turn else self._held
+            text += self._held.rstrip() if self.chat else self._held
         return text
 
-    def _out(self, text: str) -> str:
-        """Hold `text` back, and let go of what is certain."""
+    def _release(self, text: str) -> str:
+        """Add `text` to what is held back, and return as much of it as later text cannot change."""
         self._held += text
-        if self.turn and not self._any:
+        if self.chat and not self._any_text:
             self._held = self._held.lstrip()
-        self._any = self._any or bool(self._held)
-        sure = len(self._held)
+        self._any_text = self._any_text or bool(self._held)
+        length = len(self._held)
         if self.part == "answer":
-            found = [place for stop in self.stops if (place := self._held.find(stop)) >= 0]
-            if found:
-                self.stopped, sure = True, min(found)
+            positions = [position for stop in self.stops if (position := self._held.find(stop)) >= 0]
+            if positions:
+                self.stopped, length = True, min(positions)
             else:
-                sure -= max((_overlap(self._held, stop) for stop in self.stops), default=0)
-        if self.turn:
-            sure = len(self._held[:sure].rstrip())
-        out, self._held = self._held[:sure], self._held[sure:]
-        return out
+                length -= max((_overlap(self._held, stop) for stop in self.stops), default=0)
+        if self.chat:
+            length = len(self._held[:length].rstrip())
+        released, self._held = self._held[:length], self._held[length:]
+        return released
 
 
-def bytes_of(tokenizer: Tokenizer, one: int) -> bytes:
-    """The bytes of an id; an id that the vocabulary leaves unused, which weights may still draw, reads as U+FFFD."""
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes of an id; U+FFFD for an id that the vocabulary does not use, which random weights may sample."""
     try:
-        return tokenizer.decode_bytes([one])
+        return tokenizer.decode_bytes([token])
     except ValueError:
         return "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `stop`."""
+    """The number of characters at the end of `text` that may be the beginning of `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-size:])), 0)

@@ -181,7 +181,7 @@ def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task
     assert found["state"]["type"] == "CRASHED"
     assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
     assert Store(store).begun_runs() == []
-    assert bench.run("reconcile", store=store).stdout == "nothing was left behind\n"
+    assert bench.run("reconcile", store=store).stdout == "nothing to clean up\n"
 
 
 def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import inspect as inspection
+from flows.cli import inspect
 from flows.cli.main import app
 from store.artifacts import Store
 from store.events import EventWriter
@@ -39,7 +39,7 @@ def asked(store, query):
     for kind in ("evaluation", "tokens"):
         newest = [artifact for artifact in store.list(kind)][-1].id
         query = query.replace(f"{kind}/0123456789ab", newest)
-    columns, rows = inspection.sql(store, query)
+    columns, rows = inspect.sql(store, query)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 

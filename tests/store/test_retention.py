@@ -90,17 +90,17 @@ def test_what_unfinished_or_running_work_reads_stays(store, made):
 
 
 def test_a_dry_run_says_what_goes_and_what_it_frees(store, made):
-    from flows.cli import inspect as inspection
+    from flows.cli import inspect
 
     old, new = made("old", days=9), made("new", days=1)
     Catalog(store).ingest()
-    rows = inspection.garbage(store, 7.0, True, RetentionConfig(days=5))
-    assert rows == inspection.garbage(store, 7.0, True, RetentionConfig(days=5))
+    rows = inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
+    assert rows == inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
     assert [(row["path"], row["why"]) for row in rows] == [
         (f"artifacts/checkpoint/{old.key}", "retired by the rules, 9 days old")
     ]
     assert rows[0]["bytes"] > old.bytes
-    assert inspection.garbage(store, 7.0, False, RetentionConfig(days=5)) == rows
+    assert inspect.garbage(store, 7.0, False, RetentionConfig(days=5)) == rows
     assert [artifact.id for artifact in store.list()] == [new.id]
     assert [row["id"] for row in Catalog(store).query("SELECT id FROM artifacts")] == [new.id]
 

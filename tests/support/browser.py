@@ -1,6 +1,6 @@
-"""Chromium for tests: found where it usually is, watched for requests that leave the machine and for dialogs.
+"""Chromium for tests: an installed browser, watched for requests to other machines and for dialogs.
 
-NAUTILE_CHROMIUM names another. Nothing is downloaded: without a browser the tests that need one are skipped.
+NAUTILE_CHROMIUM names another one. Nothing is downloaded: without a browser, the tests that need one are skipped.
 """
 
 import os
@@ -22,16 +22,16 @@ WAIT_MS = 90_000
 
 
 def executable() -> str:
-    """The browser's path. Skips the test, saying so, where there is none."""
-    found = os.environ.get("NAUTILE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
+    """The browser's path. Skips the test if there is none."""
+    path = os.environ.get("NAUTILE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not path:
         pytest.skip(f"no browser on this machine: none of {', '.join(NAMES)} on PATH, and NAUTILE_CHROMIUM is not set")
-    return found
+    return path
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A window of its own (a playwright `BrowserContext`), in English and large enough for a page."""
+    """A new window (a playwright `BrowserContext`), in English and large enough for a page."""
     path = executable()
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=FLAGS)
@@ -42,32 +42,32 @@ def chromium() -> Iterator[Any]:
 
 
 def watch(context: Any) -> list[str]:
-    """A list that fills with what must not happen: requests that leave this machine, and dialogs."""
-    left: list[str] = []
+    """A list that collects what must not happen: requests to other machines, and dialogs."""
+    violations: list[str] = []
 
-    def asked(request: Any) -> None:
+    def on_request(request: Any) -> None:
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
-            left.append(f"asked for {request.url}")
+            violations.append(f"request to {request.url}")
 
-    context.on("request", asked)
-    context.on("dialog", lambda dialog: (left.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    return left
+    context.on("request", on_request)
+    context.on("dialog", lambda dialog: (violations.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    return violations
 
 
-def keep(page: Any, name: str) -> None:
-    """A screenshot among the test's output."""
+def save_screenshot(page: Any, name: str) -> None:
+    """Save a screenshot in the test output folder."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=OUTPUT / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.png")
 
 
 def table_text(page: Any) -> str:
-    """What stands in the grids of a dashboard page; they are drawn on canvases that hold their text for readers."""
-    return page.evaluate("[...document.querySelectorAll('canvas')].map(one => one.textContent).join(' ')")
+    """The text of a dashboard page's grids, which are canvases that hold their text for screen readers."""
+    return page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => canvas.textContent).join(' ')")
 
 
-def drawn(page: Any, title: str) -> None:
-    """Wait until a dashboard page of this title is there; one that is not live (`live=off`) has then come to rest."""
+def wait_for_page(page: Any, title: str) -> None:
+    """Wait until the dashboard page of this title is shown; one that is not live (`live=off`) is then complete."""
     page.get_by_role("heading", name=title, exact=True, level=1).wait_for()
     if "live=off" in page.url:
         page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton]')")

@@ -1,4 +1,4 @@
-"""EleutherAI's lm-eval, with its own folder on the path, over a file of items against a server: what it makes of each.
+"""Run EleutherAI's lm-eval, from its own folder on the path, over a file of items against a server.
 
     python -m tests.support.harness_run URL MODEL CONTEXT ITEMS    rows of JSON {question, options, gold}
 
@@ -35,18 +35,18 @@ def main() -> None:
 
     url, model, context, items = sys.argv[1:]
     logging.disable(logging.WARNING)
-    # It finds the server's /tokenize by itself, so no tokenizer of its own is needed.
-    served = LocalCompletionsAPI(model=model, base_url=f"{url}/v1/completions", max_length=int(context), batch_size=16)
-    assert served.tokenizer_backend == "remote"
+    # lm-eval finds the server's /tokenize itself, so it needs no tokenizer of its own.
+    api = LocalCompletionsAPI(model=model, base_url=f"{url}/v1/completions", max_length=int(context), batch_size=16)
+    assert api.tokenizer_backend == "remote"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "task.yaml").write_text(TASK.format(items=json.dumps(items)), encoding="utf-8")
         tasks = TaskManager(include_path=folder, include_defaults=False)
-        found = lm_eval.simple_evaluate(
-            model=served, tasks=["nautile_choice"], task_manager=tasks, log_samples=True, bootstrap_iters=0
+        results = lm_eval.simple_evaluate(
+            model=api, tasks=["nautile_choice"], task_manager=tasks, log_samples=True, bootstrap_iters=0
         )
-    scores = found["results"]["nautile_choice"]
-    rows = sorted(found["samples"]["nautile_choice"], key=lambda row: row["doc_id"])
-    told = [
+    scores = results["results"]["nautile_choice"]
+    rows = sorted(results["samples"]["nautile_choice"], key=lambda row: row["doc_id"])
+    items = [
         {
             "logprobs": [logprob for logprob, _ in row["filtered_resps"]],
             "greedy": [is_greedy for _, is_greedy in row["filtered_resps"]],
@@ -55,7 +55,7 @@ def main() -> None:
         }
         for row in rows
     ]
-    json.dump({"acc": scores["acc,none"], "acc_bytes": scores["acc_bytes,none"], "rows": told}, sys.stdout)
+    json.dump({"acc": scores["acc,none"], "acc_bytes": scores["acc_bytes,none"], "rows": items}, sys.stdout)
 
 
 if __name__ == "__main__":

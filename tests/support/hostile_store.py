@@ -1,7 +1,6 @@
-"""A store whose every text wants to be markup: what models, prompts, sources, file names and reports could hold.
+"""A store full of hostile texts, in every place that models, prompts, sources, file names and reports can write to.
 
-Each carries a number, so that a test can tell which got through: scripts and event handlers call `struck`, links and
-pictures point at a host that is not this machine.
+Their scripts and event handlers call `struck`; their links and pictures point at a host that is not this machine.
 """
 
 from pathlib import Path
@@ -34,12 +33,12 @@ NAME = "<img src=x onerror=struck()> [n](javascript:struck()) **b** $x^2$ :red[r
 
 
 def make_hostile(root: Path, outputs: dict[str, dict[str, str]]) -> None:
-    """Over a store where the toy chain has been made: a run, metrics, samples, calls, facts, scores of such texts."""
+    """Add a run, metrics, samples, calls, facts and scores of such texts to a store where the toy chain has run."""
     store = Store(root)
     for label, kinds in outputs.items():
         for artifact_id in kinds.values():
-            _mark(store, artifact_id)
-        _say(store, store.get(next(iter(kinds.values()))).execution, label.partition(":")[0])
+            _poison_manifest(store, artifact_id)
+        _emit_events(store, store.get(next(iter(kinds.values()))).execution, label.partition(":")[0])
     (store.get(outputs["reason"]["rollouts"]).path / "<img src=x onerror=struck()>.jsonl").write_text('{"text": "x"}\n')
     row = {"id": "hostile", "run": NAME, "config": NAME, "stage": "align", "label": NAME, "key": "0" * 64}
     row |= {"execution": NAME, "attempt": 1, "state": "failed", "started": now(), "ended": now(), "error": TEXT}
@@ -47,7 +46,7 @@ def make_hostile(root: Path, outputs: dict[str, dict[str, str]]) -> None:
     Catalog(store).rebuild()
 
 
-def _say(store: Store, execution: str, stage: str) -> None:
+def _emit_events(store: Store, execution: str, stage: str) -> None:
     emit = EventWriter(store.root / "events" / f"hostile-{execution}.jsonl", execution, stage=stage)
     for step in range(1, 4):
         for name in ("loss", "reward", NAME):
@@ -72,13 +71,13 @@ def _say(store: Store, execution: str, stage: str) -> None:
         emit(
             "sample", set=name, index=100, **shown, rejected=TEXT, problem=NAME, parts={NAME: TEXT}, step=9, reward=2.0
         )
-    told = {"endpoint": NAME, "model": NAME, "purpose": NAME, "attempt": 1, "status": NAME, "error": TEXT}
-    emit("call", **told, tokens_in=1, tokens_out=1, dollars=0.5, latency_s=0.1, cached=False)
+    call = {"endpoint": NAME, "model": NAME, "purpose": NAME, "attempt": 1, "status": NAME, "error": TEXT}
+    emit("call", **call, tokens_in=1, tokens_out=1, dollars=0.5, latency_s=0.1, cached=False)
     emit.close()
 
 
-def _mark(store: Store, artifact_id: str) -> None:
-    """What a hostile manifest and a hostile `scores.json` could say."""
+def _poison_manifest(store: Store, artifact_id: str) -> None:
+    """Put hostile texts into an artifact's manifest and its `scores.json`."""
     folder = store.get(artifact_id).path
     manifest = read_json(folder / "manifest.json") or {}
     facts = manifest["facts"]

@@ -1,4 +1,4 @@
-"""`nautile serve` as a process of its own, over a small checkpoint made here, and what its tests ask of it."""
+"""`nautile serve` in a process of its own, over a small random checkpoint."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ NAME = "tiny"
 
 
 def save_checkpoint(folder: Path) -> Path:
-    """Random weights, sharper than at their start, so that greedy and drawn replies differ."""
+    """Save random weights, scaled up so that greedy and sampled replies differ."""
     params = jax.jit(initialise, static_argnums=0)(MODEL, 0)
     save_weights(folder, jax.tree.map(lambda leaf: leaf * 1.5, params), MODEL, TOKENIZER)
     return folder
@@ -36,7 +36,7 @@ def save_checkpoint(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is ready."""
+    """A server that accepts requests."""
 
     process: subprocess.Popen[str]
     root: str
@@ -52,10 +52,10 @@ class Server:
         return httpx.get(f"{self.root}/health", timeout=30).json()
 
     def wait_idle(self) -> dict[str, Any]:
-        """Until nobody is in a slot or waits for one."""
-        until = time.monotonic() + 60
+        """Wait until no request is in a slot or in the queue."""
+        deadline = time.monotonic() + 60
         while (state := self.health())["busy"] or state["waiting"]:
-            assert time.monotonic() < until, state
+            assert time.monotonic() < deadline, state
             time.sleep(0.01)
         return state
 
@@ -64,7 +64,7 @@ class Server:
 def serving(
     checkpoint: Path, store: Path, *options: object, port: int = 0, slots: int = SLOTS, queue: int = QUEUE, **env: str
 ) -> Iterator[Server]:
-    """Start it and wait until its programs are compiled; it is killed at the end if it still runs."""
+    """Start the server and wait until its programs are compiled; at the end it is killed if it still runs."""
     command = [sys.executable, "-m", "flows.cli.main", "serve", str(checkpoint), "--port", str(port), "--name", NAME]
     command += ["--slots", str(slots), "--queue", str(queue), *map(str, options)]
     log = (store.parent / f"{store.name}.log").open("a")
@@ -74,14 +74,14 @@ def serving(
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"at (http://\S+)/v1", line)
-        assert found, (line, Path(log.name).read_text())
-        until = time.monotonic() + 280
-        while httpx.get(f"{found[1]}/ready", timeout=60).status_code != 200:
+        match = re.search(r"at (http://\S+)/v1", line)
+        assert match, (line, Path(log.name).read_text())
+        deadline = time.monotonic() + 280
+        while httpx.get(f"{match[1]}/ready", timeout=60).status_code != 200:
             assert process.poll() is None
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             time.sleep(0.05)
-        yield Server(process, found[1])
+        yield Server(process, match[1])
     finally:
         process.kill()
         process.wait()

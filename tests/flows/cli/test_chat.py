@@ -81,7 +81,7 @@ def test_questions_are_read_until_they_end(nautile, checkpoint):
     """An over-long one is refused by itself, and the next is answered."""
     code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, asked=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
     assert code == 0
-    assert out.count("tokens with its frame, and there is room for 56") == 1
+    assert out.count("tokens long in the chat template, and there is room for 56") == 1
     assert len([line for line in out.splitlines() if line.strip()]) >= 3
 
 
@@ -90,11 +90,11 @@ def test_questions_are_read_until_they_end(nautile, checkpoint):
     [
         (["nothing"], "no artifact 'nothing'"),
         ([], "no checkpoint in"),
-        (["/"], "no checkpoint there"),
+        (["/"], "is not a checkpoint folder"),
         (["CHECKPOINT", "--max-tokens", 64], "--max-tokens 64 leaves no room for a question in a context of 64"),
         (["CHECKPOINT", "--prompt", "long " * 40], "there is room for"),
         (["CHECKPOINT", "--prompt", "x", "--top-p", 2], "top_p"),
-        (["CHECKPOINT", "--json"], "--json goes with --prompt"),
+        (["CHECKPOINT", "--json"], "--json needs --prompt"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(nautile, checkpoint, options, said):

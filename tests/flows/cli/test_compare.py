@@ -9,7 +9,7 @@ from rich.console import Console
 from common.errors import ConfigError
 from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
-from flows.cli.compare import compared, view
+from flows.cli.compare import compare_evaluations, comparison_view
 from store.artifacts import Store
 from tests.evals.conftest import Known
 
@@ -34,19 +34,19 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def drawn(found, shown):
+def rendered(comparison, shown):
     console = Console(width=160, file=io.StringIO())
-    console.print(view(found, shown))
+    console.print(comparison_view(comparison, shown))
     return console.file.getvalue()
 
 
 def test_folders_are_compared_and_shown(sides, store):
-    found = compared(store, *sides, "strict", "generate")
-    assert found["benchmarks"]["sums"]["only_a"] == 3
-    assert found["benchmarks"]["sums"]["only_b"] == 6
-    assert (found["a"], found["b"]) == ("a (one)", "b (two)")
-    assert json.loads(json.dumps(found))["common"] == 12
-    text = drawn(found, 2)
+    comparison = compare_evaluations(store, *sides, "strict", "generate")
+    assert comparison["benchmarks"]["sums"]["only_a"] == 3
+    assert comparison["benchmarks"]["sums"]["only_b"] == 6
+    assert (comparison["a"], comparison["b"]) == ("a (one)", "b (two)")
+    assert json.loads(json.dumps(comparison))["common"] == 12
+    text = rendered(comparison, 2)
     assert "9 samples changed: 3 lost, 6 gained" in text
     assert "lost: sums 0, expected 1" in text
     assert "B (wrong) 0" in text
@@ -57,20 +57,20 @@ def test_a_file_that_is_still_being_written_is_read_and_left_as_it_is(sides, sto
     path = tmp_path / "b" / "rows.jsonl"
     torn = path.read_bytes()[:-20]
     path.write_bytes(torn)
-    assert compared(store, *sides, "strict", "generate")["common"] == 11
+    assert compare_evaluations(store, *sides, "strict", "generate")["common"] == 11
     assert path.read_bytes() == torn
 
 
 @pytest.mark.parametrize(
-    ("first", "options", "said"),
+    ("first", "options", "message"),
     [
-        ("a", ("harsh", "generate"), "--verdict: 'harsh' is none; there are strict, lenient"),
-        ("a", ("strict", "guess"), "--way: 'guess' is none; there are generate, likelihood"),
-        ("a", ("strict", "likelihood"), r"no likelihood\.jsonl there"),
-        ("empty", ("strict", "generate"), r"no rows\.jsonl there"),
+        ("a", ("harsh", "generate"), "--verdict harsh: must be strict or lenient"),
+        ("a", ("strict", "guess"), "--way guess: must be generate or likelihood"),
+        ("a", ("strict", "likelihood"), r"has no likelihood\.jsonl"),
+        ("empty", ("strict", "generate"), r"has no rows\.jsonl"),
     ],
 )
-def test_what_is_no_evaluation_is_refused_by_name(sides, store, tmp_path, first, options, said):
+def test_what_is_no_evaluation_is_refused_by_name(sides, store, tmp_path, first, options, message):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=said):
-        compared(store, str(tmp_path / first), sides[1], *options)
+    with pytest.raises(ConfigError, match=message):
+        compare_evaluations(store, str(tmp_path / first), sides[1], *options)

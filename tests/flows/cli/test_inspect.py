@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from common.errors import ConfigError
-from flows.cli import inspect as inspection
+from flows.cli import inspect
 from flows.dag import build_dag
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte
@@ -22,12 +22,12 @@ def copy(made, tmp_path):
 
 
 def states(store, toy):
-    return {row["label"]: row["state"] for row in inspection.status(store, toy)}
+    return {row["label"]: row["state"] for row in inspect.status(store, toy)}
 
 
 def test_status_of_a_made_chain(made, toy):
     store, outputs = made
-    rows = inspection.status(store, toy)
+    rows = inspect.status(store, toy)
     assert {row["state"] for row in rows} == {"made"}
     assert {row["label"]: set(row["artifacts"]) for row in rows} == {
         label: set(kinds.values()) for label, kinds in outputs.items()
@@ -56,29 +56,29 @@ def test_status_tells_running_from_interrupted_and_not_made(copy, toy):
 
 def test_status_names_a_damaged_manifest(copy, made, toy):
     flip_byte(copy.get(made[1]["reason"]["rollouts"]).path / "manifest.json")
-    row = next(row for row in inspection.status(copy, toy) if row["label"] == "reason")
+    row = next(row for row in inspect.status(copy, toy) if row["label"] == "reason")
     assert row["state"] == "damaged"
     assert "manifest.json" in row["error"]
 
 
 def test_artifacts_by_kind(made):
     store, outputs = made
-    assert [row["id"] for row in inspection.artifacts(store, "documents", False)] == [outputs["distill"]["documents"]]
-    assert len(inspection.artifacts(store, None, False)) == sum(map(len, outputs.values()))
+    assert [row["id"] for row in inspect.artifacts(store, "documents", False)] == [outputs["distill"]["documents"]]
+    assert len(inspect.artifacts(store, None, False)) == sum(map(len, outputs.values()))
     with pytest.raises(ConfigError, match="no artifacts of kind 'dreams'; there are checkpoint"):
-        inspection.artifacts(store, "dreams", False)
+        inspect.artifacts(store, "dreams", False)
 
 
 def test_show_reads_every_byte(copy, made):
     artifact_id = made[1]["pretrain"]["checkpoint"]
-    assert inspection.show(copy, artifact_id)["damaged"] == []
+    assert inspect.show(copy, artifact_id)["damaged"] == []
     flip_byte(copy.get(artifact_id).path / "weights.txt")
-    assert inspection.show(copy, artifact_id)["damaged"] == ["weights.txt (its digest differs)"]
+    assert inspect.show(copy, artifact_id)["damaged"] == ["weights.txt (its digest differs)"]
 
 
 def test_lineage_of_the_last_evaluation_reaches_shards_and_calls(made):
     store, outputs = made
-    rows = inspection.lineage(store, outputs["evaluate:self_distill"]["evaluation"])
+    rows = inspect.lineage(store, outputs["evaluate:self_distill"]["evaluation"])
     reached = {row["id"]: row for row in rows}
     for label, kind in (("ingest:wikipedia", "tokens"), ("ingest:synth", "tokens"), ("ingest:synth", "exemplars")):
         assert outputs[label][kind] in reached
@@ -88,25 +88,25 @@ def test_lineage_of_the_last_evaluation_reaches_shards_and_calls(made):
 
 def test_sql_is_read_only(made):
     store, _ = made
-    columns, rows = inspection.sql(store, "SELECT count(*) AS n FROM artifacts")
+    columns, rows = inspect.sql(store, "SELECT count(*) AS n FROM artifacts")
     assert (columns, rows) == (["n"], [(21,)])
     with pytest.raises(ConfigError, match="refused"):
-        inspection.sql(store, "DELETE FROM artifacts")
+        inspect.sql(store, "DELETE FROM artifacts")
 
 
 def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
-    found = inspection.verify(copy, None)
+    found = inspect.verify(copy, None)
     assert found["artifacts"] == 21
     assert found["damaged"] == {
         outputs["distill"]["documents"]: ["documents.jsonl (its digest differs)"],
         outputs["align"]["rollouts"]: ["manifest.json"],
     }
     assert found["remedies"] == {
-        outputs["distill"]["documents"]: "make it anew: `nautile run CONFIG --only distill --force`",
-        outputs["align"]["rollouts"]: "`nautile run CONFIG` says which stage is to be made anew",
+        outputs["distill"]["documents"]: "run its stage again: `nautile run CONFIG --only distill --force`",
+        outputs["align"]["rollouts"]: "`nautile run CONFIG` names the stage to run again",
     }
 
 
@@ -114,23 +114,17 @@ def test_garbage_is_told_before_it_goes(copy):
     rest = copy.root / "staging" / ".trash-1"
     rest.mkdir()
     (rest / "x").write_text("x")
-    (row,) = [row for row in inspection.garbage(copy, 7.0, dry_run=True) if "trash" in row["path"]]
+    (row,) = [row for row in inspect.garbage(copy, 7.0, dry_run=True) if "trash" in row["path"]]
     assert row["path"] == "staging/.trash-1"
     assert rest.exists()
-    inspection.garbage(copy, 7.0, dry_run=False)
+    inspect.garbage(copy, 7.0, dry_run=False)
     assert not rest.exists()
 
 
 def test_the_newest_report_or_the_one_named(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]
-    assert inspection.latest_report(store).id == report
-    assert inspection.latest_report(store, report.partition("/")[2]).id == report
+    assert inspect.latest_report(store).id == report
+    assert inspect.latest_report(store, report.partition("/")[2]).id == report
     with pytest.raises(ConfigError, match="no report in"):
-        inspection.latest_report(Store(tmp_path / "none"))
-
-
-def test_parameters_add_up_by_part(toy):
-    counts = inspection.parameters(toy)
-    assert counts["embedding"] == toy.model.vocabulary * toy.model.width
-    assert all(count > 0 for count in counts.values())
+        inspect.latest_report(Store(tmp_path / "none"))

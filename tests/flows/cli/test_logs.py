@@ -1,4 +1,4 @@
-"""`nautile logs`, `nautile status --watch`: which log is meant, reading along while it moves, only changes told."""
+"""`nautile logs` and `nautile status --watch`: which log is chosen, following it while it moves, state changes."""
 
 import shutil
 import threading
@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.files import write_json
 from flows.cli import logs
 from flows.cli.logs import choose, follow, last_lines
-from flows.cli.status_watch import changes
+from flows.cli.watch import state_changes
 from store.artifacts import Store
 from tasks.engine.attempt_log import write_attempt_row
 from tests.support.stage_parent import wait_for
@@ -30,24 +30,24 @@ def store(tmp_path):
     return store
 
 
-def test_the_newest_run_and_its_last_work_are_meant_unless_told(store):
+def test_the_default_is_the_last_work_of_the_newest_run(store):
     assert choose(store, None, None).label == "pretrain"
     assert choose(store, None, "ingest").execution == "made-ingest:x"
-    told = choose(store, "aaa", None)
-    assert last_lines(told.log(store), 1) == "the end of ingest:x\n"
-    assert last_lines(told.log(store), 0).startswith("one\n")
+    log = choose(store, "aaa", None)
+    assert last_lines(log.path(store), 1) == "the end of ingest:x\n"
+    assert last_lines(log.path(store), 0).startswith("one\n")
 
 
 @pytest.mark.parametrize(
-    ("run", "stage", "said"),
+    ("run", "stage", "message"),
     [
-        ("aa", None, "means more than one run"),
-        ("b", None, "names no run; there are aab-2, aaa-1"),
-        (None, "z", "this run has"),
+        ("aa", None, "matches more than one run"),
+        ("b", None, "matches no run; the newest are aab-2, aaa-1"),
+        (None, "z", "not in this run, which has"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_there_is(store, run, stage, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_unknown_run_or_stage_is_refused_with_the_known_ones(store, run, stage, message):
+    with pytest.raises(ConfigError, match=message):
         choose(store, run, stage)
 
 
@@ -56,39 +56,39 @@ def test_an_empty_store_has_no_log(tmp_path):
         choose(Store(tmp_path / "none"), None, None)
 
 
-def test_a_log_is_read_along_through_the_move_into_the_store_and_shown_safely(store, monkeypatch):
+def test_a_log_is_followed_through_its_move_into_the_store_and_shown_safely(store, monkeypatch):
     monkeypatch.setattr(logs, "POLL_S", 0.01)
-    told = choose(store, None, None)
+    log = choose(store, None, None)
     (store.root / "logs" / "pretrain-made-pretrain.txt").unlink()
-    staging = store.staging(told.key)
-    write_json(staging / "execution.json", {"execution": told.execution})
-    log, heard = staging / "log.txt", []
-    log.write_text("begun\n")
-    with store.run_lock(told.run).for_life():
-        lock = store.lock(told.key)
+    staging = store.staging(log.key)
+    write_json(staging / "execution.json", {"execution": log.execution})
+    path, output = staging / "log.txt", []
+    path.write_text("begun\n")
+    with store.run_lock(log.run).for_life():
+        lock = store.lock(log.key)
         assert lock.try_acquire()
-        reader = threading.Thread(target=lambda: heard.extend(p for _, p in follow(store, told, True, 5)))
+        reader = threading.Thread(target=lambda: output.extend(text for _, text in follow(store, log, True, 5)))
         reader.start()
-        wait_for(lambda: "".join(heard) == "begun\n")
+        wait_for(lambda: "".join(output) == "begun\n")
         letter = "é".encode()
-        with log.open("ab") as file:
+        with path.open("ab") as file:
             file.write(b"\x1b[31mred " + letter[:1])
             file.flush()
-            wait_for(lambda: "red" in "".join(heard))
+            wait_for(lambda: "red" in "".join(output))
             file.write(letter[1:] + b"\n")
-        shutil.copyfile(log, store.root / "logs" / "pretrain-made-pretrain.txt")
+        shutil.copyfile(path, store.root / "logs" / "pretrain-made-pretrain.txt")
         store.discard(staging)
         lock.release()
-        wait_for(lambda: "é" in "".join(heard))
+        wait_for(lambda: "é" in "".join(output))
         assert reader.is_alive()  # the run is not over
     reader.join(30)
     assert not reader.is_alive()
-    assert "".join(heard) == "begun\n�[31mred é\n"
-    assert told.log(store) == store.root / "logs" / "pretrain-made-pretrain.txt"
+    assert "".join(output) == "begun\n�[31mred é\n"
+    assert log.path(store) == store.root / "logs" / "pretrain-made-pretrain.txt"
 
 
-def test_only_what_changed_is_told():
+def test_only_changed_states_are_listed():
     before = [{"label": "a", "state": "made"}, {"label": "b", "state": "running"}]
     after = [{"label": "a", "state": "made"}, {"label": "b", "state": "failed"}, {"label": "c", "state": "not made"}]
-    assert changes(before, after) == ["b: failed", "c: not made"]
-    assert changes(after, after) == []
+    assert state_changes(before, after) == ["b: failed", "c: not made"]
+    assert state_changes(after, after) == []

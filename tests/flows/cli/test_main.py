@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -61,7 +62,7 @@ def test_every_command_explains_itself(command):
     [
         (["run", "nowhere"], "no configuration 'nowhere'"),
         (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are held_out, ingest, index"),
-        (["run", str(TOY), "--only", "reason", "--from", "align"], "--only stands alone"),
+        (["run", str(TOY), "--only", "reason", "--from", "align"], "--only cannot be combined with"),
         (["run", "--bogus"], "No such option"),
         (["show", "checkpoint/fff"], "no artifact 'checkpoint/fff'"),
         (["lineage", "nothing"], "no artifact 'nothing'"),
@@ -186,16 +187,16 @@ def test_an_unexpected_failure_is_one_line_and_its_trace_is_kept(nautile, monkey
 
 
 def test_watching_the_status_goes_on_until_it_is_stopped(nautile, monkeypatch):
-    looks = []
+    pauses = []
 
     def sleep(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
+        pauses.append(seconds)
+        if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.cli.status_watch.time.sleep", sleep)
+    monkeypatch.setattr("flows.cli.watch.time", SimpleNamespace(sleep=sleep))  # other threads sleep as usual
     code, out, err = nautile("status", str(TOY), "--watch")
     assert (code, err) == (130, "")
-    assert out.splitlines().count("pretrain: made") == 1  # only what changes is told, where there is no terminal
+    assert out.splitlines().count("pretrain: made") == 1  # without a terminal, only changes are printed
     code, _, err = nautile("status", str(TOY), "--watch", "--json")
     assert (code, "leave out --watch" in err) == (2, True)

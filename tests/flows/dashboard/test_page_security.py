@@ -1,4 +1,4 @@
-"""Every page over a store of hostile texts, in a real browser: nothing runs, nothing is asked of another machine."""
+"""Every page over a store of hostile texts, in a real browser: no text runs, none makes a request to another host."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from common.processes import free_port
 from evals.tables.results import table_1, table_2, to_html
 from flows.operate.prefect_server import STARTUP_S
 from store.artifacts import Store
-from tests.support.browser import chromium, drawn, keep, watch
+from tests.support.browser import chromium, save_screenshot, wait_for_page, watch
 from tests.support.hostile_store import FORMS, NAME, make_hostile
 from tests.support.toy_cli import ROOT, environment
 
@@ -30,22 +30,22 @@ TITLES = {
     "storage": "Storage",
 }
 CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
-# What each page draws last: by then all the rest stands.
+# What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
-LAST |= {"storage": "text=says what nothing rests on"}
-# What no text from outside may become, in the page's own part of the document.
-MADE = """() => {
+LAST |= {"storage": "text=lists what can be removed"}
+# The elements that no text from outside may become, in the page's own part of the document.
+INJECTED = """() => {
   const page = document.querySelector('[data-testid=stMain]') || document.body;
-  const wrong = ['iframe', 'script', 'img', '.katex', 'svg[onload]', '[onerror]', 'a[href^="javascript:" i]',
+  const forbidden = ['iframe', 'script', 'img', '.katex', 'svg[onload]', '[onerror]', 'a[href^="javascript:" i]',
                  'image', `[src*="elsewhere"]`, 'a[href*="elsewhere"]', '[*|href^="javascript:" i]'];
-  return wrong.filter(one => page.querySelector(one)).concat(window.struckBy || []);
+  return forbidden.filter(selector => page.querySelector(selector)).concat(window.struckBy || []);
 }"""
 STRUCK = "window.struckBy = []; window.struck = () => window.struckBy.push('a script of the text ran');"
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory, made):
-    """A copy of the store of the toy chain, made hostile."""
+    """A copy of the toy chain's store with hostile texts in it."""
     real, outputs = made
     store = Store(tmp_path_factory.mktemp("hostile") / "store")
     shutil.copytree(real.root, store.root)
@@ -82,25 +82,25 @@ def window():
         yield context
 
 
-def test_no_page_of_the_dashboard_takes_a_text_for_markup(hostile, base, window):
-    left = watch(window)
+def test_the_dashboard_shows_no_text_as_markup(hostile, base, window):
+    violations = watch(window)
     page = window.new_page()
     for address, title in TITLES.items():
         page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
         page.locator(LAST.get(address, TEXT)).first.wait_for(state="attached")
-        drawn(page, title)
+        wait_for_page(page, title)
         if address == "rollouts":
-            page.get_by_text(FORMS[0]).first.wait_for()  # as letters
-        assert page.evaluate(MADE) == [], title
+            page.get_by_text(FORMS[0]).first.wait_for()  # shown literally
+        assert page.evaluate(INJECTED) == [], title
         assert page.locator("[data-testid=stException]").count() == 0, title
-        keep(page, f"hostile {title}")
-    assert left == []
+        save_screenshot(page, f"hostile {title}")
+    assert violations == []
 
 
-def test_no_written_page_does_either(hostile, window):
-    """The report and the card as the chain wrote them, and the tables that are made of hostile scores."""
+def test_written_pages_show_no_text_as_markup(hostile, window):
+    """The report and the data card as the chain wrote them, and tables of hostile scores."""
     store, outputs = hostile
-    left = watch(window)
+    violations = watch(window)
     page = window.new_page()
     scores = read_json(store.get(outputs["evaluate:align"]["evaluation"]).path / "scores.json")
     tables = to_html(table_2({NAME: scores})) + to_html(table_1({"pretrain": scores, "align": scores}))
@@ -108,5 +108,5 @@ def test_no_written_page_does_either(hostile, window):
     assert any(name.endswith("report.html") for name in written)
     for name, text in {**written, "tables": tables}.items():
         page.set_content(text)
-        assert page.evaluate(MADE) == [], name
-    assert left == []
+        assert page.evaluate(INJECTED) == [], name
+    assert violations == []

@@ -1,6 +1,6 @@
-"""The dashboard over a store where the toy chain ran: questions thinned in SQL, pages drawn, nothing as HTML."""
+"""The dashboard over a store where the toy chain ran: queries thinned and paged in SQL, and every page drawn."""
 
-import json
+import socket
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -11,7 +11,7 @@ from flows.dashboard import queries
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluations import history
 from flows.dashboard.lineage import graph
-from flows.dashboard.shared import thought
+from flows.dashboard.shared import split_thinking
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
@@ -37,11 +37,11 @@ def measured(tmp_path_factory):
     return catalog
 
 
-def test_evaluations_of_one_minute_have_a_place_each_in_the_order_of_their_times():
+def test_evaluations_of_one_minute_are_spaced_evenly_in_order():
     times = ["2026-12-31T23:59:10", "2027-01-01T00:00:40", "2026-12-31T23:59:50"]
-    told = {"evaluation": "e", "after": "align", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
-    drawn = history([told | {"made": made} for made in times]).to_dict()
-    assert drawn["layer"][0]["encoding"]["x"]["sort"] == ["Dec 31 23:59:10", "Dec 31 23:59:50", "Jan 01 00:00:40"]
+    point = {"evaluation": "e", "after": "align", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
+    chart = history([point | {"made": made} for made in times]).to_dict()
+    assert chart["layer"][0]["encoding"]["x"]["sort"] == ["Dec 31 23:59:10", "Dec 31 23:59:50", "Jan 01 00:00:40"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
@@ -66,8 +66,8 @@ def test_a_short_curve_is_shown_as_measured(made):
 
 
 def test_texts_are_searched_sorted_and_paged(measured):
-    found, rows = queries.texts(measured, ["e1"], "rollouts", order="highest reward")
-    assert found == 60
+    count, rows = queries.texts(measured, ["e1"], "rollouts", order="highest reward")
+    assert count == 60
     assert len(rows) == queries.PAGE
     assert [row["index"] for row in rows[:2]] == [59, 58]
     assert [row["index"] for row in queries.texts(measured, ["e1"], "rollouts", page=2)[1]] == list(range(20, 30))
@@ -75,7 +75,7 @@ def test_texts_are_searched_sorted_and_paged(measured):
     assert queries.texts(measured, ["e1"], "rollouts", search="' OR 1=1 --")[0] == 0
 
 
-def test_a_run_is_told_stage_by_stage(made):
+def test_a_run_is_listed_stage_by_stage(made):
     store, outputs = made
     catalog = Catalog(store)
     catalog.ingest()
@@ -86,35 +86,35 @@ def test_a_run_is_told_stage_by_stage(made):
     assert all(row["state"] in ("done", "reused") for row in stages)
 
 
-def test_a_lineage_becomes_a_graph(made):
+def test_a_lineage_is_drawn_as_a_graph(made):
     store, outputs = made
     catalog = Catalog(store)
     catalog.ingest()
-    drawn = graph(queries.lineage(catalog, outputs["report"]["report"]))
-    assert drawn.startswith("digraph {")
-    assert f'"{outputs["pretrain"]["checkpoint"]}"' in drawn
-    assert drawn.count("->") >= len(outputs) - 1
+    dot = graph(queries.lineage(catalog, outputs["report"]["report"]))
+    assert dot.startswith("digraph {")
+    assert f'"{outputs["pretrain"]["checkpoint"]}"' in dot
+    assert dot.count("->") >= len(outputs) - 1
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [("a<|think_end|>\nb", ("a", "b")), ("a", (None, "a")), ("<|think_end|>", ("", "")), ("", (None, ""))],
 )
-def test_thinking_is_told_from_the_answer(text, parts):
-    assert thought(text) == parts
+def test_thinking_is_split_from_the_answer(text, parts):
+    assert split_thinking(text) == parts
 
 
 def _draw(page: str) -> None:
-    """Runs inside Streamlit: one page, as app.py draws it."""
+    """Draw one page as app.py does. Runs inside Streamlit."""
     from importlib import import_module
 
-    from flows.dashboard import shared as frame
+    from flows.dashboard import shared
 
-    places = {"training": ("curves", "training"), "reinforcement": ("curves", "reinforcement")}
-    places |= {"samples": ("samples", "samples"), "rollouts": ("samples", "rollouts")}
-    module, name = places.get(page, (page, "page"))
-    run = frame.choose_run(frame.run_titles())
-    getattr(import_module(f"flows.dashboard.{module}"), name)(frame.chosen_run(run))
+    functions = {"training": ("curves", "training"), "reinforcement": ("curves", "reinforcement")}
+    functions |= {"samples": ("samples", "training_samples"), "rollouts": ("samples", "rollouts")}
+    module, name = functions.get(page, (page, "page"))
+    run = shared.choose_run(shared.run_titles())
+    getattr(import_module(f"flows.dashboard.{module}"), name)(shared.chosen_run(run))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "storage"])
@@ -128,30 +128,14 @@ def test_every_page_is_drawn(made, page, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [*PAGES, "storage"])
-def test_an_empty_store_says_so(tmp_path, page, monkeypatch):
+def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
     assert not shown.exception
     assert shown.caption
 
 
-def test_what_models_wrote_is_never_markup(measured):
-    """Every text from outside goes through `st.code`, which shows it letter for letter."""
-    fields = json.loads(queries.texts(measured, ["e1"], "rollouts")[1][0]["fields"])
-
-    def draw(fields: dict) -> None:
-        from flows.dashboard.samples import _rollout
-
-        _rollout(fields)
-
-    shown = AppTest.from_function(draw, kwargs={"fields": fields}).run()
-    assert any(HOSTILE in code.value for code in shown.code)
-    assert not any("example.invalid" in block.value for block in (*shown.markdown, *shown.caption))
-
-
-def test_a_port_in_use_is_refused_by_name():
-    import socket
-
+def test_a_used_port_is_refused_with_the_option_to_change():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -160,7 +144,7 @@ def test_a_port_in_use_is_refused_by_name():
             arguments("127.0.0.1", port)
 
 
-def test_it_listens_to_this_machine_and_reports_to_nobody():
+def test_it_listens_on_loopback_and_sends_no_telemetry():
     command = arguments("127.0.0.1", free_port())
     assert command[command.index("--server.address") + 1] == "127.0.0.1"
     assert command[command.index("--browser.gatherUsageStats") + 1] == "false"

@@ -1,9 +1,9 @@
-"""Which earlier evaluations a new one is set beside, and what is said of the others."""
+"""Which earlier evaluations a new one is compared with, and why others are skipped."""
 
 import pytest
 
 from configs.operation import ScheduleConfig
-from flows.nightly.earlier import earlier, stand, table_of
+from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
 from store.artifacts import Store
 from tests.support.standing import ITEMS, checkpoint, evaluation
 
@@ -25,8 +25,8 @@ def made(store, toy):
     return make
 
 
-def ids(found):
-    return {role: one.id for role, one in found.by_role.items()}
+def ids(earlier):
+    return {role: artifact.id for role, artifact in earlier.by_role.items()}
 
 
 def test_the_last_and_the_best_are_found(store, made):
@@ -34,19 +34,19 @@ def test_the_last_and_the_best_are_found(store, made):
     last = made("worse")
     new = made("newest")
     made("later")
-    found = earlier(store, new, ScheduleConfig())
-    assert ids(found) == {"last": last.id, "best": best.id}
-    assert ids(earlier(store, new, ScheduleConfig(against=("best",)))) == {"best": best.id}
-    assert earlier(store, best, ScheduleConfig()).by_role == {}
+    earlier = find_earlier(store, new, ScheduleConfig())
+    assert ids(earlier) == {"last": last.id, "best": best.id}
+    assert ids(find_earlier(store, new, ScheduleConfig(against=("best",)))) == {"best": best.id}
+    assert find_earlier(store, best, ScheduleConfig()).by_role == {}
 
 
-def test_only_like_is_set_beside_like(store, made):
+def test_only_comparable_evaluations_are_used(store, made):
     made("wide", model="wide")
     made("warm", protocol={"shots": 5})
     (made("rowless").path / "rows.jsonl").unlink()
-    found = earlier(store, made("newest"), ScheduleConfig())
-    assert found.by_role == {}
-    assert found.passed_over == {"of another model": 1, "asked in another way": 1, "without a row for each question": 1}
+    earlier = find_earlier(store, made("newest"), ScheduleConfig())
+    assert earlier.by_role == {}
+    assert earlier.skipped == {"of another model": 1, "by another protocol": 1, "without a row for each question": 1}
 
 
 def test_one_that_lacks_a_score_can_be_the_last_but_not_the_best(store, made):
@@ -54,30 +54,30 @@ def test_one_that_lacks_a_score_can_be_the_last_but_not_the_best(store, made):
     best = made("whole")
     made("half", lambda item: True, items=half)
     new = made("newest", lambda item: item.benchmark == "sums")
-    found = earlier(store, new, ScheduleConfig())
-    assert found.by_role["best"].id == best.id
-    sides, refused = stand(new, found, ScheduleConfig())
-    assert not refused
-    last = next(side for side in sides if side.roles == ("last",))
+    earlier = find_earlier(store, new, ScheduleConfig())
+    assert earlier.by_role["best"].id == best.id
+    comparisons, problems = compare_with_earlier(new, earlier, ScheduleConfig())
+    assert not problems
+    last = next(comparison for comparison in comparisons if comparison.roles == ("last",))
     assert last.unmatched == ["more"]
-    assert last.fallen == []
-    assert any("left out: 1 (more)" in note for note in table_of(last).notes)
-    against_best = next(side for side in sides if side.roles == ("best",))
-    assert [one["benchmark"] for one in against_best.fallen] == ["more"]
+    assert last.regressions == []
+    assert any("left out: 1 (more)" in note for note in earlier_table(last).notes)
+    against_best = next(comparison for comparison in comparisons if comparison.roles == ("best",))
+    assert [row["benchmark"] for row in against_best.regressions] == ["more"]
 
 
 def test_one_that_is_both_is_compared_once(store, made):
     made("only")
     new = made("newest")
-    (side,), _ = stand(new, earlier(store, new, ScheduleConfig()), ScheduleConfig())
-    assert side.role == "last and best"
-    assert side.fallen == []
+    (comparison,), _ = compare_with_earlier(new, find_earlier(store, new, ScheduleConfig()), ScheduleConfig())
+    assert comparison.role == "last and best"
+    assert comparison.regressions == []
 
 
-def test_one_with_no_question_in_common_is_told_and_fails_nothing(store, made):
+def test_no_question_in_common_is_reported_and_fails_nothing(store, made):
     others = [type(item)(item.benchmark, item.index, item.id, f"other {item.prompt}", "number", "1") for item in ITEMS]
     old = made("old", items=others)
     new = made("newest")
-    sides, refused = stand(new, earlier(store, new, ScheduleConfig()), ScheduleConfig())
-    assert sides == []
-    assert refused == [f"{old.id}: the two evaluations have no question in common: nothing to compare"]
+    comparisons, problems = compare_with_earlier(new, find_earlier(store, new, ScheduleConfig()), ScheduleConfig())
+    assert comparisons == []
+    assert problems == [f"{old.id}: the two evaluations have no question in common: nothing to compare"]

@@ -89,7 +89,7 @@ def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, webhook):
     raised = run({"webhook": "HOOK"})
     assert raised["state"] == "COMPLETED"
     assert "has REGRESSED" in raised["message"]
-    assert "The webhook in HOOK was not taken: status 404." in raised["message"]
+    assert "The webhook in HOOK failed: status 404." in raised["message"]
     assert SECRET not in json.dumps(raised)
     assert [(one["benchmark"], one["against"]) for one in raised["data"]["regressions"]] == [("sums", "last and best")]
     kept = store.get(raised["data"]["comparison"])

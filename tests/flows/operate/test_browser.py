@@ -20,7 +20,7 @@ from flows.operate import services
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tests.support.browser import chromium, drawn, keep, table_text, watch
+from tests.support.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.toy_cli import environment
 from tests.support.toy_stages import TOY
 
@@ -125,7 +125,7 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
     prefect.fill("Seed (Optional)", "-3")
     prefect.submit()
     prefect.page.get_by_text("Validation failed for field 'config.seed'").first.wait_for()
-    keep(prefect.page, "prefect a bad parameter")
+    save_screenshot(prefect.page, "prefect a bad parameter")
 
     prefect.form("pipeline/toy")
     prefect.fill("Seed (Optional)", "7")
@@ -137,15 +137,15 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
         prefect.page.get_by_text("Artifacts", exact=True)
     ).first.click()
     prefect.page.get_by_text("progress-ingest-wikipedia").first.wait_for()
-    keep(prefect.page, "prefect a run under way")
+    save_screenshot(prefect.page, "prefect a run under way")
 
     board = window.new_page()
     board.goto(f"{found['dashboard'].url}/?run={run}")
-    drawn(board, "Overview")
+    wait_for_page(board, "Overview")
     until(lambda: "ingest:wikipedia▸ running" in table_text(board) and "ticks" in table_text(board), "the stage's row")
     before = table_text(board)
     until(lambda: table_text(board) != before, "a page that moves by itself")
-    keep(board, "dashboard a run under way")
+    save_screenshot(board, "dashboard a run under way")
     assert (
         board.get_by_role("link", name="This run in Prefect").get_attribute("href")
         == prefect.page.url.partition("?")[0]
@@ -157,9 +157,9 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
     until(lambda: not child.is_running(), "the stage's process gone", 30)
     until(lambda: prefect.state(run) == "CANCELLED", "the run cancelled", 30)
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
-    keep(prefect.page, "prefect a cancelled run")
+    save_screenshot(prefect.page, "prefect a cancelled run")
     until(lambda: "ingest:wikipedia■ cancelled" in table_text(board), "the cancelled stage's row")
-    keep(board, "dashboard a cancelled run")
+    save_screenshot(board, "dashboard a cancelled run")
 
     (folder / "go").touch()
     prefect.form(f"{STAGE}/toy")
@@ -168,7 +168,7 @@ def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, 
     again = prefect.view_run()
     until(lambda: prefect.state(again) == "COMPLETED", "the stage alone")
     prefect.page.get_by_text("Completed", exact=True).first.wait_for()
-    keep(prefect.page, "prefect the stage alone")
+    save_screenshot(prefect.page, "prefect the stage alone")
     made = [one for one in Store(folder / "store").list("tokens") if one.manifest["run"] == again]
     assert {one.manifest["config"]["seed"] for one in made} == {7}
     board.goto(f"{found['dashboard'].url}/?run={again}")
@@ -184,22 +184,22 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
     _, outputs = place
     page, base = window.new_page(), f"{found['dashboard'].url}"
     page.goto(f"{base}/rollouts?run=toy&live=off")
-    drawn(page, "Rollouts and traces")
+    wait_for_page(page, "Rollouts and traces")
     page.get_by_text("4 + 1?").first.wait_for()
     page.get_by_text("reward 1", exact=False).first.wait_for()
-    keep(page, "dashboard rollouts")
+    save_screenshot(page, "dashboard rollouts")
 
     page.goto(f"{base}/distillation?run=toy&live=off")
-    drawn(page, "Distillation")
+    wait_for_page(page, "Distillation")
     page.get_by_text("rejected: too_short, by local").wait_for()
     page.get_by_text("dunno").scroll_into_view_if_needed()
-    keep(page, "dashboard a rejected document")
+    save_screenshot(page, "dashboard a rejected document")
 
     page.goto(f"{base}/evaluations?run=toy&live=off")
-    drawn(page, "Evaluations")
+    wait_for_page(page, "Evaluations")
     way = page.get_by_role("link", name="Where these scores come from").get_attribute("href")
     page.goto(f"{base}/{way}&live=off")
-    drawn(page, "Lineage")
+    wait_for_page(page, "Lineage")
     graph = page.locator("[data-testid=stGraphVizChart] svg")
     graph.locator("text", has_text=outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
-    keep(page, "dashboard the lineage of a score")
+    save_screenshot(page, "dashboard the lineage of a score")

@@ -203,7 +203,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
 
 
 def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
-    from tests.support.browser import chromium, keep, watch
+    from tests.support.browser import chromium, save_screenshot, watch
 
     api = running[1]["server"].url
     ui = api.removesuffix("/api")
@@ -213,10 +213,10 @@ def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
         page.goto(f"{ui}/runs/flow-run/{fired['id']}", wait_until="commit")
         page.get_by_text("Completed", exact=True).first.wait_for()
         page.get_by_text("auto-scheduled").first.wait_for()
-        keep(page, "prefect the scheduled evaluation")
+        save_screenshot(page, "prefect the scheduled evaluation")
         page.goto(f"{ui}/artifacts/key/evaluation-local", wait_until="commit")
         page.get_by_text("REGRESSED").first.wait_for()
-        keep(page, "prefect a regression")
+        save_screenshot(page, "prefect a regression")
     assert left == []
 
 

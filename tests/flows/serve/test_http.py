@@ -1,4 +1,4 @@
-"""`nautile serve` as a process, asked through the `openai` client: answers, streams, overload, and who goes away."""
+"""`nautile serve` as a process, called with the `openai` client: responses, streams, overload, disconnects."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER, save_c
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "2 + 2"}]
-LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}  # it meets no stop: see the first test
+LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}  # it meets no stop id: see the first test
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def generated(checkpoint):
-    """(prompt ids, temperature, seed) to the completion that `model.decoding.generate` gives, as ids."""
+    """A function of (prompt ids, temperature, seed): the ids that `model.decoding.generate` generates."""
     params, model, _ = load_weights(checkpoint)
     tokenizer = tokenizer_for(TOKENIZER)
     stops = (tokenizer.im_end, tokenizer.end_of_text)
@@ -52,18 +52,18 @@ def generated(checkpoint):
     return generate
 
 
-def test_long_stays_long(client):
-    """What the tests of overload and of leaving rest on."""
+def test_the_long_request_uses_all_its_tokens(client):
+    """The tests of overload and of disconnects rely on it."""
     assert client.completions.create(**LONG).usage.completion_tokens == 100
 
 
-def test_it_listens_to_this_machine_alone(server):
+def test_it_listens_on_loopback_only(server):
     assert listening(server.process.pid) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0, 0), (0.7, 11)])
-def test_a_chat_is_what_the_generator_makes_of_it(client, generated, temperature, seed):
-    """The first sample's seed is that of the first question to `nautile chat`."""
+def test_a_chat_reply_equals_the_generators(client, generated, temperature, seed):
+    """The first sample has the seed of the first question to `nautile chat`."""
     tokenizer = tokenizer_for(TOKENIZER)
     prompt = encode_prompt(tokenizer, "2 + 2")
     ids = generated(prompt, temperature, (seed, 1))
@@ -78,13 +78,13 @@ def test_a_chat_is_what_the_generator_makes_of_it(client, generated, temperature
 
 
 def test_a_thinking_budget_brings_an_answer(client):
-    asked = {"model": NAME, "messages": QUESTION, "seed": 1, "max_tokens": 30}
-    cut = client.chat.completions.create(**asked, extra_body={"thinking_budget": 4}, logprobs=True, top_logprobs=2)
+    body = {"model": NAME, "messages": QUESTION, "seed": 1, "max_tokens": 30}
+    cut = client.chat.completions.create(**body, extra_body={"thinking_budget": 4}, logprobs=True, top_logprobs=2)
     [choice] = cut.choices
     assert choice.message.content is not None
-    thought = choice.logprobs.reasoning_content
-    assert len(thought) <= 4
-    assert cut.usage.completion_tokens_details.reasoning_tokens == len(thought)
+    reasoning = choice.logprobs.reasoning_content
+    assert len(reasoning) <= 4
+    assert cut.usage.completion_tokens_details.reasoning_tokens == len(reasoning)
     assert len(choice.logprobs.content) > 5
     for token in choice.logprobs.content:
         assert len(token.top_logprobs) == 2
@@ -92,10 +92,10 @@ def test_a_thinking_budget_brings_an_answer(client):
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": ["\n", "e"]}, {"thinking_budget": 6}, {"n": 3}])
-def test_a_stream_is_the_whole_answer_in_pieces(client, options):
-    asked = {"model": NAME, "messages": QUESTION, "seed": 5, "max_tokens": 60, "extra_body": options}
-    whole = client.chat.completions.create(**asked)
-    *chunks, last = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+def test_a_stream_adds_up_to_the_whole_response(client, options):
+    body = {"model": NAME, "messages": QUESTION, "seed": 5, "max_tokens": 60, "extra_body": options}
+    whole = client.chat.completions.create(**body)
+    *chunks, last = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
     assert last.usage == whole.usage
     assert not last.choices
     for expected in whole.choices:
@@ -107,15 +107,15 @@ def test_a_stream_is_the_whole_answer_in_pieces(client, options):
     assert len(chunks) > 4
 
 
-def test_plain_text_streams_with_its_prompt_and_its_logprobs(client):
-    asked = {"model": NAME, "prompt": "abc", "seed": 5, "max_tokens": 20, "echo": True, "logprobs": 3}
-    [whole] = client.completions.create(**asked).choices
-    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+def test_a_completion_streams_with_its_prompt_and_its_logprobs(client):
+    body = {"model": NAME, "prompt": "abc", "seed": 5, "max_tokens": 20, "echo": True, "logprobs": 3}
+    [whole] = client.completions.create(**body).choices
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**body, stream=True)]
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert whole.text.startswith("abc")
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        pieces = [one for chunk in chunks if chunk.logprobs for one in getattr(chunk.logprobs, name)]
-        assert pieces == getattr(whole.logprobs, name)
+        streamed = [value for chunk in chunks if chunk.logprobs for value in getattr(chunk.logprobs, name)]
+        assert streamed == getattr(whole.logprobs, name)
     assert whole.logprobs.token_logprobs[0] is None
     for token, logprob, best in list(
         zip(whole.logprobs.tokens, whole.logprobs.token_logprobs, whole.logprobs.top_logprobs, strict=True)
@@ -123,34 +123,34 @@ def test_plain_text_streams_with_its_prompt_and_its_logprobs(client):
         assert best[token] == logprob <= max(best.values())
 
 
-def test_prompts_may_be_texts_or_ids_and_be_scored_alone(client):
+def test_prompts_may_be_texts_or_ids_and_only_be_scored(client):
     tokenizer = tokenizer_for(TOKENIZER)
     texts = ["abc", "a longer text, with punctuation"]
-    asked = {"model": NAME, "max_tokens": 0, "echo": True, "logprobs": 1}
-    one = client.completions.create(prompt=texts, **asked)
-    other = client.completions.create(prompt=[tokenizer.encode(text) for text in texts], **asked)
-    assert one.choices == other.choices
-    assert [choice.text for choice in one.choices] == texts
-    assert [choice.finish_reason for choice in one.choices] == ["length", "length"]
-    assert one.usage.completion_tokens == 0
+    body = {"model": NAME, "max_tokens": 0, "echo": True, "logprobs": 1}
+    by_text = client.completions.create(prompt=texts, **body)
+    by_ids = client.completions.create(prompt=[tokenizer.encode(text) for text in texts], **body)
+    assert by_text.choices == by_ids.choices
+    assert [choice.text for choice in by_text.choices] == texts
+    assert [choice.finish_reason for choice in by_text.choices] == ["length", "length"]
+    assert by_text.usage.completion_tokens == 0
 
 
-def test_every_token_has_its_row_whatever_ended_it(client):
-    """lm-eval takes the last row for the one token written: also where that token is a stop id."""
+def test_every_token_has_a_row_whatever_ended_it(client):
+    """lm-eval takes the last row for the one generated token, which may be a stop id."""
     tokenizer = tokenizer_for(TOKENIZER)
-    frame = encode_prompt(tokenizer, "2 + 2")
-    asked = {"model": NAME, "prompt": frame, "echo": True, "logprobs": 1, "seed": 1, "max_tokens": 90, "n": 20}
-    ended = [choice for choice in client.completions.create(**asked).choices if choice.finish_reason == "stop"]
+    prompt = encode_prompt(tokenizer, "2 + 2")
+    body = {"model": NAME, "prompt": prompt, "echo": True, "logprobs": 1, "seed": 1, "max_tokens": 90, "n": 20}
+    ended = [choice for choice in client.completions.create(**body).choices if choice.finish_reason == "stop"]
     assert ended
     for choice in ended:
         tokens = choice.logprobs.tokens
-        assert tokens[: len(frame)].count("<|im_end|>") == 1
+        assert tokens[: len(prompt)].count("<|im_end|>") == 1
         assert tokens[-1] in ("<|im_end|>", "<|endoftext|>")
-        assert choice.text.startswith(tokenizer.decode(frame))
+        assert choice.text.startswith(tokenizer.decode(prompt))
         assert len(choice.text) - choice.logprobs.text_offset[-1] in (0, 1)  # 1: half a character came before it
 
 
-def test_a_stop_string_ends_plain_text(client):
+def test_a_stop_string_ends_a_completion(client):
     [whole] = client.completions.create(**LONG).choices
     stop = re.search(r"[!-~]{2}", whole.text[10:])[0]
     [cut] = client.completions.create(**LONG, stop=[stop]).choices
@@ -158,23 +158,23 @@ def test_a_stop_string_ends_plain_text(client):
     assert cut.finish_reason == "stop"
 
 
-def test_clients_beside_each_other_get_what_each_gets_alone(client):
+def test_concurrent_clients_get_the_same_as_alone(client):
     """Twelve at once over four slots: temperatures, limits and kinds mixed."""
 
     def ask(index):
         if index % 3 == 0:
-            asked = {"model": NAME, "messages": QUESTION, "seed": index, "max_tokens": 20 + index}
-            return client.chat.completions.create(**asked).choices[0].message.reasoning_content
-        asked = {"model": NAME, "prompt": "x" * (index + 1), "max_tokens": 30, "seed": index}
-        return client.completions.create(**asked, temperature=index % 2, top_p=0.9).choices[0].text
+            body = {"model": NAME, "messages": QUESTION, "seed": index, "max_tokens": 20 + index}
+            return client.chat.completions.create(**body).choices[0].message.reasoning_content
+        body = {"model": NAME, "prompt": "x" * (index + 1), "max_tokens": 30, "seed": index}
+        return client.completions.create(**body, temperature=index % 2, top_p=0.9).choices[0].text
 
     alone = [ask(index) for index in range(12)]
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(ask, range(12))) == alone
 
 
-def test_a_full_queue_is_refused_until_there_is_room(server, client):
-    """All slots and half of the queue are taken; what is under way is not harmed."""
+def test_a_full_queue_refuses_requests_until_there_is_room(server, client):
+    """With all slots and half of the queue taken; running requests are not affected."""
     stream = client.completions.create(**LONG, n=QUEUE, stream=True)
     chunks = [next(stream)]
     with pytest.raises(openai.RateLimitError) as refused:
@@ -186,7 +186,7 @@ def test_a_full_queue_is_refused_until_there_is_room(server, client):
     assert client.completions.create(**LONG, n=SLOTS).usage.completion_tokens == SLOTS * 100
 
 
-def test_a_client_that_leaves_a_stream_frees_its_slots(server, client):
+def test_a_client_that_closes_its_stream_frees_its_slots(server, client):
     before = server.health()["tokens"]
     stream = client.completions.create(**LONG, n=QUEUE, stream=True)
     next(stream)
@@ -194,8 +194,8 @@ def test_a_client_that_leaves_a_stream_frees_its_slots(server, client):
     assert server.wait_idle()["tokens"] - before < QUEUE * 100
 
 
-def test_a_client_that_leaves_before_its_answer_frees_its_slots(server):
-    """No chunk was due, so only listening for its leave can tell."""
+def test_a_client_that_disconnects_before_the_response_frees_its_slots(server):
+    """No chunk was written yet, so only a watch on the connection can notice."""
     before = server.health()["tokens"]
     body = json.dumps({**LONG, "n": QUEUE}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -207,39 +207,39 @@ def test_a_client_that_leaves_before_its_answer_frees_its_slots(server):
 
 
 @pytest.mark.parametrize(
-    ("path", "changes", "status", "said"),
+    ("path", "changes", "status", "message"),
     [
         ("completions", {"model": "another"}, 404, "'another' is not served here, 'tiny' is"),
         ("completions", {"prompt": "x" * (CONTEXT + 1)}, 400, f"{CONTEXT + 1} tokens, and the model's context is"),
         ("completions", {"max_tokens": CONTEXT}, 400, f"ask for {CONTEXT - 2} at most"),
         ("completions", {"prompt": [5, 999]}, 400, "the id 999 is not in a vocabulary of 261"),
-        ("completions", {"n": 65}, 400, "65 samples at once, and the queue holds 64"),
+        ("completions", {"n": 65}, 400, "65 samples, and the queue holds 64"),
         ("completions", {"temperature": -1}, 400, "temperature"),
         ("chat/completions", {"prompt": None}, 400, "messages"),
         ("embeddings", {}, 404, "no POST /v1/embeddings here"),
     ],
 )
-def test_what_is_wrong_is_said_in_openais_shape(server, path, changes, status, said):
-    answer = httpx.post(f"{server.root}/v1/{path}", json={**LONG, **changes})
-    assert answer.status_code == status
-    error = answer.json()["error"]
-    assert said in error["message"]
+def test_errors_have_openais_form(server, path, changes, status, message):
+    response = httpx.post(f"{server.root}/v1/{path}", json={**LONG, **changes})
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert message in error["message"]
     assert error["type"] == "invalid_request_error"
 
 
-def test_only_json_of_a_fair_size_is_read(server):
+def test_only_json_up_to_the_size_limit_is_read(server):
     """A web page can post text to a loopback server, but not JSON."""
     url = f"{server.root}/v1/completions"
     body = json.dumps(LONG)
     assert httpx.post(url, content=body, headers={"Content-Type": "text/plain"}).status_code == 415
     assert httpx.post(url, content=body, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
     large = json.dumps({**LONG, "prompt": "x" * 2**22})
-    answer = httpx.post(url, content=large, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 413
-    assert "over 4194304 bytes" in answer.json()["error"]["message"]
+    response = httpx.post(url, content=large, headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert "over 4194304 bytes" in response.json()["error"]["message"]
 
 
-def test_models_tokens_and_state(server, client):
+def test_models_tokenizer_and_state(server, client):
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).max_model_len == CONTEXT
     with pytest.raises(openai.NotFoundError):

@@ -1,24 +1,55 @@
-"""Requests: what is taken as OpenAI has it, and what is refused, by the name of its field."""
+"""Requests over HTTP: OpenAI's fields are accepted, and anything else is refused with the name of its field."""
 
-import contextlib
 import json
+from typing import Any
 
 import pytest
+from fastapi import APIRouter
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.serve.protocol import ApiError, ChatRequest, CompletionRequest, parse
+from flows.serve.http import GuardedRoute, guarded_app
+from flows.serve.protocol import ChatCompletionRequest, CompletionRequest
 
 PLAIN = {"model": "m", "prompt": "x"}
 USER = {"role": "user", "content": "why?"}
 CHAT = {"model": "m", "messages": [USER]}
+router = APIRouter(route_class=GuardedRoute)
 
 
-def refusal(kind, table):
-    with pytest.raises(ApiError) as refused:
-        parse(kind, json.dumps(table).encode())
-    assert refused.value.status == 400
-    return refused.value
+@router.post("/plain")
+async def plain(request: CompletionRequest) -> dict[str, Any]:
+    return {"prompts": request.prompts}
+
+
+@router.post("/chat")
+async def chat(request: ChatCompletionRequest) -> dict[str, Any]:
+    return {"query": request.query}
+
+
+CLIENT = TestClient(guarded_app(router, None), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client():
+    """One event loop for all requests: without it the client starts a thread for each."""
+    with CLIENT:
+        yield
+
+
+def post(path: str, body: Any):
+    """Post a body, given as JSON values or as the bytes themselves; the response."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return CLIENT.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def refusal(path: str, body: Any) -> dict[str, Any]:
+    response = post(path, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
 
 
 @pytest.mark.parametrize(
@@ -52,15 +83,15 @@ def refusal(kind, table):
         ({"suffix": "y"}, "suffix"),
     ],
 )
-def test_a_plain_request_that_is_wrong_is_refused_by_its_field(wrong, field):
-    error = refusal(CompletionRequest, {**PLAIN, **wrong})
-    assert error.param == field
-    assert field in error.message
-    assert "\n" not in error.message
+def test_a_wrong_completion_request_is_refused_by_its_field(wrong, field):
+    error = refusal("/plain", {**PLAIN, **wrong})
+    assert error["param"] == field
+    assert field in error["message"]
+    assert "\n" not in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "field", "said"),
+    ("wrong", "field", "message"),
     [
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "messages.0.role"),
@@ -68,44 +99,45 @@ def test_a_plain_request_that_is_wrong_is_refused_by_its_field(wrong, field):
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "single turns"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "parts of type text"),
         ({"max_tokens": 0}, "max_tokens", "greater"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "one thing"),
-        ({"top_logprobs": 3}, "top_logprobs", "goes with `logprobs`"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "mean the same"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs `logprobs`"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"tools": []}, "tools", "no such field"),
     ],
 )
-def test_a_chat_request_that_is_wrong_is_refused_by_its_field(wrong, field, said):
-    error = refusal(ChatRequest, {**CHAT, **wrong})
-    assert error.param == field
-    assert said in error.message
+def test_a_wrong_chat_request_is_refused_by_its_field(wrong, field, message):
+    error = refusal("/chat", {**CHAT, **wrong})
+    assert error["param"] == field
+    assert message in error["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"3"])
-def test_a_body_that_is_no_request_is_refused(body):
-    with pytest.raises(ApiError) as refused:
-        parse(CompletionRequest, body)
-    assert refused.value.status == 400
+def test_a_body_that_is_not_a_request_is_refused(body):
+    assert "the body" in refusal("/plain", body)["message"]
 
 
 SCALARS = st.none() | st.booleans() | st.floats() | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
-@pytest.mark.parametrize(("kind", "table"), [(CompletionRequest, PLAIN), (ChatRequest, CHAT)])
+@pytest.mark.parametrize(("path", "request_body"), [("/plain", PLAIN), ("/chat", CHAT)])
 @given(value=VALUES)
-def test_nothing_but_a_refusal_comes_of_any_json(kind, table, value):
-    for asked in (value, {**table, "prompt": value}, {**table, "messages": value}, {**table, "stop": value}):
-        with contextlib.suppress(ApiError):
-            parse(kind, json.dumps(asked).encode())
+def test_any_json_is_accepted_or_refused(path, request_body, value):
+    for body in (value, *({**request_body, field: value} for field in ("prompt", "messages", "stop"))):
+        assert post(path, body).status_code in (200, 400)
 
 
 def test_the_forms_of_a_prompt():
-    assert parse(CompletionRequest, json.dumps(PLAIN).encode()).prompts == ["x"]
-    for prompt, expected in ((["x", "y"], ["x", "y"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])):
-        assert parse(CompletionRequest, json.dumps({**PLAIN, "prompt": prompt}).encode()).prompts == expected
+    for prompt, expected in (
+        ("x", ["x"]),
+        (["x", "y"], ["x", "y"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ):
+        assert post("/plain", {**PLAIN, "prompt": prompt}).json() == {"prompts": expected}
 
 
 def test_system_messages_come_before_the_question():
     parts = [{"type": "text", "text": "wh"}, {"type": "text", "text": "y?"}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    assert parse(ChatRequest, json.dumps({**CHAT, "messages": messages}).encode()).query == "Be brief.\n\nwhy?"
+    assert post("/chat", {**CHAT, "messages": messages}).json() == {"query": "Be brief.\n\nwhy?"}

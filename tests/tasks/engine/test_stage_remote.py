@@ -5,7 +5,7 @@ import s3fs
 
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
-from flows.cli import inspect as inspection
+from flows.cli import inspect
 from store import remote as remotes
 from store.catalog import Catalog
 from store.manifest import MIRRORED
@@ -43,27 +43,27 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     assert f"is fetched from {b.url}" in next(update.note for update in heard if update.state == "waiting")
     assert (b.get(base["numbers"]).folder / "0.txt").read_text() == "0"
 
-    assert {row["id"]: row["at"] for row in inspection.artifacts(a, None, False)} == {
+    assert {row["id"]: row["at"] for row in inspect.artifacts(a, None, False)} == {
         base["numbers"]: "both",
         made["numbers"]: "remote",
     }
-    assert inspection.show(a, made["numbers"])["damaged"] == []
-    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
-    assert {row["id"] for row in inspection.lineage(a, made["numbers"])} == {base["numbers"], made["numbers"]}
-    rows = inspection.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
+    assert inspect.show(a, made["numbers"])["damaged"] == []
+    assert inspect.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
+    assert {row["id"] for row in inspect.lineage(a, made["numbers"])} == {base["numbers"], made["numbers"]}
+    rows = inspect.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
     assert rows == [("done", 2), ("reused", 1)]
     filesystem = s3fs.S3FileSystem()
     artifact = a.get(made["numbers"])
     prefix = f"{a.url.removeprefix('s3://')}/payload/numbers/{artifact.key}/{artifact.execution}"
     filesystem.pipe_file(f"{prefix}/0.txt", b"7")
     damage = {made["numbers"]: ["0.txt (its digest differs) at the remote"]}
-    remedies = {made["numbers"]: "make it anew: `nautile run CONFIG --only sums:a --force`"}
-    assert inspection.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
+    remedies = {made["numbers"]: "run its stage again: `nautile run CONFIG --only sums:a --force`"}
+    assert inspect.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
     with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
         run_stage(sums, section(1), {"x": made["numbers"]}, context(a))
-    inspection.push(b, made["numbers"])
-    assert inspection.fetch(a, made["numbers"])["at"] == "both"
-    assert inspection.verify(a, None)["damaged"] == {}
+    inspect.push(b, made["numbers"])
+    assert inspect.fetch(a, made["numbers"])["at"] == "both"
+    assert inspect.verify(a, None)["damaged"] == {}
 
 
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):

@@ -34,12 +34,12 @@ def mismatched(checkpoint, tmp_path_factory):
     [
         (["nothing"], "no artifact 'nothing'"),
         ([], "no checkpoint in"),
-        (["/"], "no checkpoint there"),
+        (["/"], "is not a checkpoint folder"),
         (["MISMATCHED"], "a tokenizer of 305 ids with a model of 261 rows"),
         (["CHECKPOINT", "--slots", "0"], "--slots"),
         (["CHECKPOINT", "--port", "TAKEN"], "cannot listen there"),
         (["CHECKPOINT", "--host", "192.0.2.1", "--port", "0"], "cannot listen there"),
-        (["CHECKPOINT", "--key-env", "NOT_SET"], "--key-env NOT_SET: the environment holds no such key"),
+        (["CHECKPOINT", "--key-env", "NOT_SET"], "--key-env NOT_SET: this environment variable is not set"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(checkpoint, mismatched, options, said, tmp_path, monkeypatch, capsys):
