@@ -26,7 +26,7 @@ from flows.selection import PreparedRun, Selection, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine import prefect_page
-from tasks.engine.failure import RESUME_HEADING, advice, reason
+from tasks.engine.failure import RESUME_HEADING, advice
 from tasks.engine.progress import StageUpdate, subscribe
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         progress.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
     view = view_for(progress, out)
     if page := url_of(store, "dashboard"):
-        os.environ.setdefault(prefect_page.VARIABLE, page)
+        os.environ.setdefault(prefect_page.DASHBOARD_URL, page)
     begun = time.monotonic()
     unsubscribe = subscribe(ProgressListener(progress, view))
     try:
@@ -134,7 +134,7 @@ def with_config(message: str, argument: str) -> str:
 
 def reason_of(update: StageUpdate) -> str:
     """Why a step failed, in one line: without the path and the lines of its log, which the closing account prints."""
-    lines = visible(reason(update.error or "", update.label)).splitlines()
+    lines = visible(update.reason).splitlines()
     return lines[0] if lines else ""
 
 

@@ -1,7 +1,6 @@
 """Distill (paper §3.2, §3.3): prompts and the exemplars nearest to them become documents by teachers, then tokens."""
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +61,6 @@ def distill(job: Job) -> None:
     told["contaminated"] = None if questions is None else dict(found.stats.contaminated)
     job.describe("documents", **told, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
-    # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.
-    os.environ.setdefault("MPLCONFIGDIR", str(job.staging.parents[1] / "cache" / "matplotlib"))
     card = write_card(job.output("data_card"), {**told, "retrieval": index.facts}, found.stats, config)
     job.describe("data_card", **card, documents=counts["documents"])
 

@@ -5,7 +5,6 @@ Its key follows from the artifacts it reads, as any stage's does. Curves, calls 
 files, through the catalog, for the executions that made those artifacts.
 """
 
-import os
 from collections import Counter
 
 from common.errors import ConfigError
@@ -28,8 +27,6 @@ def report(job: Job) -> None:
         raise ConfigError("stage report: it was given no artifacts to report on")
     config = job.part("report", ReportConfig)
     store = open_store(job.staging.parents[1])
-    # Matplotlib's font list belongs to the run like everything else: the home folder stays as it is.
-    os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
     inputs = read_inputs(store, job.inputs)
     found = gather(store, inputs, config.samples)
     sections = compose(found)

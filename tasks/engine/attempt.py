@@ -1,4 +1,4 @@
-"""One attempt at one stage: reuse what has its key, or run its child, watch it, and publish what it made.
+"""One attempt at one stage: reuse what has its key, or run its child process, watch it, and publish what it wrote.
 
 The order of writes is what makes a crash harmless at any point: the execution's record before the child, `done.json`
 by the child, then one rename a kind, then the staging folder goes. A process that comes after finds either artifacts,
@@ -10,34 +10,32 @@ import os
 import shutil
 import sys
 import time
-import uuid
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import write_json, write_text, writing
+from common.files import write_json, writing
 from store.artifacts import Artifact, Store
-from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter, read_live
-from store.manifest import code_commit, host, now
-from store.mirror import MirroredStore, open_store
-from tasks.engine.attempt_log import write_attempt_row
-from tasks.engine.child_process import command, crash, environment, pause, raise_for_exit, run_child
-from tasks.engine.errors import StageCancelled, StageCrash
+from store.manifest import code_commit, host
+from store.mirror import open_store
+from tasks.engine.attempt_log import INGEST_PATIENCE_S, AttemptLog
+from tasks.engine.child_process import command, crash_of, environment, pause, raise_for_exit, run_child
+from tasks.engine.errors import StageCrash
 from tasks.engine.executors import ExecutorFactory, local_executor
-from tasks.engine.failure import LOG_LINES, Failure
 from tasks.engine.fanout_runner import FanOutRunner
-from tasks.engine.prefect_page import run_page
-from tasks.engine.progress import StageUpdate, State, notify
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import Staging, open_staging
-from tasks.engine.telemetry import Forwarder, forwarder
+from tasks.engine.telemetry import Forwarder, forwarder_of
 
 logger = logging.getLogger(__name__)
 
 INGEST_EVERY_S = 5.0
-INGEST_PATIENCE_S = 0.5
+
+Artifacts = dict[str, Artifact]  # by kind, or by the name of an input
+Progress = Callable[[dict[str, Any]], None]  # called with the live values of a child
 
 
 def run_stage(
@@ -45,219 +43,202 @@ def run_stage(
     section: dict[str, Any],
     inputs: dict[str, str],
     context: RunContext,
-    crews: ExecutorFactory = local_executor,
+    executors: ExecutorFactory = local_executor,
 ) -> dict[str, str]:
-    """See `Stage.run`. `crews` gives who does the units of a stage that has rounds."""
+    """Reuse, or work in a child process and publish. Returns kind -> artifact id. One attempt; needs no Prefect.
+
+    `inputs` maps names to artifact ids, short or full. `executors` opens the executor that runs the items of the
+    stage's fan-outs. Raises `ConfigError`, `Retryable`, `StageCrash`, and `StageCancelled` (or `KeyboardInterrupt`)
+    after the child and its children have ended.
+    """
     store = open_store(context.store_root)
     store.prepare()
     store.refresh()
-    given = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
-    key = stage.key(section, {name: artifact.full_id for name, artifact in given.items()})
-    return _Attempt(store, stage, section, given, context, key, crews).run()
+    # Matplotlib's font cache belongs in the store, not in the home folder; children inherit the setting.
+    os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
+    artifacts = {name: store.get(artifact_id) for name, artifact_id in inputs.items()}
+    key = stage.key(section, {name: artifact.full_id for name, artifact in artifacts.items()})
+    log = AttemptLog(store, stage.name, key, context)
+    return _Attempt(store, stage, section, artifacts, context, key, executors, log).run()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Attempt:
     store: Store
     stage: Stage
     section: dict[str, Any]
-    inputs: dict[str, Artifact]
+    inputs: Artifacts
     context: RunContext
     key: str
-    crews: ExecutorFactory
-    row: dict[str, Any] = field(default_factory=dict)
-    begun: float = field(default_factory=time.monotonic)
-    ingested: float = field(default_factory=time.monotonic)
-    update: StageUpdate = field(init=False)
-    forwarder: Forwarder = field(init=False)
-
-    def __post_init__(self) -> None:
-        label = self.context.label or self.stage.name
-        self.update = StageUpdate(self.stage.name, label, "waiting", self.key, self.context.run_id)
+    executors: ExecutorFactory
+    log: AttemptLog
 
     def run(self) -> dict[str, str]:
         try:
-            reused = self._reusable()
+            reusable = self._reusable()
         except (ConfigError, Retryable):
-            reused = None  # it may be being replaced just now: look again once nobody works on it
-        if reused:
-            return self._reuse(reused)
+            reusable = None  # perhaps it is just being replaced: look again under the lock
+        if reusable:
+            return self._reuse(reusable)
+
         lock = self.store.lock(self.key)
         if not lock.try_acquire():
-            self._notify("waiting", note="another run works on it")
+            self.log.notify("waiting", note="another run works on it")
             lock.acquire(wait=pause)
         try:
-            # Whoever held the lock before may have made it.
-            if reused := self._reusable():
-                return self._reuse(reused)
-            return self._make()
+            # The run that held the lock before may have published it.
+            if reusable := self._reusable():
+                return self._reuse(reusable)
+            return self._produce()
         finally:
             lock.release()
 
-    def _reusable(self) -> dict[str, Artifact] | None:
-        """The verified artifacts that have this key, all kinds of one execution; None if it must be made.
+    # Reuse
 
-        Raises `ConfigError` if they are there but damaged. A forced run takes only what it has made itself (an
-        earlier attempt that was interrupted after the last rename).
+    def _reusable(self) -> Artifacts | None:
+        """The verified artifacts that have this key, all kinds of one execution; None if there is work to do.
+
+        Raises `ConfigError` if they are there but damaged. A forced run takes only its own (of an earlier attempt that
+        was interrupted after the last rename).
         """
         if self.context.force:
             try:
-                found = self._complete()
+                artifacts = self._published()
             except ConfigError:
                 return None
-            mine = found and all(a.manifest["run"] == self.context.run_id for a in found.values())
-            return found if mine else None
-        found = self._complete()
-        for artifact in (found or {}).values():
+            own = artifacts and all(a.manifest["run"] == self.context.run_id for a in artifacts.values())
+            return artifacts if own else None
+        artifacts = self._published()
+        for artifact in (artifacts or {}).values():
             self.store.check(artifact)
-        return found
+        return artifacts
 
-    def _complete(self) -> dict[str, Artifact] | None:
-        label = self.update.label
-        found = {kind: self.store.find(kind, self.key, label=label) for kind in self.stage.outputs}
-        present = {kind: artifact for kind, artifact in found.items() if artifact}
-        whole = present and all(
-            set(a.manifest["outputs"]) == present.keys() and a.execution == next(iter(present.values())).execution
-            for a in present.values()
-        )
-        return present if whole else None
+    def _published(self) -> Artifacts | None:
+        """The artifacts that have this key, unless some kinds of their execution are missing."""
+        found = {kind: self.store.find(kind, self.key, label=self.log.label) for kind in self.stage.outputs}
+        artifacts = {kind: artifact for kind, artifact in found.items() if artifact}
+        executions = {artifact.execution for artifact in artifacts.values()}
+        complete = all(set(a.manifest["outputs"]) == artifacts.keys() for a in artifacts.values())
+        return artifacts if complete and len(executions) == 1 else None
 
-    def _reuse(self, found: dict[str, Artifact]) -> dict[str, str]:
-        outputs = {kind: artifact.id for kind, artifact in found.items()}
-        moment = now()
-        self._record(
-            execution=next(iter(found.values())).execution,
-            state="reused",
-            reused=True,
-            started=moment,
-            ended=moment,
-            seconds=time.monotonic() - self.begun,
-            outputs=outputs,
-        )
-        self._ingest(INGEST_PATIENCE_S)
-        self._send(outputs)
-        self._notify("reused", outputs=outputs)
+    def _reuse(self, artifacts: Artifacts) -> dict[str, str]:
+        outputs = {kind: artifact.id for kind, artifact in artifacts.items()}
+        self.log.reused(next(iter(artifacts.values())).execution, outputs)
         return outputs
 
-    def _make(self) -> dict[str, str]:
+    # Work
+
+    def _produce(self) -> dict[str, str]:
         for artifact in self.inputs.values():
             self.store.check(artifact)
             if not self.store.has_files(artifact):
-                self._notify("waiting", note=f"{artifact.id} is fetched from {self.store.location}")
-                _ = artifact.path
+                self.log.notify("waiting", note=f"{artifact.id} is fetched from {self.store.location}")
+                _ = artifact.path  # fetches it
         with writing(self.store.root):
-            space = open_staging(self.store, self.key, self.inputs, force=self.context.force)
-            if space.last_run:
-                # Its process had no chance to say how it ended; holding its lock, we know that it did.
-                write_attempt_row(
-                    self.store, {**space.last_run, "state": "interrupted", "error": "the process was killed"}
-                )
-            self._record(execution=space.execution, attempt=space.attempt, state="running", started=now())
-            space.record(self.row)
-        self.update = replace(self.update, attempt=space.attempt)
-        self._ingest(INGEST_PATIENCE_S)
+            staging = open_staging(self.store, self.key, self.inputs, force=self.context.force)
+            self.log.started(staging)
+        self.log.ingest(INGEST_PATIENCE_S)
         try:
-            if space.done() is None:
-                self._work(space)
-            outputs = self._publish(space)
+            # An attempt that was interrupted between `done.json` and its last rename has only to publish.
+            if staging.done() is None:
+                self._work(staging)
+            outputs = self._publish(staging)
         except BaseException as error:
-            self._lost(space, error)
+            self.log.failed(staging, error)
             raise
-        self._ended("done", outputs=outputs)
-        self._ingest()
-        # Only now: what fails here is tried again by the next attempt, which finds everything made and sends the rest.
-        self._send(outputs)
-        self._notify("done", outputs=outputs)
+        self.log.done(outputs)
         return outputs
 
-    def _work(self, space: Staging) -> None:
-        """The work itself, its metrics sent on to whoever the configuration names."""
-        self._notify("running")
-        request = self._request(space)
-        self.forwarder = self._forwarder(space)
-        try:
-            self._rounds_and_child(space, request)
-        finally:
-            self._count_lost(space, self.forwarder.close())
+    def _work(self, staging: Staging) -> None:
+        """Run the fan-outs, then the stage's function. Metrics are forwarded to the telemetry configured."""
+        self.log.notify("running")
+        self._write_request(staging)
+        context, events = self.context, self._events(staging)
+        forwarder = forwarder_of(context.telemetry, events, context.run_id, self.stage.name, self.log.label)
+        ingested_at = time.monotonic()
 
-    def _rounds_and_child(self, space: Staging, request: str) -> None:
-        """Run the rounds and the child to their end; raise what its exit code means."""
-        if self.stage.fan_outs:
-            effort = FanOutRunner(
-                self.stage.fan_outs, space, Path(request), self.context.launch, self.crews, self._hear
-            )
-            try:
-                effort.run()
-            finally:
-                self.row |= {"peak_bytes": effort.peak_bytes}
-            space.traces.forget()
+        def on_progress(live: dict[str, Any]) -> None:
+            nonlocal ingested_at
+            shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
+            self.log.notify("running", metrics=live.get("metrics", {}), **shown)
+            if time.monotonic() - ingested_at > INGEST_EVERY_S:
+                self.log.ingest(INGEST_PATIENCE_S)
+                forwarder.forward()
+                ingested_at = time.monotonic()
+
+        try:
+            peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
+            self._run_function(staging, on_progress, peak_bytes)
+        finally:
+            self._emit_undelivered(staging, forwarder)
+
+    def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
+        """Run the items that are not done; the largest memory use of one of them, in bytes."""
+        runner = FanOutRunner(
+            self.stage.fan_outs,
+            staging.request,
+            staging.attempt,
+            self.context.launch,
+            self.executors,
+            on_progress,
+        )
+        try:
+            runner.run()
+        finally:
+            self.log.set(peak_bytes=runner.peak_bytes)
+        staging.files.clear()
+        return runner.peak_bytes
+
+    def _run_function(self, staging: Staging, on_progress: Progress, peak_bytes: int) -> None:
+        """Run the stage's function in a child process to its end; raise what its exit code stands for."""
 
         def tick() -> None:
-            self._hear(read_live(space.traces.live))
+            on_progress(read_live(staging.files.live))
 
+        module = "tasks.engine.multihost" if self._runs_on_several_hosts() else "tasks.engine.child_main"
         ended = run_child(
-            command("tasks.engine.multihost" if self._together() else "tasks.engine.child_main", request),
-            log=space.traces.log,
+            command(module, str(staging.request)),
+            log=staging.files.log,
             environment=environment(str(self.store.root), accelerator=self.stage.accelerator),
             tick=tick,
-            finished=lambda: space.done() is not None,
+            finished=lambda: staging.done() is not None,
         )
-        self.row |= {"peak_bytes": max(ended.peak_bytes, self.row.get("peak_bytes", 0)), "exit_code": ended.code}
+        self.log.set(peak_bytes=max(ended.peak_bytes, peak_bytes), exit_code=ended.code)
         tick()
-        who = f"stage {self.update.label}"
-        raise_for_exit(ended, space.traces, who)
-        if space.done() is None:
-            raise crash(ended, space.traces, who)
+        raise_for_exit(ended, staging.files)
+        if staging.done() is None:
+            raise crash_of(ended, staging.files)  # exit code 0 of something that was not the child's main
 
-    def _forwarder(self, space: Staging) -> Forwarder:
-        events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}"
-        context = self.context
-        return forwarder(context.telemetry, events, context.run_id, self.stage.name, self.update.label)
-
-    def _count_lost(self, space: Staging, points: int) -> None:
-        """A row about measurements that a collector did not take."""
-        if not points:
-            return
-        logger.warning("%s: %d measurements were not delivered; the store has them", self.update.label, points)
-        path = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}-telemetry.jsonl"
-        emit = EventWriter(path, space.execution, stage=self.stage.name)
-        emit("metric", name="telemetry_undelivered", step=space.attempt, value=points)
-        emit.close()
-
-    def _hear(self, live: dict[str, Any]) -> None:
-        """Show the progress and metrics in `live`, and now and then bring the catalog up to date."""
-        shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
-        self._notify("running", metrics=live.get("metrics", {}), **shown)
-        if time.monotonic() - self.ingested > INGEST_EVERY_S:
-            self._ingest(INGEST_PATIENCE_S)
-            self.forwarder.forward()
-            self.ingested = time.monotonic()
-
-    def _together(self) -> bool:
-        """Whether several processes do this stage. Raises `ConfigError` where they are asked to and cannot."""
-        wanted = self.context.launch
-        if wanted.processes == 1 or self.stage.name not in wanted.stages:
+    def _runs_on_several_hosts(self) -> bool:
+        """Raises `ConfigError` if the configuration asks for it and the stage cannot."""
+        launch = self.context.launch
+        if launch.processes == 1 or self.stage.name not in launch.stages:
             return False
         if not self.stage.multihost:
-            raise ConfigError(f"launch.stages names {self.stage.name!r}, which only one process can do: leave it out")
+            raise ConfigError(
+                f"launch.stages names {self.stage.name!r}, which runs in one process only: remove it from the list"
+            )
         return True
 
-    def _request(self, space: Staging) -> str:
-        path = space.path / "request.json"
-        events = self.store.root / "events" / f"{self.stage.name}-{space.execution}-{space.attempt}.jsonl"
+    def _events(self, staging: Staging) -> Path:
+        """What the names of this attempt's event files begin with."""
+        return self.store.root / "events" / f"{self.stage.name}-{staging.execution}-{staging.attempt}"
+
+    def _write_request(self, staging: Staging) -> None:
+        """Write what a child process needs to know, for `tasks.engine.child_main` and `tasks.engine.multihost`."""
         write_json(
-            path,
+            staging.request,
             {
                 "stage": self.stage.name,
                 "module": self.stage.work.__module__,
                 "attribute": self.stage.work.__name__,
                 "key": self.key,
-                "execution": space.execution,
+                "execution": staging.execution,
                 "section": self.section,
                 "inputs": {name: str(artifact.path) for name, artifact in self.inputs.items()},
-                "staging": str(space.path),
+                "staging": str(staging.path),
                 "store": str(self.store.root),
-                "events": str(events),
+                "events": f"{self._events(staging)}.jsonl",
                 "parent": os.getpid(),
                 "launch": self.context.launch.model_dump(mode="json"),
                 "commit": code_commit(),
@@ -265,131 +246,63 @@ class _Attempt:
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
             },
         )
-        return str(path)
 
-    def _publish(self, space: Staging) -> dict[str, str]:
-        """One rename a kind. What an earlier attempt of this execution has published already is left as it is."""
-        self._notify("publishing")
-        written = space.done() or []
+    def _emit_undelivered(self, staging: Staging, forwarder: Forwarder) -> None:
+        """Forward the rest of the metrics, and emit how many were not delivered."""
+        points = forwarder.close()
+        if not points:
+            return
+        logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, points)
+        path = self._events(staging)
+        emit = EventWriter(path.with_name(f"{path.name}-telemetry.jsonl"), staging.execution, stage=self.stage.name)
+        emit("metric", name="telemetry_undelivered", step=staging.attempt, value=points)
+        emit.close()
+
+    # Publication
+
+    def _publish(self, staging: Staging) -> dict[str, str]:
+        """Publish by one rename a kind, skipping what an earlier attempt of this execution has published already."""
+        self.log.notify("publishing")
+        written = staging.done() or []
         kinds = [kind for kind in self.stage.outputs if kind in written]
         published = {}
         for kind in kinds:
-            source = space.path / "output" / kind
-            if not source.is_dir() or not any(source.iterdir()):
-                artifact = self.store.find(kind, self.key)
-                if artifact is None or artifact.execution != space.execution:
-                    raise StageCrash(f"stage {self.update.label}: its output {kind} is gone from {source}")
-            else:
-                artifact = self._publish_one(kind, kinds, space)
+            folder = staging.output(kind)
+            if folder.is_dir() and any(folder.iterdir()):
+                published[kind] = self._publish_kind(kind, kinds, staging).id
+                continue
+            artifact = self.store.find(kind, self.key)
+            if artifact is None or artifact.execution != staging.execution:
+                raise StageCrash(f"its output {kind} is gone from {folder}")
             published[kind] = artifact.id
+        # Only now, with everything published, may the staging folder go; its log moves to the store's logs.
         with writing(self.store.root):
-            if space.traces.log.exists():
-                shutil.copyfile(space.traces.log, self.store.root / "logs" / f"{self.stage.name}-{space.execution}.txt")
-            self.store.discard(space.path)
+            if staging.files.log.exists():
+                log = self.store.root / "logs" / f"{self.stage.name}-{staging.execution}.txt"
+                shutil.copyfile(staging.files.log, log)
+            self.store.discard(staging.path)
         return published
 
-    def _publish_one(self, kind: str, kinds: list[str], space: Staging) -> Artifact:
+    def _publish_kind(self, kind: str, kinds: list[str], staging: Staging) -> Artifact:
         try:
             return self.store.publish(
                 kind,
                 self.key,
-                space.path / "output" / kind,
+                staging.output(kind),
                 stage=self.stage.name,
                 version=self.stage.version,
                 config=self.section,
                 inputs=self.inputs,
-                facts=space.facts(kind),
-                execution=space.execution,
+                facts=staging.facts(kind),
+                execution=staging.execution,
                 outputs=tuple(kinds),
                 run=self.context.run_id,
-                label=self.update.label,
+                label=self.log.label,
                 supersede=True,
             )
+        except ConfigError:
+            raise
         except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
-            # What was written cannot be an artifact: the next attempt must work again, not publish the same again.
-            space.undo()
-            raise StageCrash(f"stage {self.update.label}: its output {kind} cannot be published: {error}") from error
-
-    def _lost(self, space: Staging, error: BaseException) -> None:
-        """Write down how the attempt ended. Must not hide `error` by one of its own."""
-        stopped = isinstance(error, (KeyboardInterrupt, StageCancelled)) or not isinstance(error, Exception)
-        text = "cancelled" if stopped else str(error)
-        account = "" if stopped or not isinstance(error, Exception) else self._account(space, error)
-        try:
-            self._ended("cancelled" if stopped else "failed", error=text)
-            if space.path.is_dir():
-                space.record(None)
-            self._ingest(INGEST_PATIENCE_S if stopped else None)
-            if not stopped:
-                self._send()
-        except (OSError, ConfigError, Retryable) as problem:
-            logger.warning("the end of %s cannot be recorded: %s", self.update.label, problem)
-        self._notify("cancelled" if stopped else "failed", error=text, failure=account)
-
-    def _account(self, space: Staging, error: Exception) -> str:
-        """What is to be known of a failure, kept in the store's logs as well."""
-        failure = Failure(
-            self.update.label,
-            space.attempt,
-            self.context.run_id,
-            self.key,
-            space.execution,
-            host(),
-            error,
-            space.traces.log,
-            space.traces.tail(LOG_LINES),
-            self.context.resume,
-            run_page(self.context.run_id),
-        )
-        text = failure.markdown()
-        try:
-            folder = self.store.root / "logs" / "failures"
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / failure.file, text)
-        except OSError as problem:
-            logger.warning("the account of %s cannot be kept: %s", self.update.label, problem)
-        return text
-
-    def _ended(self, state: str, **fields: Any) -> None:
-        self._record(state=state, ended=now(), seconds=time.monotonic() - self.begun, **fields)
-
-    def _record(self, **fields: Any) -> None:
-        """The attempt's row as it now stands, as an event: the newest with its id is what the catalog shows."""
-        if not self.row:
-            self.row = {
-                "id": uuid.uuid4().hex,
-                "run": self.context.run_id,
-                "config": self.context.config or None,
-                "stage": self.stage.name,
-                "label": self.update.label,
-                "key": self.key,
-                "attempt": 1,
-                "reused": False,
-                "forced": self.context.force,
-                "host": host(),
-                "commit": code_commit(),
-            }
-        self.row |= fields
-        with writing(self.store.root):
-            write_attempt_row(self.store, self.row)
-
-    def _send(self, outputs: dict[str, str] | None = None) -> None:
-        """Send what was made, and how it was made, to the store's remote, where it has one."""
-        if isinstance(self.store, MirroredStore):
-            self.store.push([self.store.get(name) for name in (outputs or {}).values()])
-            self.store.push_events()
-
-    def _ingest(self, patience: float | None = None) -> None:
-        """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""
-        try:
-            Catalog(self.store).ingest(**({} if patience is None else {"patience": patience}))
-        except (CatalogBusy, ConfigError) as error:
-            logger.log(logging.DEBUG if patience else logging.WARNING, "catalog: %s", error)
-
-    def _notify(self, state: State, **fields: Any) -> None:
-        self.update = replace(
-            self.update, state=state, seconds=time.monotonic() - self.begun, time=time.time(), **fields
-        )
-        notify(self.update)
+            # What was written cannot be an artifact, so the next attempt must work again, not publish the same again.
+            staging.mark_unfinished()
+            raise StageCrash(f"its output {kind} cannot be published: {error}") from error

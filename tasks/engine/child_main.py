@@ -1,8 +1,8 @@
-"""The child side of a stage: `python -m tasks.engine.child_main REQUEST.json [ROUND UNIT SLOT PARENT]`.
+"""The child process of a stage: `python -m tasks.engine.child_main REQUEST.json [FAN_OUT ITEM SLOT PARENT_PID]`.
 
-With a round it does one unit of it, or lists them if the unit's name is empty; else it calls the stage's function.
-Exit codes: 0 done, 2 the operator's input is bad (`ConfigError`), 75 worth a retry (`Retryable`); anything else is a
-crash. `error.json` beside the log holds the message; standard output and error go to the log.
+With a fan-out it does one item of it, or lists its items if the item's name is empty; else it calls the stage's
+function. Exit codes: `common.processes.ExitCode`. `error.json` beside the log holds the message of a failure; standard
+output and error go to the log.
 """
 
 import importlib
@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -24,148 +23,156 @@ from common.files import is_full_or_read_only, not_writable, write_json
 from common.processes import ExitCode, die_with_parent
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
-from tasks.engine.fanout import Markers, from_unit, process_item, write_item_list
+from tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 
-STOP, BEAT = b"stop\n", b"\x1ebeat\n"  # from the leader of a group to its members, and back
+STOP = b"stop\n"  # on standard input of a host's process: save and exit
+JOIN_S = 300  # that the hosts wait for each other at the start
 
 logger = logging.getLogger("tasks.engine.child_main")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do one stage's work, or a part of it, as the request says; return the exit code."""
-    name, *part = sys.argv[1:] if arguments is None else arguments
-    request = json.loads(Path(name).read_text(encoding="utf-8"))
-    process = membership()
-    if process is None:
+    """Do the work of one request, or one part of its fan-outs; return the exit code."""
+    request_path, *part = sys.argv[1:] if arguments is None else arguments
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    rank = process_rank()
+    if rank is None:
         die_with_parent(int(part[3]) if part else request["parent"])
     else:
-        follow(request["launch"]["silent_s"] / 10)
-    signal.signal(signal.SIGTERM, _terminated)
+        obey_launcher()
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
     staging = Path(request["staging"])
-    traces = Markers.of(staging, part[0]).work(part[1]) if part and part[1] else staging
+    folder = Markers.of(staging, part[0]).item_folder(part[1]) if part and part[1] else staging
     try:
-        _work(request, staging, process, part)
+        if part:
+            _run_fan_out_part(request, *part[:3])
+        else:
+            _run_stage_function(request, rank)
     except ConfigError as error:
-        return _failed(traces, ExitCode.BAD_INPUT, error)
+        return _failed(folder, ExitCode.BAD_INPUT, error)
     except Retryable as error:
-        return _failed(traces, ExitCode.RETRY, error)
+        return _failed(folder, ExitCode.RETRY, error)
     except OSError as error:
         traceback.print_exc()
-        if is_full_or_read_only(error) and _inside(error.filename, staging):
-            return _failed(traces, ExitCode.BAD_INPUT, NotWritable(not_writable(Path(request["store"]), error)))
-        return _failed(traces, ExitCode.FAILED, error)
+        # A full disk elsewhere (/tmp, say) is a crash like any other; only the store's own is the operator's to solve.
+        in_staging = error.filename is None or str(error.filename).startswith(str(staging))
+        if in_staging and is_full_or_read_only(error):
+            store_error = NotWritable(not_writable(Path(request["store"]), error))
+            return _failed(folder, ExitCode.BAD_INPUT, store_error)
+        return _failed(folder, ExitCode.FAILED, error)
     except Exception as error:
         traceback.print_exc()
-        return _failed(traces, ExitCode.FAILED, error)
+        return _failed(folder, ExitCode.FAILED, error)
     return ExitCode.DONE
 
 
 def load_stage(module: str, attribute: str) -> Stage:
-    """Import the stage by its dotted place. Raises `ConfigError` if there is none."""
-    found: Any = getattr(importlib.import_module(module), attribute, None)
-    if not isinstance(found, Stage):
+    """Import a stage by module and attribute. Raises `ConfigError` if there is none."""
+    stage: Any = getattr(importlib.import_module(module), attribute, None)
+    if not isinstance(stage, Stage):
         raise ConfigError(f"{module}.{attribute} is not a stage: @stage must decorate a module-level function")
-    return found
+    return stage
 
 
-def membership() -> int | None:
-    """Which of several processes this is; None if it works alone. `tasks.engine.multihost` sets the environment."""
-    found = os.environ.get("NAUTILE_PROCESS")
-    return None if found is None else int(found)
+def process_rank() -> int | None:
+    """Rank among the hosts' processes of one stage; None if this one works alone. `tasks.engine.multihost` sets it."""
+    rank = os.environ.get("NAUTILE_PROCESS")
+    return None if rank is None else int(rank)
 
 
-def follow(beat_s: float) -> None:
-    """Obey the group's leader: standard input says `stop`, and its end means that the leader is gone.
+def obey_launcher() -> None:
+    """Follow standard input, from the process that launched the hosts: `stop` stands for SIGTERM, its end for SIGKILL.
 
-    Tell it in turn that this process is alive: a line every `beat_s` seconds, from a thread of its own.
+    The end of input is how a process on another host notices that the launcher is gone.
     """
 
-    def listen() -> None:
+    def follow() -> None:
         # Not through sys.stdin: a reader that waits in it is a fatal error as the interpreter ends.
-        while heard := os.read(0, 4096):
-            if STOP in heard:
+        while data := os.read(0, 4096):
+            if STOP in data:
                 os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def beat() -> None:
-        while True:
-            os.write(1, BEAT)
-            time.sleep(beat_s)
-
-    threading.Thread(target=listen, daemon=True).start()
-    threading.Thread(target=beat, daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
 
-def _join(process: int) -> None:
-    """Make this process one of JAX's; on a TPU slice, without a coordinator, the devices know each other."""
-    import jax
-
-    count, coordinator = int(os.environ["NAUTILE_PROCESSES"]), os.environ.get("NAUTILE_COORDINATOR")
-    if coordinator:
-        here = coordinator if coordinator.startswith("127.") else None  # else the service listens on every address
-        jax.distributed.initialize(coordinator, count, process, coordinator_bind_address=here)
-    else:
-        jax.distributed.initialize()
-
-
-def _work(request: dict[str, Any], staging: Path, process: int | None, part: list[str]) -> None:
+def _stage_of(request: dict[str, Any]) -> Stage:
     # The child must find what the parent found, a test's modules included.
     sys.path.extend(entry for entry in request["sys_path"] if entry not in sys.path)
-    stage = load_stage(request["module"], request["attribute"])
-    if part:
-        _work_part(request, staging, stage, part)
-        return
-    if process is not None:
-        _join(process)
+    return load_stage(request["module"], request["attribute"])
+
+
+def _run_stage_function(request: dict[str, Any], rank: int | None) -> None:
+    stage, staging = _stage_of(request), Path(request["staging"])
+    if rank is not None:
+        _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
-        from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages have no use for
+        from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages do not need
 
         enable_compile_cache(Path(request["store"]) / "compiled")
-    if process:
-        stage.work(_job(request, staging, stage, silent, process))
+    if rank:
+        # Only process 0 reports and publishes.
+        stage.work(_job(request, stage, silent, rank))
         return
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
-        stage.work(_job(request, staging, stage, emit, 0))
-        write_json(staging / "done.json", {"outputs": _written(stage, staging)})
+        stage.work(_job(request, stage, emit, 0))
+        write_json(staging / "done.json", {"outputs": _written_outputs(stage, staging)})
     finally:
         emit.close()
 
 
-def _work_part(request: dict[str, Any], staging: Path, stage: Stage, part: list[str]) -> None:
-    name, unit, slot, _ = part
-    step = next(step for step in stage.fan_outs if step.name == name)
-    events = Path(request["events"])
-    live = (Markers.of(staging, name).work(unit) if unit else staging) / "live.json"
+def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) -> None:
+    """Do `item` of the fan-out `name`, or list its items if `item` is empty."""
+    stage, staging, events = _stage_of(request), Path(request["staging"]), Path(request["events"])
+    fan_out = next(fan_out for fan_out in stage.fan_outs if fan_out.name == name)
+    live = (Markers.of(staging, name).item_folder(item) if item else staging) / "live.json"
+    # One event file per worker slot, not per item: thousands of files would slow every reading of the catalog.
     path = events.with_name(f"{events.stem}-{slot}{events.suffix}")
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
     try:
-        if unit:
-            process_item(step, _job(request, staging, stage, from_unit(emit, name, unit), 0), unit)
+        if item:
+            process_item(fan_out, _job(request, stage, emit_with_source(emit, name, item), 0), item)
         else:
-            write_item_list(step, _job(request, staging, stage, emit, 0))
+            write_item_list(fan_out, _job(request, stage, emit, 0))
     finally:
         emit.close()
 
 
-def _job(request: dict[str, Any], staging: Path, stage: Stage, emit: Emit, process: int) -> Job:
+def _join_hosts(rank: int, silent_s: float) -> None:
+    """Make this process one of JAX's. JAX ends every one of them when one has sent no heartbeat for `silent_s`."""
+    import jax
+
+    timeouts = {"heartbeat_timeout_seconds": max(1, round(silent_s)), "initialization_timeout": JOIN_S}
+    coordinator = os.environ.get("NAUTILE_COORDINATOR")
+    if not coordinator:
+        jax.distributed.initialize(**timeouts)  # on a TPU slice the devices know each other
+        return
+    count = int(os.environ["NAUTILE_PROCESSES"])
+    # Without a bind address the coordination service listens on every interface.
+    bind = coordinator if coordinator.startswith("127.") else None
+    jax.distributed.initialize(coordinator, count, rank, coordinator_bind_address=bind, **timeouts)
+
+
+def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int) -> Job:
     return Job(
         stage=stage.name,
         key=request["key"],
         execution=request["execution"],
         section=request["section"],
         inputs={name: Path(folder) for name, folder in request["inputs"].items()},
-        staging=staging,
+        staging=Path(request["staging"]),
         emit=emit,
-        process=process,
+        process=rank,
     )
 
 
-def _written(stage: Stage, staging: Path) -> list[str]:
-    """The kinds that have content to publish. Raises `RuntimeError` if one that must be written was not."""
+def _written_outputs(stage: Stage, staging: Path) -> list[str]:
+    """The kinds that have content to publish. Raises `RuntimeError` if a required one is missing."""
     folders = sorted(path for path in (staging / "output").glob("*") if path.is_dir())
     written = [folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*"))]
     if unknown := set(written) - set(stage.outputs):
@@ -175,32 +182,28 @@ def _written(stage: Stage, staging: Path) -> list[str]:
     return written
 
 
-def _failed(staging: Path, code: int, error: BaseException) -> int:
-    text = str(error) or type(error).__name__
-    logger.error("%s", text)
-    told = staging / "error.json"
-    if membership() is not None and told.exists():
-        return code  # the first of several processes says why; without it the others fail in its wake
+def _failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
+    message = str(error) or type(error).__name__
+    logger.error("%s", message)
+    path = folder / "error.json"
+    if process_rank() is not None and path.exists():
+        return code  # the first of several hosts wrote the cause; the others fail because they lost it
     try:
-        write_json(told, {"code": code, "type": type(error).__name__, "message": text})
+        write_json(path, {"code": int(code), "type": type(error).__name__, "message": message})
     except OSError as problem:
         logger.error("error.json cannot be written: %s", problem)
     return code
 
 
-def _inside(path: object, folder: Path) -> bool:
-    return path is None or str(path).startswith(str(folder))
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    """SIGTERM unwinds like an exception, so that servers the work started are ended by their own `finally`."""
+def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Unwind like an exception, so that servers which the work started are ended by their own `finally`."""
     raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
     code = main()
-    if code and membership() is not None:
-        # Torn down in the usual way, JAX would wait for the others to end as well.
+    if code and process_rank() is not None:
+        # Exiting in the usual way, JAX would wait for the other hosts to end as well.
         logging.shutdown()
         os._exit(code)
     sys.exit(code)

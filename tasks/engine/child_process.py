@@ -1,8 +1,8 @@
-"""A stage's process seen from its parent: started in a session of its own, and never left behind.
+"""A stage's child process, seen from its parent: start it in a session of its own, watch it, and never leave it behind.
 
-Three ways to lose the parent, three answers: an exception or Ctrl-C unwinds through `finally`, which ends the child's
-whole process group; a flow that gives up while a stage works in another thread calls `cancel_all`; and after a
-kill -9 the kernel ends the child (PR_SET_PDEATHSIG, set by the child itself in `tasks.engine.child_main`).
+A child ends with its parent in all three ways that a parent can stop: an exception or Ctrl-C unwinds through `finally`,
+which ends the child's process group; a flow that stops while a stage works in another thread sets the flag that
+`cancelling` guards; and after a SIGKILL of the parent the kernel ends the child (`common.processes.die_with_parent`).
 """
 
 import logging
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import read_json
@@ -26,26 +27,28 @@ logger = logging.getLogger(__name__)
 
 TERMINATE_GRACE_S = 5.0
 TICK_S = 0.3
+LINGER_S = 30.0  # that a process whose work is complete may take to exit
 _POLL_S = 0.05
-LINGER_S = 30.0
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+# XLA on CPU allocates and frees its temporaries at each step. Kept by the allocator, on huge pages, they are not
+# mapped again each time: 22 ms to 3 ms for an `exp` of 33 MB, and a local training step takes two thirds of the time.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 _cancelled = threading.Event()
 
 
-@dataclass(frozen=True)
-class Exit:
-    """How a child ended: its exit code, or minus the signal, and the most memory it held, in bytes."""
-
-    code: int
-    peak_bytes: int
-
-
 @contextmanager
 def cancelling() -> Iterator[None]:
-    """Around a flow's body: if an exception (Ctrl-C, a cancelled run) leaves it, stages in other threads end too.
+    """Around a flow's body: an exception that leaves it (Ctrl-C, a cancelled run) also ends stages in other threads.
 
-    Without it a Prefect thread pool waits for them to finish, for nothing reaches a thread that waits for its child.
+    Without it a Prefect thread pool would wait for them, because nothing interrupts a thread that waits for its child.
     """
     _cancelled.clear()
     try:
@@ -55,15 +58,72 @@ def cancelling() -> Iterator[None]:
         raise
 
 
-def cancel_all() -> None:
-    """End every child of this process now; its stages raise `StageCancelled`."""
-    _cancelled.set()
-
-
 def pause(seconds: float) -> None:
-    """Sleep, but raise `StageCancelled` as soon as this process has been told to cancel."""
+    """Sleep, but raise `StageCancelled` as soon as this process is cancelled."""
     if _cancelled.wait(seconds):
         raise StageCancelled("the run was cancelled")
+
+
+@dataclass(frozen=True)
+class ChildFiles:
+    """The files that one child writes for its parent: log.txt, live.json (progress), error.json."""
+
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    @property
+    def live(self) -> Path:
+        return self.folder / "live.json"
+
+    def error(self) -> dict[str, Any] | None:
+        """`type`, `message` and `code` of the error that ended the child, if it could still write them."""
+        error = read_json(self.folder / "error.json")
+        return error if isinstance(error, dict) else None
+
+    def is_store_error(self) -> bool:
+        """True if the child failed because the store is full or read-only."""
+        error = self.error()
+        return error is not None and error["type"] == NotWritable.__name__
+
+    def clear(self) -> None:
+        """Remove the error and progress of an earlier attempt."""
+        for name in ("error.json", "live.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines of the log, for a message."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - 8192))
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a child ended: its exit code, or minus the signal, and its largest memory use in bytes."""
+
+    code: int
+    peak_bytes: int
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of a module of ours in a new interpreter."""
+    # -P: a folder named `data` or `model` in the working directory must not be imported in place of ours.
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def environment(store: str, *, accelerator: bool) -> dict[str, str]:
+    """This process's environment plus what a child needs to find the code and the store."""
+    settings = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
+    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), settings.get("PYTHONPATH")]))
+    if not accelerator:
+        settings["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that declare it
+    return ALLOCATOR | settings
 
 
 def run_child(
@@ -76,8 +136,8 @@ def run_child(
 ) -> Exit:
     """Run `command` to its end, calling `tick` about every 0.3 s. Its output is appended to `log`.
 
-    `finished` says that the work is complete: a process that still hangs at its exit 30 s later is ended, and counts
-    as exit code 0. Whatever is raised here (or by `tick`) ends the child's process group first: SIGTERM, 5 s, SIGKILL.
+    Once `finished()` is true the work is complete: a process that has not exited 30 s later is ended, with exit code 0.
+    Whatever is raised here (or by `tick`) ends the child's process group first: SIGTERM, 5 s, SIGKILL.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -97,7 +157,7 @@ def run_child(
 
 def _watch(child: subprocess.Popen[bytes], tick: Callable[[], object], finished: Callable[[], bool]) -> Exit:
     next_tick = time.monotonic() + TICK_S
-    done_since: float | None = None
+    finished_at: float | None = None
     while True:
         if ended := _reap(child):
             return ended
@@ -105,26 +165,27 @@ def _watch(child: subprocess.Popen[bytes], tick: Callable[[], object], finished:
             tick()
             next_tick = time.monotonic() + TICK_S
             if finished():
-                done_since = done_since or time.monotonic()
-                if time.monotonic() - done_since > LINGER_S:
-                    logger.warning("process %d finished its work and does not exit: ended", child.pid)
-                    return Exit(0, _end(child).peak_bytes)
+                finished_at = finished_at or time.monotonic()
+                if time.monotonic() - finished_at > LINGER_S:
+                    logger.warning("process %d has finished its work and does not exit: it is ended", child.pid)
+                    return Exit(ExitCode.DONE, _end(child).peak_bytes)
         pause(_POLL_S)
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:
-    """The exit if the child has ended; what it left in its process group goes with it."""
-    found, status, usage = os.wait4(child.pid, os.WNOHANG)
-    if not found:
+    """The exit if the child has ended; then the rest of its process group is killed."""
+    # Not `Popen.poll`: only wait4 also tells the memory that the child used.
+    pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+    if not pid:
         return None
-    _signal(child.pid, signal.SIGKILL)
+    _signal_group(child.pid, signal.SIGKILL)
     child.returncode = os.waitstatus_to_exitcode(status)
     return Exit(child.returncode, usage.ru_maxrss * _MAXRSS_UNIT)
 
 
 def _end(child: subprocess.Popen[bytes]) -> Exit:
-    """SIGTERM to the group, a few seconds for its `finally` blocks, then SIGKILL."""
-    _signal(child.pid, signal.SIGTERM)
+    """SIGTERM to the process group, a few seconds for its `finally` blocks, then SIGKILL."""
+    _signal_group(child.pid, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATE_GRACE_S
     try:
         while time.monotonic() < deadline:
@@ -132,116 +193,50 @@ def _end(child: subprocess.Popen[bytes]) -> Exit:
                 return ended
             time.sleep(_POLL_S)
     finally:
-        # Also on a second Ctrl-C in the loop above: the child goes at once.
+        # Also after a second Ctrl-C in the loop above: the child goes at once.
         if child.returncode is None:
-            _signal(child.pid, signal.SIGKILL)
+            _signal_group(child.pid, signal.SIGKILL)
     while not (ended := _reap(child)):
         time.sleep(0.01)
     return ended
 
 
-def _signal(group: int, number: signal.Signals) -> None:
+def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
-# XLA on CPU takes and gives back its temporaries at each step. Kept by the allocator, on huge pages, they are not
-# mapped anew each time: 22 ms to 3 ms for an `exp` of 33 MB, and a local training step takes two thirds of the time.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-
-
-@dataclass(frozen=True)
-class ChildFiles:
-    """Where one child leaves its traces: log.txt, live.json, error.json."""
-
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
-
-    @property
-    def live(self) -> Path:
-        return self.folder / "live.json"
-
-    def error(self) -> str | None:
-        """What the child said of its failure, if it could say anything."""
-        error = read_json(self.folder / "error.json")
-        return error["message"] if isinstance(error, dict) else None
-
-    def of_the_store(self) -> bool:
-        """Whether that failure was of the disk, not of what was worked on."""
-        error = read_json(self.folder / "error.json")
-        return isinstance(error, dict) and error["type"] == NotWritable.__name__
-
-    def forget(self) -> None:
-        """Take away what the attempt before said."""
-        for name in ("error.json", "live.json"):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def tail(self, lines: int = 15) -> str:
-        """The last lines of the log, for a message."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - 8192))
-                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-        except OSError:
-            return ""
-
-
-def command(module: str, *arguments: str) -> list[str]:
-    """-P: a folder named `data` or `model` where the command was typed must not be taken for one of ours."""
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def environment(store: str, *, accelerator: bool) -> dict[str, str]:
-    """This process's environment with what a child needs to find the code and the store."""
-    settings = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
-    here = str(Path(__file__).resolve().parents[2])
-    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [here, settings.get("PYTHONPATH")]))
-    if not accelerator:
-        settings["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that ask for it
-    for name, value in ALLOCATOR.items():
-        settings.setdefault(name, value)
-    return settings
-
-
-def raise_for_exit(ended: Exit, traces: ChildFiles, who: str) -> None:
-    """Raise what the exit code means, if not success. `who` begins the message of a crash."""
+def raise_for_exit(ended: Exit, files: ChildFiles) -> None:
+    """Raise the exception that an exit code stands for; return if it is success."""
     if ended.code == ExitCode.DONE:
         return
-    said = traces.error()
-    if ended.code == ExitCode.BAD_INPUT and said:
-        raise ConfigError(said)
-    if ended.code == ExitCode.RETRY and said:
-        raise Retryable(said)
-    raise crash(ended, traces, who)
+    error = files.error()
+    if error and ended.code == ExitCode.BAD_INPUT:
+        raise ConfigError(error["message"])
+    if error and ended.code == ExitCode.RETRY:
+        raise Retryable(error["message"])
+    raise crash_of(ended, files)
 
 
-def crash(ended: Exit, traces: ChildFiles, who: str) -> StageCrash:
-    """The end of a child that gave no verdict of its own."""
-    how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with exit code {ended.code}"
-    if ended.code == -9:
-        how += " (SIGKILL: out of memory?)"
-    said = traces.error()
-    return StageCrash(
-        f"{who}: its process {how}{': ' + said if said else ''}. "
-        f"The log is {traces.log}; its last lines:\n{traces.tail()}"
-    )
+def crash_of(ended: Exit, files: ChildFiles) -> StageCrash:
+    """The exception for a child that ended without reporting a `ConfigError` or `Retryable`."""
+    reason = f"its process ended with exit code {ended.code}"
+    if ended.code < 0:
+        reason = f"its process was ended by signal {-ended.code}"
+    if ended.code == -signal.SIGKILL:
+        reason += " (SIGKILL: out of memory?)"
+    if error := files.error():
+        reason += f": {error['message']}"
+    return StageCrash(reason, log=files.log, log_tail=files.log_tail(), signal_number=max(0, -ended.code))
 
 
-def merged(log: Path, into: Path, heading: str) -> None:
-    """Move what stands in `log` to the end of `into`, under a heading."""
+def append_log(log: Path, into: Path, heading: str) -> None:
+    """Move the content of `log` to the end of `into`, under a heading."""
     try:
-        text = log.read_bytes()
+        content = log.read_bytes()
     except FileNotFoundError:
         return
-    if text:
+    if content:
         with into.open("ab") as file:
-            file.write(f"--- {heading}\n".encode() + text)
+            file.write(f"--- {heading}\n".encode() + content)
     log.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
-"""Who does the units of a round: threads of this process, each over a child process. Others:
-`tasks.engine.prefect_executor`."""
+"""Who runs work items: the protocol, and threads of this process, each over a child process.
+
+The other executors build on Prefect: `tasks.engine.prefect_executor` and `tasks.engine.ray_executor`.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,24 +16,27 @@ from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 
 class Future(Protocol):
-    """A unit under way. `result` raises what `fanout_item.do` does, or `StageCrash` if the worker was lost."""
+    """A running work item: the part of `concurrent.futures.Future` that is used.
+
+    `result` raises what `run_item` does, or `StageCrash` if the worker was lost.
+    """
 
     def add_done_callback(self, call: Callable[[Any], Any]) -> object: ...
     def result(self) -> ItemResult: ...
 
 
 class Executor(Protocol):
-    """Does units, as many at a time as there is room for."""
+    """Runs work items, `capacity()` of them at a time."""
 
-    def room(self) -> int: ...
-    def submit(self, order: WorkItem) -> Future: ...
+    def capacity(self) -> int: ...
+    def submit(self, item: WorkItem) -> Future: ...
 
 
 ExecutorFactory = Callable[[LaunchConfig], AbstractContextManager[Executor]]
 
 
-def workers_here(launch: LaunchConfig) -> int:
-    """One for each core that this process may use, unless the configuration says how many."""
+def local_workers(launch: LaunchConfig) -> int:
+    """`launch.workers`, by default one for each core that this process may use."""
     if launch.workers is not None:
         return launch.workers
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -39,23 +44,23 @@ def workers_here(launch: LaunchConfig) -> int:
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Each unit once: whoever called decides what is tried again."""
+    """Runs each item once, without retries."""
 
     pool: ThreadPoolExecutor
     workers: int
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.workers
 
-    def submit(self, order: WorkItem) -> Future:
-        return self.pool.submit(run_item, order)
+    def submit(self, item: WorkItem) -> Future:
+        return self.pool.submit(run_item, item)
 
 
 @contextmanager
 def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
-    """Local processes without Prefect."""
+    """Child processes of this one, without Prefect."""
     if launch.engine != "processes":
-        raise ConfigError(f"launch.engine {launch.engine!r} is reached through Prefect: run the stage in a flow")
-    workers = workers_here(launch)
-    with ThreadPoolExecutor(workers, "unit") as pool:
+        raise ConfigError(f"launch.engine {launch.engine!r} needs Prefect: run the stage in a flow")
+    workers = local_workers(launch)
+    with ThreadPoolExecutor(workers, "work-item") as pool:
         yield LocalExecutor(pool, workers)

@@ -1,16 +1,18 @@
-"""Units: a part of a stage that is done piece by piece, each piece in a process of its own, here or on another host.
+"""Fan-out: a part of a stage that is done item by item, each in a process of its own, here or on another host.
 
-A stage names its rounds; they are gone through in order before its own function runs. What has been done is known by
-marks in the staging folder and by nothing else, so any process that holds the key's lock can go on, with any number of
-workers:
+A stage names its fan-outs; they run in order before the stage's own function. Marker files in the staging folder are
+the only record of what is done, so any process that holds the key's lock can continue, with any number of workers:
 
-    rounds/<round>/list.json       the units, and the share of them that may be set aside; written once
-                   done/<unit>     a unit that is done
-                   work/<unit>/    one under way: live.json, log.txt, error.json
-                   settled.json    the round is over: what was set aside, and why
+    rounds/<fan-out>/list.json       the items, and the share of them that may be skipped; written once
+                     done/<item>     marks a finished item
+                     work/<item>/    an item that is running: live.json, log.txt, error.json
+                     settled.json    the fan-out is finished: the skipped items and why
 
-A unit may be started again after a crash, and (a lost host that was not dead) even run twice at once: it must write
-its own files only, each atomically, and the same bytes every time.
+The folder and its JSON fields (`rounds`, `units`, `set_aside`) keep their first names, so that a staging folder which
+an earlier version left is resumed.
+
+An item may be started again after a crash, and may even run twice at once (a host that was given up but still works).
+So an item writes only files of its own, each atomically, and the same bytes every time.
 """
 
 import re
@@ -23,109 +25,123 @@ from common.events import Emit
 from common.files import read_json, write_json
 from tasks.engine.job import Job
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
-def _none(job: Job) -> float:
+def _no_item(job: Job) -> float:
     return 0.0
 
 
 @dataclass(frozen=True)
 class FanOut:
-    """A part of a stage whose units can be done apart from each other, in any order, in any process on any host.
+    """A part of a stage whose items are independent: they run in any order, in any process, on any host.
 
-    `list` gives the names of the units, fit for file names; it is called once, in a child process, and what it
-    returned is kept. `work` does one: a `ConfigError` sets the unit aside, named; anything else is tried again.
-    `tolerated` is the share of the units (0..1) that may be set aside before the stage fails.
+    `list_items` returns the names of the items, valid as file names; it is called once, in a child process, and its
+    result is kept. `work` does one of them: a `ConfigError` skips the item with that message, other errors are
+    retried. `skippable` is the share of the items (0..1) that may be skipped before the stage fails.
     """
 
     name: str
-    list: Callable[[Job], list[str]]
+    list_items: Callable[[Job], list[str]]
     work: Callable[[Job, str], None]
-    tolerated: Callable[[Job], float] = _none
-    noun: str = "files"  # what the units are called where progress is shown
+    skippable: Callable[[Job], float] = _no_item
+    noun: str = "files"  # the unit that progress shows
 
 
 @dataclass(frozen=True)
 class Markers:
-    """The marks of one round in a staging folder."""
+    """The marker files of one fan-out in a staging folder."""
 
     folder: Path
 
     @classmethod
-    def of(cls, staging: Path, name: str) -> "Markers":
-        return cls(staging / "rounds" / name)
+    def of(cls, staging: Path, fan_out: str) -> "Markers":
+        return cls(staging / "rounds" / fan_out)
 
     @property
-    def listing(self) -> dict[str, Any] | None:
-        """`finished_items` and `tolerated`; None until the list was made."""
-        return read_json(self.folder / "list.json")
+    def items(self) -> list[str] | None:
+        """None until the items have been listed."""
+        listing = read_json(self.folder / "list.json")
+        return listing["units"] if isinstance(listing, dict) else None
 
     @property
-    def settled(self) -> dict[str, str] | None:
-        """Unit -> why it was set aside; None until the round is over."""
-        found = read_json(self.folder / "settled.json")
-        return found["set_aside"] if isinstance(found, dict) else None
+    def skippable(self) -> float:
+        """The share of the items that may be skipped."""
+        return read_json(self.folder / "list.json")["tolerated"]
+
+    @property
+    def skipped(self) -> dict[str, str] | None:
+        """Item -> why it was skipped; None until the fan-out is finished."""
+        settled = read_json(self.folder / "settled.json")
+        return settled["set_aside"] if isinstance(settled, dict) else None
 
     def done(self) -> set[str]:
-        """The units that need no more work."""
         folder = self.folder / "done"
         return {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
 
-    def work(self, unit: str) -> Path:
-        return self.folder / "work" / unit
+    def is_done(self, item: str) -> bool:
+        return (self.folder / "done" / item).exists()
 
-    def settle(self, skipped_items: dict[str, str]) -> None:
-        write_json(self.folder / "settled.json", {"set_aside": skipped_items})
+    def item_folder(self, item: str) -> Path:
+        """Where a running item's log, progress and error lie."""
+        return self.folder / "work" / item
 
+    def write_items(self, items: list[str], skippable: float) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "list.json", {"units": items, "tolerated": skippable})
 
-def finished_items(job: Job, name: str) -> list[str]:
-    """The units of round `name` that were done, in the order of its list. For what comes after that round."""
-    aside = skipped_items(job, name)
-    return [unit for unit in (Markers.of(job.staging, name).listing or {})["units"] if unit not in aside]
+    def write_done(self, item: str) -> None:
+        (self.folder / "done").mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "done" / item, {})
 
-
-def skipped_items(job: Job, name: str) -> dict[str, str]:
-    """Unit -> message of those of round `name` that were set aside. For what comes after that round."""
-    found = Markers.of(job.staging, name).settled
-    if found is None:
-        raise RuntimeError(f"stage {job.stage}: round {name!r} is not over (or there is none of that name)")
-    return found
+    def write_finished(self, skipped: dict[str, str]) -> None:
+        write_json(self.folder / "settled.json", {"set_aside": skipped})
 
 
-def write_item_list(step: FanOut, job: Job) -> None:
-    """Call `step.list` and keep what it gives. Raises `RuntimeError` for names that no file could have."""
-    place, names = Markers.of(job.staging, step.name), list(step.list(job))
-    if wrong := [name for name in names if not _NAME.fullmatch(name)]:
-        raise RuntimeError(f"round {step.name}: {wrong[0]!r} is not fit for a file name ({len(wrong)} like it)")
-    if len(set(names)) < len(names):
-        raise RuntimeError(f"round {step.name}: its list names a unit twice")
-    share = float(step.tolerated(job))
-    if not 0.0 <= share <= 1.0:
-        raise RuntimeError(f"round {step.name}: a share of {share} cannot be tolerated: it is not within 0..1")
-    place.folder.mkdir(parents=True, exist_ok=True)
-    write_json(place.folder / "list.json", {"units": names, "tolerated": share})
+def finished_items(job: Job, fan_out: str) -> list[str]:
+    """The items of a finished fan-out that were not skipped, in the order of its list. For the steps after it."""
+    skipped = skipped_items(job, fan_out)
+    return [item for item in Markers.of(job.staging, fan_out).items or () if item not in skipped]
 
 
-def process_item(step: FanOut, job: Job, unit: str) -> None:
-    """Call `step.work` and mark the unit as done."""
-    place = Markers.of(job.staging, step.name)
-    step.work(job, unit)
-    (place.folder / "done").mkdir(parents=True, exist_ok=True)
-    write_json(place.folder / "done" / unit, {})
+def skipped_items(job: Job, fan_out: str) -> dict[str, str]:
+    """Item -> message of the skipped items of a finished fan-out. For the steps after it."""
+    skipped = Markers.of(job.staging, fan_out).skipped
+    if skipped is None:
+        raise RuntimeError(f"stage {job.stage}: fan-out {fan_out!r} is not finished (or does not exist)")
+    return skipped
+
+
+def write_item_list(fan_out: FanOut, job: Job) -> None:
+    """Call `fan_out.list_items` and keep the result. Raises `RuntimeError` for names that cannot be file names."""
+    items = list(fan_out.list_items(job))
+    if invalid := [item for item in items if not _ITEM_NAME.fullmatch(item)]:
+        raise RuntimeError(f"fan-out {fan_out.name}: {invalid[0]!r} is no valid file name ({len(invalid)} such items)")
+    if len(set(items)) < len(items):
+        raise RuntimeError(f"fan-out {fan_out.name}: its list names an item twice")
+    skippable = float(fan_out.skippable(job))
+    if not 0.0 <= skippable <= 1.0:
+        raise RuntimeError(f"fan-out {fan_out.name}: the share that may be skipped is {skippable}, not within 0..1")
+    Markers.of(job.staging, fan_out.name).write_items(items, skippable)
+
+
+def process_item(fan_out: FanOut, job: Job, item: str) -> None:
+    """Call `fan_out.work` and mark the item as done."""
+    fan_out.work(job, item)
+    Markers.of(job.staging, fan_out.name).write_done(item)
 
 
 def item_logs(staging: Path) -> list[Path]:
-    """Logs of the units under way, in whatever round of this staging folder."""
-    return sorted(log for work in staging.glob("rounds/*/work") for log in work.glob("*/log.txt"))
+    """Logs of the items that are running, of every fan-out in this staging folder."""
+    return sorted(staging.glob("rounds/*/work/*/log.txt"))
 
 
-def from_unit(emit: Emit, step: str, unit: str) -> Emit:
-    """Metrics of different units are different ones, though they carry the same name and step."""
+def emit_with_source(emit: Emit, fan_out: str, item: str) -> Emit:
+    """An `Emit` that keeps the metrics of different items apart where name and step are equal: by their source."""
 
-    def tell(kind: str, **fields: Any) -> None:
+    def emit_item_event(kind: str, **fields: Any) -> None:
         if kind == "metric":
-            fields.setdefault("source", f"{step}/{unit}")
+            fields.setdefault("source", f"{fan_out}/{item}")
         emit(kind, **fields)
 
-    return tell
+    return emit_item_event

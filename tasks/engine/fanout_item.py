@@ -1,14 +1,15 @@
-"""One unit of a round, done in a child process of whichever process was given the order: a thread here, a Ray worker.
+"""Run one work item in a child process of this one, which may be the stage's parent or a Ray worker on another host.
 
-The order says which attempt it belongs to. Once that attempt is over (cancelled, failed, its process dead and another
-at work) the unit ends by itself within a second, wherever it is: it looks at a file of the staging folder as it goes.
+A work item names the attempt that it belongs to, and a lease file in the staging folder names the attempt in charge.
+Once that attempt is over (cancelled, failed, or its process dead and another at work) the item's process sees another
+lease or none, and ends within a second, on whichever host it runs.
 """
 
 import json
 import os
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,94 +19,100 @@ from store.manifest import code_commit, host
 from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCancelled
 from tasks.engine.fanout import Markers
-
-RETRY_AFTER_S = (2.0, 10.0, 30.0, 60.0)
+from tasks.engine.retry_policy import JITTER, PAUSES_S
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One unit to be done, as any process that shares the store can be told of it."""
+    """One item of a fan-out, in plain values that any process sharing the store can use."""
 
-    request: str  # the path of the attempt's request
+    request: str  # path of the attempt's request.json
     attempt: int
-    step: str  # the round
-    unit: str
-    slot: int  # no two units under way have the same; it names the event file
+    fan_out: str
+    item: str
+    slot: int  # unique among the items that run at a time; it names the event file
 
     @property
     def staging(self) -> Path:
         return Path(self.request).parent
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
+    def __str__(self) -> str:
+        return f"{self.fan_out} {self.item}"
 
 
 @dataclass(frozen=True)
 class ItemResult:
-    """How a unit ended, if it did not fail: done, or set aside with a message."""
+    """How an item ended that did not fail: done, or skipped with a message."""
 
-    set_aside: str | None = None
+    skipped: str | None = None
     peak_bytes: int = 0
 
 
-def run_item(order: WorkItem, before: int = 0) -> ItemResult:
-    """Do the unit; `before` is how often that was tried, which is waited for accordingly.
+def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
+    """Run the item, after the pause that goes with `earlier_tries`.
 
-    Raises `Retryable` and `StageCrash` for what may pass, `ConfigError` for what concerns more than this unit, and
-    `StageCancelled`.
+    Raises `Retryable` and `StageCrash` for what another try may solve, `ConfigError` for what concerns more than this
+    item, and `StageCancelled`.
     """
-    _check_order(order)
-    if before:
-        _wait(order, RETRY_AFTER_S[min(before, len(RETRY_AFTER_S)) - 1] * random.uniform(1.0, 1.5))
-    place = Markers.of(order.staging, order.step)
-    if (place.folder / "done" / order.unit).exists():
-        return ItemResult()  # its process was lost after the last write
-    traces = ChildFiles(place.work(order.unit))
-    traces.folder.mkdir(parents=True, exist_ok=True)
-    traces.forget()
-    request = json.loads(Path(order.request).read_text(encoding="utf-8"))
-    _check_code(request)
-    arguments = (order.request, order.step, order.unit, str(order.slot), str(os.getpid()))
+    _check_lease(item)
+    if earlier_tries:
+        seconds = PAUSES_S[min(earlier_tries, len(PAUSES_S)) - 1]
+        _wait(item, seconds * random.uniform(1.0, 1.0 + JITTER))
+    markers = Markers.of(item.staging, item.fan_out)
+    if markers.is_done(item.item):
+        return ItemResult()  # an earlier try was lost after it had written everything
+
+    files = ChildFiles(markers.item_folder(item.item))
+    files.folder.mkdir(parents=True, exist_ok=True)
+    files.clear()
+    request = json.loads(Path(item.request).read_text(encoding="utf-8"))
+    _check_commit(request)
+    part = (item.fan_out, item.item, str(item.slot), str(os.getpid()))
     ended = run_child(
-        command("tasks.engine.child_main", *arguments),
-        log=traces.log,
+        command("tasks.engine.child_main", item.request, *part),
+        log=files.log,
         environment=environment(request["store"], accelerator=False),
-        tick=lambda: _check_order(order),
-        finished=lambda: (place.folder / "done" / order.unit).exists(),
+        tick=lambda: _check_lease(item),
+        finished=lambda: markers.is_done(item.item),
     )
     try:
-        raise_for_exit(ended, traces, f"{order.step} {order.unit}")
+        raise_for_exit(ended, files)
     except ConfigError as error:
-        if traces.of_the_store():
+        if files.is_store_error():
             raise
         return ItemResult(str(error), ended.peak_bytes)
     return ItemResult(None, ended.peak_bytes)
 
 
 def open_lease(staging: Path, attempt: int) -> None:
-    """From now on the orders of `attempt` hold, and no others."""
+    """Put `attempt` in charge: its items may run, and no others."""
     (staging / "rounds").mkdir(exist_ok=True)
-    write_json(staging / "rounds" / "attempt.json", {"attempt": attempt})
+    write_json(_lease(staging), {"attempt": attempt})
 
 
 def revoke_lease(staging: Path) -> None:
-    """End every unit that is under way, on whichever host."""
-    (staging / "rounds" / "attempt.json").unlink(missing_ok=True)
+    """End every running item, on whichever host."""
+    _lease(staging).unlink(missing_ok=True)
 
 
-def _check_order(order: WorkItem) -> None:
-    found = read_json(order.staging / "rounds" / "attempt.json")
-    if found is None and not order.staging.exists() and not order.staging.parent.exists():
+def _lease(staging: Path) -> Path:
+    return staging / "rounds" / "attempt.json"
+
+
+def _check_lease(item: WorkItem) -> None:
+    lease = read_json(_lease(item.staging))
+    if lease is None and not item.staging.exists() and not item.staging.parent.exists():
         raise ConfigError(
-            f"{order.staging} is not there on this host: with several hosts the store (NAUTILE_STORE) must lie on a "
+            f"{item.staging} does not exist on this host: with several hosts the store (NAUTILE_STORE) must lie on a "
             "file system that all of them share, under the same path"
         )
-    if found != {"attempt": order.attempt}:
-        raise StageCancelled(f"{order.step} {order.unit}: its attempt is over")
+    if lease != {"attempt": item.attempt}:
+        raise StageCancelled(f"{item}: its attempt is over")
 
 
-def _check_code(request: dict[str, Any]) -> None:
-    """Bytes must not depend on the host. On the run's own host the code may be edited while it runs."""
+def _check_commit(request: dict[str, Any]) -> None:
+    """Refuse a host with another commit, since bytes must not depend on the host."""
+    # On the run's own host the code may be edited while it runs.
     if request["host"] != host() and request["commit"] != code_commit():
         raise ConfigError(
             f"host {host()} has commit {code_commit() or 'unknown'} of this code, and the run's host {request['host']} "
@@ -113,9 +120,9 @@ def _check_code(request: dict[str, Any]) -> None:
         )
 
 
-def _wait(order: WorkItem, seconds: float) -> None:
-    """Between two tries. Not Prefect's own waiting, which nothing can interrupt."""
+def _wait(item: WorkItem, seconds: float) -> None:
+    """Pause between two tries. Not Prefect's own pause, which nothing can interrupt."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         pause(min(left, 0.3))
-        _check_order(order)
+        _check_lease(item)

@@ -1,6 +1,6 @@
-"""The rounds of one attempt, seen from its parent: list, hand out what is not done yet, hear how each unit ended.
+"""Run a stage's fan-outs from the parent process: list the items, submit the unfinished ones, collect the results.
 
-The staging folder is the memory: nothing here is needed to go on after a `kill -9`.
+The marker files in the staging folder are the only memory: nothing here is needed to continue after a SIGKILL.
 """
 
 import logging
@@ -18,178 +18,206 @@ from common.errors import ConfigError, Retryable
 from common.files import read_json
 from configs.operation import LaunchConfig
 from store.events import EventWriter, read_live
-from tasks.engine.child_process import TICK_S, command, environment, merged, pause, raise_for_exit, run_child
+from tasks.engine.child_process import (
+    TICK_S,
+    ChildFiles,
+    append_log,
+    command,
+    environment,
+    pause,
+    raise_for_exit,
+    run_child,
+)
 from tasks.engine.errors import StageCrash
 from tasks.engine.executors import Executor, ExecutorFactory, Future
 from tasks.engine.fanout import FanOut, Markers
 from tasks.engine.fanout_item import WorkItem, open_lease, revoke_lease
-from tasks.engine.staging import Staging
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP = 3  # units that failed for good, retries included: then it is hardly for the units' sake
+GIVE_UP = 3  # items failed for good, retries included: then the cause is hardly in the items
 _POLL_S = 0.1
 
 
 @dataclass
 class FanOutRunner:
-    """Does what is left of `rounds`. `hear` is given live values (done, total, unit, note) as a child writes them."""
+    """Does what is left of a stage's fan-outs in one attempt.
 
-    rounds: Sequence[FanOut]
-    space: Staging
-    request: Path
+    `on_progress` is called with live values (done, total, unit, note) as the children write them.
+    """
+
+    fan_outs: Sequence[FanOut]
+    request_path: Path
+    attempt: int
     launch: LaunchConfig
-    crews: ExecutorFactory
-    hear: Callable[[dict[str, Any]], object]
+    executors: ExecutorFactory
+    on_progress: Callable[[dict[str, Any]], object]
     peak_bytes: int = 0
+    request: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request = read_json(self.request_path) or {}
+
+    @property
+    def staging(self) -> Path:
+        return self.request_path.parent
 
     def run(self) -> None:
-        """Raises `ConfigError` if too much is set aside, and what the units failed with, once the others are done."""
-        staging = self.space.path
-        if all(Markers.of(staging, step.name).settled is not None for step in self.rounds):
+        """Raises `ConfigError` if too many items are skipped, else the first failure once the other items are done."""
+        if all(Markers.of(self.staging, fan_out.name).skipped is not None for fan_out in self.fan_outs):
             return
-        open_lease(staging, self.space.attempt)
+        open_lease(self.staging, self.attempt)
         try:
-            with self.crews(self.launch) as crew:
+            with self.executors(self.launch) as executor:
                 try:
-                    for step in self.rounds:
-                        self._round(step, crew)
+                    for fan_out in self.fan_outs:
+                        self._run(fan_out, executor)
                 finally:
-                    revoke_lease(staging)  # the crew waits for units under way: they see it, and end
+                    # Before the executor closes, because that waits for running items: now they end.
+                    revoke_lease(self.staging)
         finally:
-            revoke_lease(staging)
+            revoke_lease(self.staging)
 
-    def _round(self, step: FanOut, crew: Executor) -> None:
-        place = Markers.of(self.space.path, step.name)
-        if place.settled is not None:
+    def _run(self, fan_out: FanOut, executor: Executor) -> None:
+        markers = Markers.of(self.staging, fan_out.name)
+        if markers.skipped is not None:
             return
-        if place.listing is None:
-            self._list(step)
-        sweep = _Pass(step, place, self, crew)
+        if markers.items is None:
+            self._list_items(fan_out)
+        items = _Pass(fan_out, markers, self, executor)
         try:
-            sweep.run()
+            items.run()
         finally:
-            self.peak_bytes = max(self.peak_bytes, sweep.peak_bytes)
-            self._tell(step, sweep)
-        place.settle(sweep.aside)
-        shutil.rmtree(place.folder / "work", ignore_errors=True)
+            self.peak_bytes = max(self.peak_bytes, items.peak_bytes)
+            self._emit_counts(fan_out, items)
+        markers.write_finished(items.skipped)
+        shutil.rmtree(markers.folder / "work", ignore_errors=True)
 
-    def _list(self, step: FanOut) -> None:
-        traces = self.space.traces
-        traces.forget()
-        request = read_json(self.request) or {}
+    def _list_items(self, fan_out: FanOut) -> None:
+        files = ChildFiles(self.staging)
+        files.clear()
+        note = {"note": f"{fan_out.name}: listing {fan_out.noun}"}
         ended = run_child(
-            command("tasks.engine.child_main", str(self.request), step.name, "", "0", str(os.getpid())),
-            log=traces.log,
-            environment=environment(request["store"], accelerator=False),
-            tick=lambda: self.hear({"note": f"{step.name}: listing {step.noun}"} | read_live(traces.live)),
+            command("tasks.engine.child_main", str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
+            log=files.log,
+            environment=environment(self.request["store"], accelerator=False),
+            tick=lambda: self.on_progress(note | read_live(files.live)),
         )
         self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)
-        raise_for_exit(ended, traces, f"list of {step.name}")
+        raise_for_exit(ended, files)
 
-    def _tell(self, step: FanOut, sweep: "_Pass") -> None:
-        """Events of the parent's own: how many units there were, and each that was set aside with its reason."""
-        request = read_json(self.request) or {}
-        events = Path(request["events"])
-        path = events.with_name(f"{events.stem}-{step.name}{events.suffix}")
-        emit = EventWriter(path, request["execution"], stage=request["stage"])
-        emit("metric", name=f"{step.name}_units", step=0, value=len(sweep.units))
-        emit("metric", name=f"{step.name}_set_aside", step=0, value=len(sweep.aside))
-        for unit, message in sweep.aside.items():
-            emit("sample", set=f"{step.name}: set aside", index=sweep.units.index(unit), unit=unit, text=message)
+    def _emit_counts(self, fan_out: FanOut, items: "_Pass") -> None:
+        """Emit how many items there were, and each skipped one with its reason."""
+        events = Path(self.request["events"])
+        path = events.with_name(f"{events.stem}-{fan_out.name}{events.suffix}")
+        emit = EventWriter(path, self.request["execution"], stage=self.request["stage"])
+        # The names of these events are as old as the first stores, and are queried.
+        emit("metric", name=f"{fan_out.name}_units", step=0, value=len(items.items))
+        emit("metric", name=f"{fan_out.name}_set_aside", step=0, value=len(items.skipped))
+        for item, message in items.skipped.items():
+            index = items.items.index(item)
+            emit("sample", set=f"{fan_out.name}: set aside", index=index, unit=item, text=message)
         emit.close()
 
 
 @dataclass
 class _Pass:
-    """One pass over the units of a round that are not done."""
+    """One pass over the items of a fan-out that are not done."""
 
-    step: FanOut
-    place: Markers
-    effort: FanOutRunner
-    crew: Executor
-    units: list[str] = field(init=False)
-    tolerated: float = field(init=False)
-    done: set[str] = field(init=False)
-    aside: dict[str, str] = field(default_factory=dict)
+    fan_out: FanOut
+    markers: Markers
+    runner: FanOutRunner
+    executor: Executor
+    skipped: dict[str, str] = field(default_factory=dict)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
-    under_way: dict[str, tuple[Future, int]] = field(default_factory=dict)
+    running: dict[str, tuple[Future, int]] = field(default_factory=dict)  # item -> its future and slot
     ended: "queue.SimpleQueue[str]" = field(default_factory=queue.SimpleQueue)
     peak_bytes: int = 0
     shown_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        listing = self.place.listing or {}
-        self.units, self.tolerated = listing["units"], listing["tolerated"]
-        self.done = self.place.done()
+        self.items = self.markers.items or []
+        self.done = self.markers.done()
 
     def run(self) -> None:
-        todo = [unit for unit in reversed(self.units) if unit not in self.done]
+        waiting = [item for item in reversed(self.items) if item not in self.done]
         while True:
-            while todo and len(self.failed) < GIVE_UP and len(self.under_way) < self.crew.room():
-                self._start(todo.pop())
-            if not self.under_way:
+            while waiting and len(self.failed) < GIVE_UP and len(self.running) < self.executor.capacity():
+                self._submit(waiting.pop())
+            if not self.running:
                 break
-            pause(0.0)
+            pause(0.0)  # raises if the run is cancelled
             self._show()
             try:
-                unit = self.ended.get(timeout=_POLL_S)
+                item = self.ended.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            self._take(unit)
+            self._collect(item)
         self._show(now=True)
         if self.failed:
-            unit, error = self.failed[0]
-            left = len(self.units) - len(self.done) - len(self.aside)
-            kind = Retryable if isinstance(error, Retryable) else StageCrash
-            raise kind(
-                f"{self.step.name}: {left} of {len(self.units)} {self.step.noun} left; {unit}: {error}"
-            ) from error
+            self._raise_failure()
 
-    def _start(self, unit: str) -> None:
-        taken = {slot for _, slot in self.under_way.values()}
+    def _submit(self, item: str) -> None:
+        taken = {slot for _, slot in self.running.values()}
         slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
-        order = WorkItem(str(self.effort.request), self.effort.space.attempt, self.step.name, unit, slot)
-        flight = self.crew.submit(order)
-        self.under_way[unit] = (flight, slot)
-        flight.add_done_callback(lambda _: self.ended.put(unit))
+        work_item = WorkItem(str(self.runner.request_path), self.runner.attempt, self.fan_out.name, item, slot)
+        future = self.executor.submit(work_item)
+        self.running[item] = (future, slot)
+        future.add_done_callback(lambda _: self.ended.put(item))
 
-    def _take(self, unit: str) -> None:
-        flight, _ = self.under_way.pop(unit)
+    def _collect(self, item: str) -> None:
+        """Take the result of an item that ended. Raises `ConfigError` if no further item is worth running."""
+        future, _ = self.running.pop(item)
         try:
-            outcome = flight.result()
+            result = future.result()
         except ConfigError:
             raise
         except Exception as error:
-            logger.warning("%s %s failed: %s", self.step.name, unit, error)
-            self.failed.append((unit, error))
+            logger.warning("%s %s failed: %s", self.fan_out.name, item, error)
+            self.failed.append((item, error))
             return
-        self.peak_bytes = max(self.peak_bytes, outcome.peak_bytes)
-        folder = self.place.work(unit)
-        merged(folder / "log.txt", self.effort.space.traces.log, f"{self.step.name} {unit}")
+        self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
+        folder = self.markers.item_folder(item)
+        stage_log = ChildFiles(self.runner.staging).log
+        append_log(ChildFiles(folder).log, stage_log, f"{self.fan_out.name} {item}")
         shutil.rmtree(folder, ignore_errors=True)
-        if outcome.set_aside is None:
-            self.done.add(unit)
-            return
-        logger.warning("%s: %s is set aside: %s", self.step.name, unit, outcome.set_aside)
-        self.aside[unit] = outcome.set_aside
-        if len(self.aside) > self.tolerated * len(self.units):
-            first, message = next(iter(self.aside.items()))
+        if result.skipped is None:
+            self.done.add(item)
+        else:
+            self._skip(item, result.skipped)
+
+    def _skip(self, item: str, message: str) -> None:
+        logger.warning("%s: %s is skipped: %s", self.fan_out.name, item, message)
+        self.skipped[item] = message
+        share = self.markers.skippable
+        if len(self.skipped) > share * len(self.items):
+            first, message = next(iter(self.skipped.items()))
             raise ConfigError(
-                f"{message} ({first} is the first of {len(self.aside)} of {len(self.units)} {self.step.noun} set aside "
-                f"in {self.step.name}, and at most {self.tolerated:.3g} of them may be)"
+                f"{message} ({first} is the first of {len(self.skipped)} of {len(self.items)} {self.fan_out.noun} "
+                f"skipped in {self.fan_out.name}; at most a share of {share:.3g} may be)"
             )
 
+    def _raise_failure(self) -> None:
+        item, error = self.failed[0]
+        left = len(self.items) - len(self.done) - len(self.skipped)
+        prefix = f"{self.fan_out.name}: {left} of {len(self.items)} {self.fan_out.noun} left; {item}: "
+        if isinstance(error, Retryable):
+            raise Retryable(f"{prefix}{error}") from error
+        if isinstance(error, StageCrash):
+            raise error.prefixed(prefix) from error
+        raise StageCrash(f"{prefix}{error}") from error
+
     def _show(self, *, now: bool = False) -> None:
-        """Units done, and the shares of those under way. Many of them are looked at less often."""
+        """Report the finished items plus the shares done of those that are running."""
         moment = time.monotonic()
-        if not now and moment - self.shown_at < max(TICK_S, 0.01 * len(self.under_way)):
+        # Reading the progress of many running items takes time, so it is done less often the more there are.
+        if not now and moment - self.shown_at < max(TICK_S, 0.01 * len(self.running)):
             return
         self.shown_at = moment
-        part = sum(_share(read_live(self.place.work(unit) / "live.json")) for unit in self.under_way)
-        note = f"{self.step.name}, {len(self.aside)} set aside" if self.aside else self.step.name
-        done = len(self.done) + len(self.aside) + part
-        self.effort.hear({"done": done, "total": len(self.units), "unit": self.step.noun, "note": note})
+        shares = sum(_share(read_live(ChildFiles(self.markers.item_folder(item)).live)) for item in self.running)
+        note = f"{self.fan_out.name}, {len(self.skipped)} skipped" if self.skipped else self.fan_out.name
+        done = len(self.done) + len(self.skipped) + shares
+        self.runner.on_progress({"done": done, "total": len(self.items), "unit": self.fan_out.noun, "note": note})
 
 
 def _share(live: dict[str, Any]) -> float:

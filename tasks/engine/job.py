@@ -1,7 +1,7 @@
-"""What a stage's work is given: its section, its inputs as folders, a place to work in, and a way to report.
+"""What a stage's function is given: its section, its inputs as folders, folders to write to, and `emit`.
 
-The staging folder survives crashes and retries, so work looks into `scratch` and `output` for what an earlier attempt
-finished, and goes on from there. What lies in `output(kind)` when the work returns is published as that artifact.
+The staging folder survives crashes and retries, so a stage looks in `scratch` and `output` for what an earlier attempt
+finished and continues from there. What lies in `output(kind)` when the function returns is published as that artifact.
 """
 
 import re
@@ -16,12 +16,12 @@ from common.events import Emit
 from common.files import read_json, write_json
 from configs.base import Section
 
-Part = TypeVar("Part", bound=Section)
+SectionPart = TypeVar("SectionPart", bound=Section)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One execution of a stage, as seen from inside its process. `execution` is the same in every attempt at it."""
+    """One execution of a stage as its function sees it. `execution` is the same in every attempt."""
 
     stage: str
     key: str
@@ -30,18 +30,18 @@ class Job:
     inputs: dict[str, Path]
     staging: Path
     emit: Emit
-    process: int = 0  # of several that do one stage together; what the others write or describe is not published
+    process: int = 0  # rank among the processes of a multi-host stage; only what process 0 writes is published
 
-    def part(self, name: str, model: type[Part]) -> Part:
+    def part(self, name: str, model: type[SectionPart]) -> SectionPart:
         """The part `name` of the section, validated. Raises `ConfigError` naming the field."""
         if name not in self.section:
-            raise ConfigError(f"stage {self.stage}: its section has no `{name}`; there are {sorted(self.section)}")
+            raise ConfigError(f"the section of stage {self.stage} has no `{name}`; it has {sorted(self.section)}")
         try:
             return model.model_validate(self.section[name])
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join([name, *(str(part) for part in first["loc"])])
-            raise ConfigError(f"stage {self.stage}: `{where}`: {first['msg']}") from None
+            field = ".".join([name, *(str(part) for part in first["loc"])])
+            raise ConfigError(f"stage {self.stage}: `{field}`: {first['msg']}") from None
 
     @property
     def seed(self) -> int:
@@ -51,28 +51,28 @@ class Job:
     @property
     def scratch(self) -> Path:
         """A folder for checkpoints, ledgers and the like; it survives retries and is not published."""
-        return _made(self.staging / "scratch")
+        return _created(self.staging / "scratch")
 
     def output(self, kind: str) -> Path:
         """The folder whose content becomes the artifact `kind`; it survives retries."""
         if self.process:
-            return _made(self.staging / "others" / str(self.process) / _checked(kind))
-        return _made(self.staging / "output" / _checked(kind))
+            return _created(self.staging / "others" / str(self.process) / _checked(kind))
+        return _created(self.staging / "output" / _checked(kind))
 
     def describe(self, kind: str, **facts: Any) -> None:
         """Add facts (counts, stand-ins) to the manifest of the artifact `kind`; a later value replaces an earlier."""
         if self.process:
             return
-        path = _made(self.staging / "facts") / f"{_checked(kind)}.json"
+        path = _created(self.staging / "facts") / f"{_checked(kind)}.json"
         write_json(path, {**(read_json(path) or {}), **facts})
 
 
-def _made(folder: Path) -> Path:
+def _created(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _checked(kind: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
-        raise ValueError(f"not the name of an output: {kind!r}")
+        raise ValueError(f"not a valid name of an output: {kind!r}")
     return kind

@@ -1,10 +1,10 @@
-"""Several processes that do one stage together: `python -m tasks.engine.multihost REQUEST.json`, in place of
-`tasks.engine.child_main`.
+"""Run one stage in several processes, one a host: `python -m tasks.engine.multihost REQUEST.json`.
 
-Started here or each on a host of its own, by the template in `launch.command`. What they print goes to the stage's log
-with the host's number before it. Every process tells by a beat that it lives; one that dies or falls silent ends the
-others, and the stage is retried. The members hear of it when this process ends, however that happens: their standard
-input does.
+It takes the place of `tasks.engine.child_main`: it launches that on every host (here, or by the template in
+`launch.command`), copies what they print to the stage's log with the host's number before it, and ends all of them when
+one has failed. A host that falls silent is noticed by JAX, whose heartbeat then ends the others with SIGABRT, so the
+stage fails and is retried. A host notices that this process is gone, however that happens, by the end of its standard
+input.
 """
 
 import json
@@ -18,46 +18,45 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
 from common.files import write_json
 from common.processes import ExitCode, die_with_parent, free_port
-from tasks.engine.child_main import BEAT, STOP
+from tasks.engine.child_main import STOP
 
 logger = logging.getLogger("tasks.engine.multihost")
 
 POLL_S = 0.1
-GRACE_S = 60.0  # for the others to save, once one has ended as it was asked to
-_BY_SIGNAL = (128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)  # as a remote shell tells a lost process or connection
+GRACE_S = 60.0  # for the others to save, once one has ended by `Retryable` (a preemption)
+# How a remote shell reports a process that a signal ended, and (255) a lost connection.
+_LOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)
 
 
 @dataclass
-class Member:
-    """One of the processes, or the command that started it on its host."""
+class HostProcess:
+    """The process of one host, or the command that started it there."""
 
     host: int
     process: subprocess.Popen[bytes]
-    heard: float = field(default_factory=time.monotonic)
 
-    def listen(self) -> None:
-        """Pass on what it prints, and note when it was last heard."""
+    def copy_output(self) -> None:
+        """Print its lines with the host's number, until it ends."""
         for line in self.process.stdout or ():
-            self.heard = time.monotonic()
-            if text := line.removesuffix(BEAT):  # a beat may fall into the middle of a line
-                sys.stdout.buffer.write(f"[host {self.host}] ".encode() + text.rstrip(b"\n") + b"\n")
-                sys.stdout.buffer.flush()
+            sys.stdout.buffer.write(f"[host {self.host}] ".encode() + line.rstrip(b"\n") + b"\n")
+            sys.stdout.buffer.flush()
 
-    def tell(self, line: bytes) -> None:
+    def stop(self) -> None:
+        """Ask it to save and exit."""
         with suppress(OSError, ValueError):
             assert self.process.stdin
-            self.process.stdin.write(line)
+            self.process.stdin.write(STOP)
             self.process.stdin.flush()
 
     def end(self) -> None:
-        """Its input ends, which a member on another host sees; what runs here is ended by the kernel."""
+        """End it at once: on another host by the end of its input, here by a signal."""
         with suppress(OSError):
             if self.process.stdin:
                 self.process.stdin.close()
@@ -67,63 +66,65 @@ class Member:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the members to their end; the exit code is the stage's, as `tasks.engine.child_main` has it."""
+    """Run the hosts' processes to their end; the exit code is the stage's, as of `tasks.engine.child_main`."""
     path = Path((sys.argv[1:] if arguments is None else arguments)[0])
     request = json.loads(path.read_text(encoding="utf-8"))
     die_with_parent(request["parent"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    members: list[Member] = []
-    signal.signal(signal.SIGTERM, lambda _number, _frame: [member.tell(STOP) for member in members])
+    hosts: list[HostProcess] = []
+    signal.signal(signal.SIGTERM, lambda _number, _frame: [host.stop() for host in hosts])
+    message: str | None
     try:
         check_commit(request)
         for host in range(request["launch"]["processes"]):
-            members.append(_start(request, path, host))
-        code, why = _watch(members, request["launch"]["silent_s"])
+            hosts.append(_launch(request, path, host))
+        code, message = _wait(hosts, request["launch"]["silent_s"])
     except ConfigError as error:
-        code, why = ExitCode.BAD_INPUT, str(error)
+        code, message = ExitCode.BAD_INPUT, str(error)
     finally:
-        for member in members:
-            member.end()
-    if why:
-        logger.error("%s", why)
-        write_json(Path(request["staging"]) / "error.json", {"code": code, "type": "Group", "message": why})
+        for each in hosts:
+            each.end()
+    if message:
+        logger.error("%s", message)
+        error_json = Path(request["staging"]) / "error.json"
+        write_json(error_json, {"code": int(code), "type": "MultihostError", "message": message})
     return code
 
 
 def check_commit(request: dict[str, Any]) -> None:
-    """Raises ConfigError where the hosts are to take this checkout's commit, and it is not all committed."""
+    """Raises `ConfigError` if the hosts are to check out this code's commit and it has uncommitted changes."""
     commit = request["commit"] or "unknown"
     if "{commit}" in request["launch"]["command"] and not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise ConfigError(
-            f"launch.command takes {{commit}} to the hosts, and this code's is {commit}: commit (and push) what is "
-            "changed, so that every host runs the same"
+            f"launch.command checks out {{commit}} on the hosts, and this code's is {commit}: commit (and push) what "
+            "is changed, so that every host runs the same"
         )
 
 
-def member_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """What tells a process which of how many it is. Without a coordinator, JAX asks the TPU slice."""
+def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
+    """The variables by which a process knows its rank. Without a coordinator, JAX asks the TPU slice."""
     settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
     return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
 
 
-def command_for(request: dict[str, Any], path: Path, host: int) -> list[str]:
-    """The template, filled in for one host; each word of it is one argument, and no shell of ours reads it."""
+def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
+    """`launch.command` filled in for one host; each of its words is one argument, and no local shell reads it."""
     launch = request["launch"]
-    settings = shlex.join(f"{name}={value}" for name, value in member_environment(launch, host).items())
+    settings = shlex.join(f"{name}={value}" for name, value in host_environment(launch, host).items())
     member = f"{settings} .venv/bin/python -P -m tasks.engine.child_main {shlex.quote(str(path))}"
     commit = shlex.quote(request["commit"])
-    known = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
-    return [word.format(**known) for word in shlex.split(launch["command"])]
+    fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
+    return [word.format(**fields) for word in shlex.split(launch["command"])]
 
 
-def _start(request: dict[str, Any], path: Path, host: int) -> Member:
+def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
     launch = request["launch"]
     environment = dict(os.environ)
     if launch["command"]:
-        command = command_for(request, path, host)
+        command = host_command(request, path, host)
     else:
         launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{free_port()}"
-        environment |= member_environment(launch, host)
+        environment |= host_environment(launch, host)
         command = [sys.executable, "-P", "-m", "tasks.engine.child_main", str(path)]
     process = subprocess.Popen(
         command,
@@ -131,41 +132,47 @@ def _start(request: dict[str, Any], path: Path, host: int) -> Member:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # a signal to this process must not reach a command that only carries our words
+        start_new_session=True,  # Ctrl-C must not reach a remote shell, which would leave its host's process behind
     )
-    member = Member(host, process)
-    threading.Thread(target=member.listen, daemon=True).start()
-    return member
+    started = HostProcess(host, process)
+    threading.Thread(target=started.copy_output, daemon=True).start()
+    return started
 
 
-def _watch(members: list[Member], silent_s: float) -> tuple[int, str | None]:
-    """Until all have ended well, or one has not: the exit code, and what is to be said if no member said it."""
-    until: float | None = None
+def _wait(hosts: list[HostProcess], silent_s: float) -> tuple[ExitCode, str | None]:
+    """Wait until all have succeeded or one has not: the exit code, and the error unless a host has written it."""
+    deadline: float | None = None
     while True:
-        codes = [member.process.poll() for member in members]
+        codes = [host.process.poll() for host in hosts]
         if all(code == ExitCode.DONE for code in codes):
             return ExitCode.DONE, None
-        for member, code in zip(members, codes, strict=True):
-            if code is None and time.monotonic() - member.heard > silent_s:
-                return (
-                    ExitCode.RETRY,
-                    f"host {member.host} of {len(members)} said nothing for {silent_s:.0f} s; the others ended",
-                )
-        ended = [(member, code) for member, code in zip(members, codes, strict=True) if code]
-        for told in (ExitCode.BAD_INPUT, ExitCode.FAILED):  # who refuses its input brings the others down with it
-            if told in codes:
-                return told, None
-        for member, code in ended:
+
+        # A host that refuses its input or crashes takes others with it, so these codes count before any signal.
+        for reported in (ExitCode.BAD_INPUT, ExitCode.FAILED):
+            if reported in codes:
+                return reported, None
+        ended = [(host.host, code) for host, code in zip(hosts, codes, strict=True) if code]
+        for number, code in ended:
             if code != ExitCode.RETRY:
-                how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-                by_signal = code < 0 or code in _BY_SIGNAL
-                verdict = ExitCode.RETRY if by_signal else ExitCode.FAILED
-                return verdict, f"host {member.host} of {len(members)} ended {how}"
+                return _lost_host(number, len(hosts), code, silent_s)
         if ended:
-            until = until or time.monotonic() + GRACE_S
-            if None not in codes or time.monotonic() > until:
+            deadline = deadline or time.monotonic() + GRACE_S
+            if None not in codes or time.monotonic() > deadline:
                 return ExitCode.RETRY, None
         time.sleep(POLL_S)
+
+
+def _lost_host(host: int, count: int, code: int, silent_s: float) -> tuple[ExitCode, str]:
+    """What to return for a host that ended by a signal, or with an exit code that is none of ours."""
+    if code in (-signal.SIGABRT, 128 + signal.SIGABRT):
+        return ExitCode.RETRY, (
+            f"host {host} of {count} ended by SIGABRT, as JAX ends a host when another one does not start or sends no "
+            f"heartbeat for {silent_s:g} s (launch.silent_s); the log names it"
+        )
+    if code < 0:
+        return ExitCode.RETRY, f"host {host} of {count} ended by signal {-code}"
+    exit_code = ExitCode.RETRY if code in _LOST else ExitCode.FAILED
+    return exit_code, f"host {host} of {count} ended with exit code {code}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Units as task runs of Prefect, mapped over a thread pool here or over an existing Ray cluster: the same task.
+"""Work items as Prefect task runs, on threads of this process or (`tasks.engine.ray_executor`) on a Ray cluster.
 
-A unit is handed out when there is room for it, not all at once as `Task.map` would: thousands of files make no queue of
-thousands of task runs, and one that must not run any more was never submitted. Prefect counts the tries; the waiting
-between them is ours, because nothing interrupts Prefect's own (a cancelled run would wait up to 90 s for it).
+An item is submitted when there is capacity for it, not all at once as `Task.map` would: thousands of files make no
+queue of thousands of task runs, and one that must not run any more was never submitted. Prefect counts the tries; the
+pauses between them are in `run_item`, because nothing interrupts Prefect's own (a cancelled run would wait 90 s).
 """
 
 import logging
@@ -21,89 +21,78 @@ from prefect.states import Completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
-from common.errors import Retryable
 from configs.operation import LaunchConfig
 from tasks.engine.errors import StageCrash
-from tasks.engine.executors import Executor, Future, workers_here
+from tasks.engine.executors import Executor, Future, local_workers
 from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
+from tasks.engine.retry_policy import CRASHES, OUTAGES, RetryPolicy
 
 logger = logging.getLogger(__name__)
 
-OUTAGES, CRASHES = 4, 2  # how often a unit is tried again; it begins anew each time, so time spent counts for nothing
+# An item starts from the beginning at each try, so the time that a try took never resets its count.
+_retries = RetryPolicy()
 
 
-def worth_a_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """A broken connection is tried again, a crash too but less often."""
-    again = run.run_count <= {Retryable: OUTAGES, StageCrash: CRASHES}.get(type(state.data), 0)
+def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    again = _retries.should_retry(run.id, state.data)
     logger.warning("%s failed%s: %s", run.name, ", and is tried again" if again else "", state.data)
     return again
 
 
 @task(
-    name="unit",
-    task_run_name="{step} {unit}",
+    name="work-item",
+    task_run_name="{fan_out} {item}",
     retries=max(OUTAGES, CRASHES),
     retry_delay_seconds=0,
-    retry_condition_fn=worth_a_retry,
+    retry_condition_fn=should_retry,
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def unit_run(request: str, attempt: int, step: str, unit: str, slot: int) -> State[dict[str, Any]]:
-    """Do one unit. A unit that is set aside shows as a state of that name, with the reason."""
+def item_task(request: str, attempt: int, fan_out: str, item: str, slot: int) -> State[ItemResult]:
+    """Run one work item. A skipped one ends in a state named SetAside, with the reason."""
     context = TaskRunContext.get()
-    before = context.task_run.run_count - 1 if context else 0
-    outcome = run_item(WorkItem(request, attempt, step, unit, slot), before)
-    if outcome.set_aside is not None:
-        return Completed(name="SetAside", message=outcome.set_aside, data=asdict(outcome))
-    return Completed(data=asdict(outcome))
+    earlier_tries = context.task_run.run_count - 1 if context else 0
+    result = run_item(WorkItem(request, attempt, fan_out, item, slot), earlier_tries)
+    if result.skipped is not None:
+        return Completed(name="SetAside", message=result.skipped, data=result)
+    return Completed(data=result)
 
 
 @dataclass(frozen=True)
-class TaskFlight:
-    """A task run under way. `lost` are the errors that mean that its worker was."""
+class PrefectExecutor:
+    """Submits items to a Prefect task runner. `lost_worker` are the errors by which the runner reports a lost one."""
 
+    runner: TaskRunner[Any]
+    capacity: Callable[[], int]
+    lost_worker: tuple[type[Exception], ...] = ()
+
+    def submit(self, item: WorkItem) -> Future:
+        return _ItemFuture(copy_context().run(self._submit, item), self.lost_worker)
+
+    def _submit(self, item: WorkItem) -> PrefectFuture[Any]:
+        # Outside the stage's transaction: one item that fails would roll back all that have ended before it.
+        BaseTransaction.__var__.set(None)
+        return self.runner.submit(item_task, asdict(item))
+
+
+@dataclass(frozen=True)
+class _ItemFuture:
     future: PrefectFuture[Any]
-    lost: tuple[type[Exception], ...] = ()
+    lost_worker: tuple[type[Exception], ...]
 
     def add_done_callback(self, call: Callable[[Any], Any]) -> object:
         return self.future.add_done_callback(call)
 
     def result(self) -> ItemResult:
         try:
-            return ItemResult(**self.future.result())
-        except self.lost as error:
+            return self.future.result()
+        except self.lost_worker as error:
             raise StageCrash(f"its worker was lost, and so were those that tried after it: {error}") from error
 
 
-@dataclass(frozen=True)
-class TaskCrew:
-    """Hands units to a Prefect task runner."""
-
-    runner: TaskRunner[Any]
-    capacity: Callable[[], int]
-    lost: tuple[type[Exception], ...] = ()
-
-    def room(self) -> int:
-        return self.capacity()
-
-    def submit(self, order: WorkItem) -> Future:
-        return TaskFlight(copy_context().run(self._submit, order), self.lost)
-
-    def _submit(self, order: WorkItem) -> PrefectFuture[Any]:
-        # Apart from the stage's transaction: one unit that fails would roll back all that have ended before it.
-        BaseTransaction.__var__.set(None)
-        return self.runner.submit(unit_run, order.plain())
-
-
 @contextmanager
-def task_crew(launch: LaunchConfig) -> Iterator[Executor]:
-    """The crew that the configuration asks for. Raises `ConfigError` if there is no such cluster."""
-    if launch.engine == "ray":
-        from tasks.engine.ray_executor import ray_crew  # an extra, which most runs do not have
-
-        with ray_crew(launch) as crew:
-            yield crew
-        return
-    workers = workers_here(launch)
+def prefect_executor(launch: LaunchConfig) -> Iterator[Executor]:
+    """Task runs on threads of this process, each over a child process."""
+    workers = local_workers(launch)
     with ThreadPoolTaskRunner(max_workers=workers) as runner:
-        yield TaskCrew(runner, lambda: workers)
+        yield PrefectExecutor(runner, lambda: workers)

@@ -1,7 +1,7 @@
-"""A stage's page in Prefect: what it made, its key facts, the newest metrics, and its curve as a picture.
+"""The page about a finished stage in Prefect (artifacts, facts, newest metrics, curve), and links to the dashboard.
 
 Facts may hold text from outside (a source's name, a model's): it is shown as code, never as markup. The picture is an
-SVG in the page's own text (a data URL), for Prefect's server has no place for files; its pages draw it (3.8.8).
+SVG in the page's own text (a data URL), because Prefect's server stores no files; its pages draw it (3.8.8).
 """
 
 import base64
@@ -19,10 +19,11 @@ from tasks.reporting.charts import line_chart
 
 logger = logging.getLogger(__name__)
 
-# The first of these that was measured more than once is the stage's curve, with what is drawn beside it.
+# The first of these with more than one value is the stage's curve; the second metric is drawn with it.
 CURVES = ("loss", "reward", "solve_rate")
-BESIDE = {"loss": "validation_loss"}
+DRAWN_WITH = {"loss": "validation_loss"}
 MOST_FACTS, MOST_METRICS = 12, 16
+LONGEST_FACT = 80  # characters
 PATIENCE_S = 2.0
 _POINTS = """
 SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
@@ -32,36 +33,37 @@ SELECT name, source, avg(step) AS step, avg(value) AS value FROM (
 ) GROUP BY name, source, part ORDER BY step
 """
 
+DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"  # the environment variable; no links without it
+_STAGE_PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
+_STAGE_PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
+
 
 def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
-    """Markdown about a stage that has ended well. `update` is the last that was heard of it."""
-    # Matplotlib's font list belongs to the store like everything else: the home folder stays as it is.
-    os.environ.setdefault("MPLCONFIGDIR", str(store.root / "cache" / "matplotlib"))
-    made = [store.get(artifact_id) for artifact_id in outputs.values()]
-    parts = [f"## {update.label}: {update.state}"]
-    parts.append(markdown_table(("artifact", "files", "size"), [_made(artifact, update.run_id) for artifact in made]))
-    if made and update.state == "done":
-        parts += curve(store, made[0].execution, update.label)
-    facts = [(f"{a.kind}.{name}", value) for a in made for name, value in _scalars(a.manifest["facts"])]
+    """Markdown about a stage that succeeded; `update` is its last."""
+    artifacts = [store.get(artifact_id) for artifact_id in outputs.values()]
+    rows = [_artifact_row(artifact, update.run_id) for artifact in artifacts]
+    parts = [f"## {update.label}: {update.state}", markdown_table(("artifact", "files", "size"), rows)]
+    if artifacts and update.state == "done":
+        parts += curve(store, artifacts[0].execution, update.label)
+
+    facts = [(f"{a.kind}.{name}", value) for a in artifacts for name, value in _short_facts(a.manifest["facts"])]
     if facts:
-        parts.append(
-            markdown_table(("fact", "value"), [(_code(name), _code(value)) for name, value in facts[:MOST_FACTS]])
-        )
-    newest = sorted(update.metrics.items())[:MOST_METRICS]
-    if newest:
-        parts.append(
-            markdown_table(("metric", "last value"), [(_code(name), f"{value:.6g}") for name, value in newest])
-        )
+        cells = [(_code(name), _code(value)) for name, value in facts[:MOST_FACTS]]
+        parts.append(markdown_table(("fact", "value"), cells))
+    if update.metrics:
+        cells = [(_code(name), f"{value:.6g}") for name, value in sorted(update.metrics.items())[:MOST_METRICS]]
+        parts.append(markdown_table(("metric", "last value"), cells))
+
     pages = {"this stage": stage_page(update.stage, update.run_id), "the run": run_page(update.run_id)}
     links = [f"[{name} in the dashboard]({page})" for name, page in pages.items() if page]
     return "\n\n".join([*parts, " · ".join(links)]).strip() + "\n"
 
 
 def curve(store: Store, execution: str, title: str) -> list[str]:
-    """The picture of the execution's curve as one line of markdown; empty if nothing was measured more than once."""
-    wanted = [*CURVES, *BESIDE.values()]
+    """The execution's curve as one line of markdown with a picture; empty if no metric has more than one value."""
+    metrics = [*CURVES, *DRAWN_WITH.values()]
     try:
-        rows = Catalog(store).query(_POINTS, [execution, wanted], patience=PATIENCE_S)
+        rows = Catalog(store).query(_POINTS, [execution, metrics], patience=PATIENCE_S)
     except (CatalogBusy, ConfigError) as error:
         logger.warning("%s has no curve on its page: %s", title, error)
         return []
@@ -69,59 +71,54 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
     for row in rows:
         name = f"{row['name']} ({row['source']})" if row["source"] else row["name"]
         lines.setdefault(name, []).append((row["step"], row["value"]))
-    first = next((name for name in CURVES if len(lines.get(name, ())) > 1), None)
-    if first is None:
+    metric = next((name for name in CURVES if len(lines.get(name, ())) > 1), None)
+    if metric is None:
         return []
-    beside = BESIDE.get(first, first)
-    drawn = {name: points for name, points in lines.items() if name == first or name.startswith(beside)}
-    picture = base64.b64encode(line_chart(f"{title}: {first}", drawn).encode()).decode()
-    return [f"![{first} by step](data:image/svg+xml;base64,{picture})"]
+    second = DRAWN_WITH.get(metric, metric)
+    drawn = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
+    picture = base64.b64encode(line_chart(f"{title}: {metric}", drawn).encode()).decode()
+    return [f"![{metric} by step](data:image/svg+xml;base64,{picture})"]
 
 
-def _made(artifact: Artifact, run: str) -> tuple[str, str, str]:
+def _artifact_row(artifact: Artifact, run: str) -> tuple[str, str, str]:
     page = artifact_page(artifact.id, run)
     name = f"[{artifact.id}]({page})" if page else _code(artifact.id)
     return name, str(len(artifact.manifest["files"])), size(artifact.bytes)
 
 
-def _scalars(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Numbers and short texts, at most one level deep; lists and long texts are for `nautile show`."""
-    found = []
-    for name, value in facts.items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for part, one in inner:
-            if isinstance(one, (int, float, str)) and one != "" and len(str(one)) <= 80:
-                told = amount(one) if isinstance(one, (int, float)) and not isinstance(one, bool) else str(one)
-                found.append((f"{name}.{part}".rstrip("."), told))
-    return found
+def _short_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Numbers and short texts, at most one level deep; `nautile show` prints lists and long texts."""
+    short = []
+    for name, fact in facts.items():
+        inner = fact.items() if isinstance(fact, dict) else [("", fact)]
+        for part, value in inner:
+            if isinstance(value, (int, float, str)) and value != "" and len(str(value)) <= LONGEST_FACT:
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                short.append((f"{name}.{part}".rstrip("."), amount(value) if is_number else str(value)))
+    return short
 
 
 def _code(text: object) -> str:
-    """Text as code in the cell of a table: nothing in it can end the code, the cell or the line."""
+    """Text as code in a table cell: nothing in it can end the code, the cell or the line."""
     clean = visible(text).replace("`", "'").replace("|", "¦").replace("\n", " ").strip()
     return f"`{clean}`" if clean else ""
 
 
-DASHBOARD_URL = "NAUTILE_DASHBOARD_URL"
-_PAGES = {"pretrain": "training", "distill": "distillation", "evaluate": "evaluations"}
-_PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcement")
-
-
 def run_page(run: str) -> str:
-    """The overview of a run."""
-    return _address("", run=run)
+    """Address of the dashboard's overview of a run; empty where there is no dashboard, as below."""
+    return _dashboard("", run=run)
 
 
 def stage_page(stage: str, run: str) -> str:
-    """The page that shows what a stage does."""
-    return _address(_PAGES.get(stage, ""), run=run)
+    """Address of the dashboard's page about a stage's kind of work."""
+    return _dashboard(_STAGE_PAGES.get(stage, ""), run=run)
 
 
 def artifact_page(artifact_id: str, run: str) -> str:
-    """The lineage of an artifact, with its facts and files."""
-    return _address("lineage", run=run, artifact=artifact_id)
+    """Address of an artifact's lineage, with its facts and files."""
+    return _dashboard("lineage", run=run, artifact=artifact_id)
 
 
-def _address(page: str, **asked: str) -> str:
+def _dashboard(page: str, **query: str) -> str:
     base = os.environ.get(DASHBOARD_URL, "").rstrip("/")
-    return f"{base}/{page}?{urlencode(asked)}" if base else ""
+    return f"{base}/{page}?{urlencode(query)}" if base else ""

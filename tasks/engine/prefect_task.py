@@ -1,13 +1,13 @@
-"""A `Stage` as a Prefect task: Prefect retries, shows and schedules; what may be reused is the store's business.
+"""A `Stage` as a Prefect task: Prefect retries, shows and schedules it; the store decides what may be reused.
 
 Prefect's caching and result storage are off: only artifact ids pass between tasks, and only the store knows whether
-the files behind them are whole. Calls to the API are kept rare, a few a minute however fast a stage reports.
+the files behind them are intact. Calls to the API are kept rare, a few a minute however fast a stage reports.
 """
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -17,157 +17,145 @@ from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from common.errors import Retryable
 from common.text import amount, duration
+from configs.operation import LaunchConfig
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
-from tasks.engine.errors import StageCrash
-from tasks.engine.failure import slug
-from tasks.engine.prefect_executor import task_crew
+from tasks.engine.executors import Executor
+from tasks.engine.failure import reason, slug
+from tasks.engine.prefect_executor import prefect_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
+from tasks.engine.ray_executor import ray_executor
+from tasks.engine.retry_policy import JITTER, PAUSES_S, RetryPolicy
 from tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)
 
-RETRY_DELAYS_S = [2.0, 10.0, 30.0, 60.0]
-RETRIES = 50  # the ceiling; what really bounds them is the budget below
-OUTAGES, CRASHES = 4, 2  # in a row; an attempt that lasted long enough to get on starts the count anew
-GOT_ON_S = 600.0
+MAX_RETRIES = 50  # Prefect's ceiling; `RetryPolicy` sets the real limit
+PROGRESS_MADE_S = 600.0  # an attempt that lasted so long made progress: its failure is the first in a row
 SHOW_EVERY_S = 5.0
 FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
+
+_retries = RetryPolicy(reset_after_s=PROGRESS_MADE_S)
 
 
 @cache
 def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
-    """The one Prefect task of `stage`."""
+    """The Prefect task that runs `stage`: arguments (section, inputs, context) as `run_stage`, one object a stage."""
+
+    def run_name(parameters: dict[str, Any]) -> str:
+        return parameters["context"].label or stage.name
 
     @task(
         name=stage.name,
-        task_run_name=_run_name,
-        retries=RETRIES,
-        retry_delay_seconds=list(RETRY_DELAYS_S),
-        retry_jitter_factor=0.5,
-        retry_condition_fn=worth_a_retry,
+        task_run_name=run_name,
+        retries=MAX_RETRIES,
+        retry_delay_seconds=list(PAUSES_S),
+        retry_jitter_factor=JITTER,
+        retry_condition_fn=should_retry,
         cache_policy=NO_CACHE,
         persist_result=False,
         tags=["accelerator"] if stage.accelerator else None,
     )
     def run(section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
-        board = _Board(context.label or stage.name, context.run_id)
-        unsubscribe = subscribe(board.hear)
+        page = _TaskRunPage(context.label or stage.name, context.run_id)
+        unsubscribe = subscribe(page.on_update)
         try:
-            outputs = run_stage(stage, section, inputs, context, task_crew)
+            outputs = run_stage(stage, section, inputs, context, _executor)
         finally:
             unsubscribe()
-        board.finish(context, outputs)
+        page.finish(context, outputs)
         return outputs
 
     return run
 
 
-@dataclass
-class _Budget:
-    """The failures in a row of one task run."""
-
-    outages: int = 0
-    crashes: int = 0
-    failed_at: float | None = None
-
-
-_budgets: dict[UUID, _Budget] = {}
-
-
-def worth_a_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """A broken connection is tried again, a crash too but less often, a bad configuration never."""
-    error = state.data
-    if not isinstance(error, (Retryable, StageCrash)):
-        return False
-    budget = _budgets.setdefault(run.id, _Budget())
-    if budget.failed_at is not None and time.monotonic() - budget.failed_at > GOT_ON_S:
-        budget.outages = budget.crashes = 0
-    budget.failed_at = time.monotonic()
-    if isinstance(error, Retryable):
-        budget.outages += 1
-    else:
-        budget.crashes += 1
-    again = budget.outages <= OUTAGES and budget.crashes <= CRASHES
+def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """True for an outage, less often for a crash, never for a bad configuration."""
+    again = _retries.should_retry(run.id, state.data)
     if again:
-        notify(StageUpdate(task.name, run.name, "retrying", attempt=run.run_count, error=str(error)))
+        error, why = str(state.data), reason(state.data)
+        notify(StageUpdate(task.name, run.name, "retrying", attempt=run.run_count, error=error, reason=why))
     return again
 
 
-def _run_name(parameters: dict[str, Any]) -> str:
-    context: RunContext = parameters["context"]
-    return context.label or "stage"
+def _executor(launch: LaunchConfig) -> AbstractContextManager[Executor]:
+    return ray_executor(launch) if launch.engine == "ray" else prefect_executor(launch)
 
 
-class _Board:
-    """The progress artifact of one task run, brought up to date every few seconds, and what is told of its end."""
+class _TaskRunPage:
+    """The Prefect artifacts of one task run: a progress bar every few seconds, then a page about success or failure."""
 
     def __init__(self, label: str, run_id: str) -> None:
         self._label, self._run_id = label, run_id
         self._slug = slug(label)
-        self._artifact: UUID | None = None
+        self._progress: UUID | None = None  # the artifact of the bar
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
-        self._pace = RateMeter()
+        self._meter = RateMeter()
 
-    def hear(self, update: StageUpdate) -> None:
+    def on_update(self, update: StageUpdate) -> None:
+        # Listeners get the updates of every stage in this process.
         if (update.label, update.run_id) != (self._label, self._run_id):
             return
         self._last = update
         if update.failure:
-            what = f"{self._label} failed"
-            self._tell(lambda: create_markdown_artifact(update.failure, key=f"failure-{self._slug}", description=what))
-        if update.state == "running" and update.done is not None:
-            self._pace.add(time.monotonic(), update.done, update.unit)
-        if update.state == "running" and update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
+            title = f"{self._label} failed"
+            self._send(lambda: create_markdown_artifact(update.failure, key=f"failure-{self._slug}", description=title))
+        if update.state != "running":
+            return
+        if update.done is not None:
+            self._meter.add(time.monotonic(), update.done, update.unit)
+        if update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
             self._shown_at = time.monotonic()
-            self._show(100.0 * update.share, _words(update, self._pace))
+            self._show(100.0 * update.share, _describe(update, self._meter))
 
     def finish(self, context: RunContext, outputs: dict[str, str]) -> None:
-        """Fill the bar and leave a page about what was made."""
+        """Fill the bar and create the page about the outputs."""
         last = self._last
         if last is None:
             return
-        if self._artifact is not None:
-            self._show(100.0, _words(last))
+        if self._progress is not None:
+            self._show(100.0, _describe(last))
 
         def send() -> None:
-            told = summary(open_store(context.store_root), last, outputs)
-            create_markdown_artifact(told, key=f"stage-{self._slug}", description=f"{self._label}: {_words(last)}")
+            page, title = summary(open_store(context.store_root), last, outputs), f"{self._label}: {_describe(last)}"
+            create_markdown_artifact(page, key=f"stage-{self._slug}", description=title)
 
-        self._tell(send)
+        self._send(send)
 
-    def _show(self, percent: float, words: str) -> None:
+    def _show(self, percent: float, text: str) -> None:
         def send() -> None:
-            if self._artifact is None:
-                self._artifact = create_progress_artifact(percent, key=f"progress-{self._slug}", description=words)
+            if self._progress is None:
+                self._progress = create_progress_artifact(percent, key=f"progress-{self._slug}", description=text)
             else:
-                update_progress_artifact(self._artifact, percent, description=words)
+                update_progress_artifact(self._progress, percent, description=text)
 
-        self._tell(send)
+        self._send(send)
 
-    def _tell(self, send: Callable[[], None]) -> None:
+    def _send(self, send: Callable[[], None]) -> None:
         try:
             send()
         except Exception as error:
-            # A server that is down for a moment must not fail hours of work; the store has it all.
+            # A server that is down for a moment must not fail hours of work; the store has all of it.
             logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
 
 
-def _words(update: StageUpdate, pace: RateMeter | None = None) -> str:
-    parts: list[str] = [update.state]
+def _describe(update: StageUpdate, meter: RateMeter | None = None) -> str:
+    return ", ".join(_parts(update, meter))
+
+
+def _parts(update: StageUpdate, meter: RateMeter | None) -> Iterator[str]:
+    yield update.state
     if update.done is not None:
-        whole = f" of {update.total:g}" if update.total else ""
-        parts.append(f"{update.done:g}{whole} {update.unit}".rstrip())
-    if pace and (rate := pace.rate()):
-        parts.append(f"{amount(rate)} {update.unit}/s")
-    if pace and (left := pace.left(update.done, update.total)):
-        parts.append(f"{duration(left)} left")
+        total = f" of {update.total:g}" if update.total else ""
+        yield f"{update.done:g}{total} {update.unit}".rstrip()
+    if meter and (rate := meter.rate()):
+        yield f"{amount(rate)} {update.unit}/s"
+    if meter and (left := meter.left(update.done, update.total)):
+        yield f"{duration(left)} left"
     if update.note:
-        parts.append(update.note)
+        yield update.note
     if update.seconds is not None:
-        parts.append(f"{update.seconds:.0f} s")
-    return ", ".join(parts)
+        yield f"{update.seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""How the terminal, Prefect and tests hear what stages do: updates handed to listeners, in the stage's own thread."""
+"""Report the progress of stages to listeners (the terminal, Prefect, tests), in the stage's own thread."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ State = Literal["waiting", "running", "publishing", "reused", "done", "retrying"
 
 @dataclass(frozen=True)
 class StageUpdate:
-    """Where one use of a stage stands. `done` and `total` count `unit`s; None is "not known"."""
+    """The state of one step. `done` and `total` count in `unit`; None means not known."""
 
     stage: str
     label: str
@@ -30,8 +30,9 @@ class StageUpdate:
     outputs: dict[str, str] = field(default_factory=dict)  # kind -> artifact id, once published
     attempt: int = 1
     seconds: float | None = None  # since this attempt started
-    error: str | None = None
-    failure: str = ""  # of an attempt that failed: the whole account, as markdown
+    error: str | None = None  # with the log's last lines
+    reason: str = ""  # the error without them
+    failure: str = ""  # a failed attempt: the page about it, as markdown
     time: float = field(default_factory=time.time)
 
     @property
@@ -44,9 +45,9 @@ RATE_WINDOW_S = 30.0
 
 
 class RateMeter:
-    """How fast a count rises, over the last half minute; over longer if it has risen only once in that time.
+    """The rate at which a count rises, over the last half minute, or longer if it rose only once in that time.
 
-    Files of five minutes each must not show a rate that comes and goes.
+    Hence files of five minutes each show a steady rate.
     """
 
     def __init__(self) -> None:
@@ -54,15 +55,16 @@ class RateMeter:
         self._unit = ""
 
     def begin(self) -> None:
-        """Forget all: something else is counted from now on."""
+        """Forget all reports, because another thing is counted from now on."""
         self._reports.clear()
 
     def add(self, now: float, done: float, unit: str) -> None:
-        """Another unit, or a count that fell, is another part of the stage: its rate is its own."""
+        """Take a report. Another unit, or a count that fell, means another part of the stage with a rate of its own."""
         reports = self._reports
         if unit != self._unit or (reports and done < reports[-1][1]):
             self.begin()
         self._unit = unit
+        # Of reports with one count only the first and the last are kept: they bound the time it stood still.
         if len(reports) > 1 and reports[-1][1] == reports[-2][1] == done:
             reports.pop()
         reports.append((now, done))
@@ -70,14 +72,14 @@ class RateMeter:
             reports.popleft()
 
     def rate(self) -> float | None:
-        """A second; None until two reports have come."""
+        """Per second; None before the count has risen."""
         if len(self._reports) < 2:
             return None
         (then, before), (now, after) = self._reports[0], self._reports[-1]
         return (after - before) / (now - then) if now > then and after > before else None
 
     def left(self, done: float | None, total: float | None) -> float | None:
-        """Seconds to go at the present rate."""
+        """Seconds until `total` at the present rate; None if that is not known."""
         rate = self.rate()
         return (total - done) / rate if rate and total and done is not None else None
 
@@ -89,7 +91,7 @@ _lock = threading.Lock()
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
-    """Have `listener` called with every update of this process, from any thread. Returns what unsubscribes it."""
+    """Call `listener` with every update of this process, from any thread. Returns the function that unsubscribes it."""
     with _lock:
         _listeners.append(listener)
 
@@ -102,7 +104,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
 
 
 def notify(update: StageUpdate) -> None:
-    """Hand `update` to the listeners. One that fails is logged: showing progress must not fail the work."""
+    """Call the listeners. One that fails is logged: showing progress must not fail the work."""
     with _lock:
         listeners = tuple(_listeners)
     for listener in listeners:

@@ -1,10 +1,10 @@
-"""`@stage`: a function of a job becomes a step of the pipeline, reused by its content key or run in a child process.
+"""`@stage`: declare a function of a `Job` as a stage of the pipeline.
 
     @stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True)
     def pretrain(job: Job) -> None: ...
 
-The decorated name is a `Stage`; it must stay a module-level name, for the child process finds it by import. This file
-is imported by every child, so it loads neither Prefect nor DuckDB.
+The decorated name is a `Stage`, plain data; `tasks.engine.attempt.run_stage` runs it. It must stay a module-level name,
+because the child process imports it. Every child imports this file, so it loads neither Prefect nor DuckDB.
 """
 
 import re
@@ -18,11 +18,12 @@ from tasks.engine.fanout import FanOut
 from tasks.engine.job import Job
 
 Work = Callable[[Job], None]
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Which run a stage works for. `label` tells apart several uses of one stage in a run."""
+    """The run that a stage works for. `label` tells apart several steps of one stage in a run."""
 
     run_id: str
     store_root: str
@@ -31,21 +32,21 @@ class RunContext:
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
-    resume: str = ""  # the command that goes on after a failure
+    resume: str = ""  # the command that continues after a failure
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One kind of step: its name, the version of its code's meaning, and the kinds of artifact it writes."""
+    """A named kind of step: the version of its code's meaning, the kinds of artifact it writes, and its function."""
 
     name: str
     version: int
     outputs: tuple[str, ...]
     work: Work
-    optional: tuple[str, ...] = ()  # those of `outputs` that a section may leave unwritten
+    optional: tuple[str, ...] = ()  # outputs that a section may leave unwritten
     accelerator: bool = False
     multihost: bool = False  # several processes, one a host, can run it together
-    fan_outs: tuple[FanOut, ...] = ()  # what is done item by item before `work`
+    fan_outs: tuple[FanOut, ...] = ()  # done item by item before `work`
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key; `inputs` maps names to `kind/<full key>` (`Artifact.full_id`)."""
@@ -62,23 +63,23 @@ def stage(
     multihost: bool = False,
     fan_outs: tuple[FanOut, ...] = (),
 ) -> Callable[[Work], Stage]:
-    """Make `work(job)` a `Stage`. Raise `version` when what the code writes for a given section changes.
+    """Turn `work(job)` into a `Stage`. Raise `version` when what the code writes for a given section changes.
 
     `fan_outs` run first, each of their items in a process of its own; `work` then reads what they wrote
     (`tasks.engine.fanout`).
     """
     for kind in (name, *outputs):
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
+        if not _NAME.fullmatch(kind):
             raise ValueError(f"stage {name!r}: {kind!r} is not a lower-case name")
     if not outputs or not set(optional) <= set(outputs):
-        raise ValueError(f"stage {name!r}: it needs outputs, and `optional` names some of them")
+        raise ValueError(f"stage {name!r}: it needs outputs, and `optional` must name some of them")
 
     names = [fan_out.name for fan_out in fan_outs]
-    if len(set(names)) < len(names) or not all(re.fullmatch(r"[a-z][a-z0-9_]*", each) for each in names):
+    if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
         raise ValueError(f"stage {name!r}: its fan-outs need distinct lower-case names; they are {names}")
     if fan_outs and multihost:
         raise ValueError(
-            f"stage {name!r}: fan-outs are for items that do not need each other; `multihost` is for processes that do"
+            f"stage {name!r}: fan-outs are for items that do not need each other, `multihost` is for processes that do"
         )
 
     def decorate(work: Work) -> Stage:

@@ -1,13 +1,13 @@
-"""The staging folder of one key, and the record that lets a later process go on with an execution.
+"""The staging folder of one key, and the record that lets a later process continue an execution.
 
-An execution is one making of the artifacts of a key; it may take several attempts. Its id survives them in
-`execution.json`, and with it the ids of metrics and samples, so that a resume doubles nothing.
+An execution is what it takes to write the artifacts of a key once; it may need several attempts. Its id survives them
+in `execution.json`, and with it the ids of metrics and samples, so that a resume doubles none of them.
 
     execution.json  request.json  live.json  error.json  done.json  log.txt  rounds/  scratch/  output/<kind>/  facts/
 """
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,34 @@ class Staging:
     execution: str
     attempt: int
     forced: bool
-    inputs: dict[str, str]
-    last_run: dict[str, Any] | None = field(default=None)  # the row of the attempt before, if it never ended
+    inputs: dict[str, str]  # name -> digest of the artifact's content
+    unfinished_row: dict[str, Any] | None = None  # the row of an earlier attempt that never recorded its end
 
     @property
-    def traces(self) -> ChildFiles:
+    def files(self) -> ChildFiles:
         return ChildFiles(self.path)
+
+    @property
+    def request(self) -> Path:
+        return self.path / "request.json"
+
+    def output(self, kind: str) -> Path:
+        return self.path / "output" / kind
 
     def done(self) -> list[str] | None:
         """The kinds that the finished work wrote; None while it is not finished."""
         done = read_json(self.path / "done.json")
         return done["outputs"] if isinstance(done, dict) else None
 
-    def undo(self) -> None:
-        """Take back that the work is finished."""
+    def mark_unfinished(self) -> None:
+        """Have the next attempt work again instead of publishing what is here."""
         (self.path / "done.json").unlink(missing_ok=True)
 
     def facts(self, kind: str) -> dict[str, Any]:
         return read_json(self.path / "facts" / f"{kind}.json") or {}
 
-    def record(self, run: dict[str, Any] | None) -> None:
-        """Write down who works here: `run` is the row of an attempt that is under way, None once it has ended."""
+    def record(self, row: dict[str, Any] | None) -> None:
+        """Write `execution.json`. `row` is that of the running attempt, None once its end is recorded."""
         write_json(
             self.path / "execution.json",
             {
@@ -52,25 +59,25 @@ class Staging:
                 "attempt": self.attempt,
                 "forced": self.forced,
                 "inputs": self.inputs,
-                "run": run,
+                "run": row,
             },
         )
 
 
 def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: bool) -> Staging:
-    """Go on with what lies in `staging/<key>`, or begin anew.
+    """Continue the execution in `staging/<key>`, or start a new one in an empty folder.
 
-    Begun anew when an input holds other bytes than it did (it was made again), and when `force` meets work that was
-    not itself forced. A forced execution that was interrupted is gone on with, so that a preempted one gets on.
+    A new one starts where an input has other bytes than before (it was written again), and where `force` meets work
+    that was not itself forced. An interrupted forced execution is continued, so that a preempted one makes progress.
     """
     folder = store.staging(key)
     digests = {name: artifact.manifest["digest"] for name, artifact in inputs.items()}
     known = read_json(folder / "execution.json")
     if isinstance(known, dict) and known["inputs"] == digests and (known["forced"] or not force):
-        space = Staging(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
+        staging = Staging(folder, known["execution"], known["attempt"] + 1, known["forced"], digests, known["run"])
     else:
         if any(folder.iterdir()):
             store.discard(folder)
-        space = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
-    space.traces.forget()
-    return space
+        staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
+    staging.files.clear()
+    return staging

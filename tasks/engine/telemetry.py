@@ -1,7 +1,10 @@
-"""Metrics sent on while a stage works: TensorBoard files, an OpenTelemetry collector, both, or (by default) nothing.
+"""Forward metrics while a stage works: to TensorBoard files, an OpenTelemetry collector, both, or (by default) nowhere.
 
-The stage's parent reads them from the event files that it also ingests, so the work itself knows nothing of this. A
-collector is spoken to in a thread of its own: one that is slow or gone costs no step. What it did not take is counted.
+The stage's parent reads them from the event files that it also ingests, so the stage knows nothing of this. A thread of
+its own talks to the collector: one that is slow or gone delays no step. Measurements not delivered are counted.
+
+The libraries' own writers were tried and are not used (docs/log.md): OpenTelemetry's `MeterProvider` exports only the
+newest value of each gauge, and tensorboardX's `SummaryWriter` blocks for ever once the disk is full.
 """
 
 import logging
@@ -21,13 +24,13 @@ from tasks.engine.failure import slug
 logger = logging.getLogger(__name__)
 
 QUEUE = 64  # batches that may wait for a slow collector
-LINGER_S = 6.0  # for what is left to be sent, once the stage has ended
-_NANO = 1000  # the events tell microseconds
+LINGER_S = 6.0  # to send the rest once the stage has ended
+_NS_PER_US = 1000
 
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement. `time_us` since 1970."""
+    """One measurement; `time_us` is microseconds since 1970."""
 
     name: str
     step: int
@@ -37,56 +40,56 @@ class Point:
 
 
 class Sink(Protocol):
-    """Takes points; `close` returns how many it could not deliver."""
+    """Where points go; `close` returns how many it could not deliver. Both may raise `OSError`."""
 
-    def take(self, points: Sequence[Point]) -> None: ...
+    def write(self, points: Sequence[Point]) -> None: ...
     def close(self) -> int: ...
 
 
 class Forwarder:
     """Reads the event files of one attempt as they grow, and hands their metrics to the sinks."""
 
-    def __init__(self, pattern: Path, sinks: Sequence[Sink]) -> None:
-        """`pattern`: the files are those of its folder that begin with its name."""
-        self._pattern, self._sinks = pattern, list(sinks)
+    def __init__(self, events: Path, sinks: Sequence[Sink]) -> None:
+        """`events`: the files are those in its folder whose names begin with its name."""
+        self._events, self._sinks = events, list(sinks)
         self._offsets: dict[Path, int] = {}
-        self._given_up = self._lost = 0
+        self._dropped_sinks = self._undelivered = 0
 
     def forward(self) -> None:
-        """Send on what has been written since the last time. Raises nothing: the store has it all."""
-        if not self._sinks and not self._given_up:
+        """Forward what was written since the last call. Raises nothing, because the store has all of it."""
+        if not self._sinks and not self._dropped_sinks:
             return
         try:
-            points = self._new()
+            points = self._new_points()
         except OSError as error:
             logger.warning("telemetry: the events cannot be read: %s", error)
             return
-        self._lost += len(points) * self._given_up
+        self._undelivered += len(points) * self._dropped_sinks
         for sink in self._sinks[:] if points else ():
             try:
-                sink.take(points)
+                sink.write(points)
             except OSError as error:
-                self._give_up(sink, error)
-                self._lost += len(points)
+                self._drop(sink, error)
+                self._undelivered += len(points)
 
     def close(self) -> int:
-        """Send the rest; how many measurements were not delivered."""
+        """Forward the rest; the number of measurements that were not delivered."""
         self.forward()
         for sink in self._sinks[:]:
             try:
-                self._lost += sink.close()
+                self._undelivered += sink.close()
             except OSError as error:
-                self._give_up(sink, error)
-        return self._lost
+                self._drop(sink, error)
+        return self._undelivered
 
-    def _give_up(self, sink: Sink, error: OSError) -> None:
-        logger.warning("telemetry: the run goes on without its %s: %s", type(sink).__name__, error)
+    def _drop(self, sink: Sink, error: OSError) -> None:
+        logger.warning("telemetry: the run continues without its %s: %s", type(sink).__name__, error)
         self._sinks.remove(sink)
-        self._given_up += 1
+        self._dropped_sinks += 1
 
-    def _new(self) -> list[Point]:
+    def _new_points(self) -> list[Point]:
         points = []
-        for path in sorted(self._pattern.parent.glob(f"{self._pattern.name}*.jsonl")):
+        for path in sorted(self._events.parent.glob(f"{self._events.name}*.jsonl")):
             reached = -1
             while reached != self._offsets.get(path, 0):
                 reached = self._offsets.get(path, 0)
@@ -95,75 +98,78 @@ class Forwarder:
         return points
 
 
-def forwarder(config: TelemetryConfig, pattern: Path, run: str, stage: str, label: str) -> Forwarder:
-    """What the configuration asks for. Raises `ConfigError` if its extra is not installed."""
+def forwarder_of(config: TelemetryConfig, events: Path, run: str, stage: str, label: str) -> Forwarder:
+    """The forwarder to the sinks configured. Raises `ConfigError` if an optional package is not installed."""
     sinks: list[Sink] = []
     if config.tensorboard:
         sinks.append(_extra("tensorboard", lambda: EventFile(Path(config.tensorboard) / run / slug(label))))
     if config.otlp:
-        about = {"nautile.run": run, "nautile.stage": stage, "nautile.label": label}
-        sinks.append(_extra("otel", lambda: Collector(config.otlp, config.timeout_s, about)))
-    return Forwarder(pattern, sinks)
+        resource = {"nautile.run": run, "nautile.stage": stage, "nautile.label": label}
+        sinks.append(_extra("otel", lambda: Collector(config.otlp, config.timeout_s, resource)))
+    return Forwarder(events, sinks)
 
 
 class Collector:
-    """An OpenTelemetry collector, told in batches from a thread. Each measurement is a point of a gauge in its own
-    time; the step is a gauge beside it, for an attribute that always changes would make each point a series."""
+    """An OpenTelemetry collector, sent batches from a thread.
 
-    def __init__(self, address: str, timeout_s: float, about: dict[str, str]) -> None:
+    Each measurement is a point of a gauge, with its own time. The step is a second gauge, because an attribute that
+    changes with each point would make each point a series.
+    """
+
+    def __init__(self, address: str, timeout_s: float, resource: dict[str, str]) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-        # It would tell of each failure by itself, and at length.
+        # It would log each failure itself, at length.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
         self._address = address
         endpoint = address if address.rstrip("/").endswith("/v1/metrics") else address.rstrip("/") + "/v1/metrics"
         self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_s)
-        self._about = about
-        self._waiting: queue.Queue[Sequence[Point] | None] = queue.Queue(QUEUE)
+        self._resource = resource
+        self._queue: queue.Queue[Sequence[Point] | None] = queue.Queue(QUEUE)
         self._lock = threading.Lock()
-        self._lost = self._open = 0
-        self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
+        self._undelivered = self._pending = 0
+        self._thread = threading.Thread(target=self._send_batches, name="telemetry", daemon=True)
         self._thread.start()
 
-    def take(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> None:
         with self._lock:
-            self._open += len(points)
+            self._pending += len(points)
         try:
-            self._waiting.put_nowait(points)
+            self._queue.put_nowait(points)
         except queue.Full:
-            self._settle(points, sent=False)
+            self._count(points, sent=False)
 
     def close(self) -> int:
         try:
-            self._waiting.put(None, timeout=LINGER_S)
+            self._queue.put(None, timeout=LINGER_S)
             self._thread.join(LINGER_S)
         except queue.Full:
-            logger.debug("telemetry: %s is too slow to be waited for", self._address)
+            logger.debug("telemetry: %s is too slow to wait for", self._address)
         with self._lock:
-            return self._lost + self._open
+            return self._undelivered + self._pending
 
-    def _work(self) -> None:
+    def _send_batches(self) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        while (points := self._waiting.get()) is not None:
+        while (points := self._queue.get()) is not None:
             try:
-                sent = self._exporter.export(_as_metrics(points, self._about)) is MetricExportResult.SUCCESS
+                sent = self._exporter.export(_as_metrics(points, self._resource)) is MetricExportResult.SUCCESS
             except Exception as error:
                 logger.debug("telemetry: %s", error)
                 sent = False
-            self._settle(points, sent)
+            self._count(points, sent)
         self._exporter.shutdown()
 
-    def _settle(self, points: Sequence[Point], sent: bool) -> None:
+    def _count(self, points: Sequence[Point], sent: bool) -> None:
         with self._lock:
-            self._open -= len(points)
-            first = not sent and not self._lost
-            self._lost += 0 if sent else len(points)
+            self._pending -= len(points)
+            first = not sent and not self._undelivered
+            self._undelivered += 0 if sent else len(points)
         if first:
-            logger.warning("telemetry: %s does not take metrics; the run goes on without it", self._address)
+            logger.warning("telemetry: %s does not take metrics; the run continues without it", self._address)
 
 
-def _as_metrics(points: Sequence[Point], about: dict[str, str]) -> Any:
+def _as_metrics(points: Sequence[Point], resource: dict[str, str]) -> Any:
     from opentelemetry.sdk.metrics.export import (
         Gauge,
         Metric,
@@ -177,19 +183,19 @@ def _as_metrics(points: Sequence[Point], about: dict[str, str]) -> Any:
 
     gauges: dict[str, list[NumberDataPoint]] = {}
     for point in points:
-        marks = {"source": point.source} if point.source else {}
-        for name, value in ((f"nautile.{point.name}", point.value), ("nautile.step", point.step)):
-            marks_here = {"metric": point.name} if name == "nautile.step" else marks
-            when = point.time_us * _NANO
-            gauges.setdefault(name, []).append(NumberDataPoint(marks_here, when, when, value))
+        time_ns = point.time_us * _NS_PER_US
+        for name, value, attributes in (
+            (f"nautile.{point.name}", point.value, {"source": point.source} if point.source else {}),
+            ("nautile.step", point.step, {"metric": point.name}),
+        ):
+            gauges.setdefault(name, []).append(NumberDataPoint(attributes, time_ns, time_ns, value))
     metrics = [Metric(name, "", "", Gauge(data)) for name, data in gauges.items()]
     scope = ScopeMetrics(InstrumentationScope("nautile"), metrics, "")
-    return MetricsData([ResourceMetrics(Resource({"service.name": "nautile", **about}), [scope], "")])
+    return MetricsData([ResourceMetrics(Resource({"service.name": "nautile", **resource}), [scope], "")])
 
 
 class EventFile:
-    """A file for TensorBoard. Written directly: the usual writer of the library has a thread, which dies of a full
-    disk and then lets the next measurement wait for ever."""
+    """A TensorBoard event file, written in the caller's thread, so that a full disk is an error and not a hang."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX.event_file_writer import EventsWriter
@@ -200,7 +206,7 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"), f".{uuid.uuid4().hex[:8]}")
 
-    def take(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> None:
         for point in points:
             name = f"{point.name}/{point.source}" if point.source else point.name
             summary = self._summary(value=[self._summary.Value(tag=name, simple_value=point.value)])
@@ -216,9 +222,7 @@ def _extra(name: str, make: Callable[[], Sink]) -> Sink:
     try:
         return make()
     except ImportError as error:
-        raise ConfigError(
-            f"telemetry: {error.name} is not installed; `pip install 'nautile[{name}]'` brings it"
-        ) from None
+        raise ConfigError(f"telemetry: {error.name} is not installed: pip install 'nautile[{name}]'") from None
     except OSError as error:
         raise ConfigError(f"telemetry.{name}: {error}") from None
 

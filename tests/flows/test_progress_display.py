@@ -67,8 +67,8 @@ def test_a_reused_stage_is_one_word(hear, out):
 def test_failure_retry_and_second_attempt(hear, out, clock):
     hear("running")
     clock.now += 2
-    hear("failed", error="stage pretrain: its process ended with exit code 1: oh. The log is /x; its last lines:\na\nb")
-    hear("retrying", error="stage pretrain: its process ended with exit code 1: oh. The log is /x; its last lines:\na")
+    hear("failed", reason="its process ended with exit code 1: oh")
+    hear("retrying", reason="its process ended with exit code 1: oh")
     hear("running", attempt=2)
     assert text(out) == [
         "pretrain: started",
@@ -84,7 +84,7 @@ def test_stages_that_are_not_shown_are_passed_over(hear, out):
 
 
 def test_text_of_stages_is_no_markup(hear, out):
-    hear("failed", error="[bold]no[/bold] such [/thing]")
+    hear("failed", reason="[bold]no[/bold] such [/thing]")
     assert text(out) == ["pretrain: failed ([bold]no[/bold] such [/thing])"]
 
 

@@ -1,4 +1,4 @@
-"""A stage's rounds and its work, one after the other in this process: what its functions do, without the engines."""
+"""Run a stage's fan-outs and its function one after the other in this process, without the engine."""
 
 from collections.abc import Callable
 
@@ -9,18 +9,19 @@ from tasks.engine.stage import Stage
 
 
 def do_stage(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:
-    """As the engines do it; `order` says which unit comes when. Raises the `ConfigError` that is one too many."""
-    for step in stage.fan_outs:
-        place = Markers.of(job.staging, step.name)
-        if place.listing is None:
-            write_item_list(step, job)
-        aside: dict[str, str] = {}
-        for unit in order([unit for unit in place.listing["units"] if unit not in place.done()]):
+    """`order` arranges the items of each fan-out. Raises the first `ConfigError` if too many items are skipped."""
+    for fan_out in stage.fan_outs:
+        markers = Markers.of(job.staging, fan_out.name)
+        if markers.items is None:
+            write_item_list(fan_out, job)
+        skipped: dict[str, str] = {}
+        items = markers.items or []
+        for item in order([item for item in items if not markers.is_done(item)]):
             try:
-                process_item(step, job, unit)
+                process_item(fan_out, job, item)
             except ConfigError as error:
-                aside[unit] = str(error)
-        if len(aside) > place.listing["tolerated"] * len(place.listing["units"]):
-            raise ConfigError(next(iter(aside.values())))
-        place.settle(aside)
+                skipped[item] = str(error)
+        if len(skipped) > markers.skippable * len(items):
+            raise ConfigError(next(iter(skipped.values())))
+        markers.write_finished(skipped)
     stage.work(job)

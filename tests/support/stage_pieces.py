@@ -67,7 +67,7 @@ def double(job: Job, unit: str) -> None:
     version=1,
     outputs=("numbers",),
     fan_outs=(
-        FanOut("cut", pieces_of, cut, tolerated=lambda job: job.part("pieces", Pieces).tolerated),
+        FanOut("cut", pieces_of, cut, skippable=lambda job: job.part("pieces", Pieces).tolerated),
         FanOut("double", lambda job: finished_items(job, "cut"), double, noun="pieces"),
     ),
 )

@@ -1,7 +1,9 @@
 """What is told of a failure and of a stage that ended well: the wording, and that text from outside stays text."""
 
 import base64
+import copy
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,18 +20,20 @@ from tests.support.toy_stages import HOSTILE
 
 def failure(error, tail="", **fields):
     given = {"label": "evaluate:align", "attempt": 2, "run": "r1", "key": "k" * 64, "execution": "e" * 32, "host": "h"}
-    return Failure(**given | {"error": error, "log": "/x/log.txt", "tail": tail, "resume": "nautile run a"} | fields)
+    return Failure(
+        **given | {"error": error, "log": "/x/log.txt", "log_tail": tail, "resume": "nautile run a"} | fields
+    )
 
 
 def test_a_failure_says_what_why_what_to_do_and_the_command():
-    crash = StageCrash("stage evaluate:align: its process ended with exit code 1. The log is /x; its last lines:\nx")
+    crash = StageCrash("its process ended with exit code 1", log=Path("/x"), log_tail="x")
     told = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
     text = told.markdown()
     assert text.startswith("## evaluate:align failed (attempt 2)\n\n```\nits process ended with exit code 1\n```\n")
     assert f"**{RESUME_HEADING}**\n\n```\nnautile run a\n```" in text
     assert "```\nKeyError: 1\n```" in text
     assert "(http://127.0.0.1:8501/?run=r1)" in text
-    assert told.file == "evaluate-align-eeeeeeeeeeee-2.md"
+    assert told.file_name == "evaluate-align-eeeeeeeeeeee-2.md"
 
 
 def test_nothing_that_a_log_says_is_markup():
@@ -43,9 +47,9 @@ def test_nothing_that_a_log_says_is_markup():
 @pytest.mark.parametrize(
     ("error", "word"),
     [
-        (ConfigError("x"), "Mend"),
-        (Retryable("x"), "tried again"),
-        (StageCrash("was ended by signal 9 (SIGKILL: out of memory?)"), "memory"),
+        (ConfigError("x"), "Fix the setting"),
+        (Retryable("x"), "Retries did not solve it"),
+        (StageCrash("its process was ended by signal 9", signal_number=9), "memory"),
         (StageCrash("ended with exit code 1"), "log"),
         (None, "log"),
     ],
@@ -54,8 +58,13 @@ def test_advice_goes_by_the_kind_of_error(error, word):
     assert word in advice(error)
 
 
-def test_a_reason_is_without_the_stage_and_the_log():
-    assert reason("stage a: by zero. The log is /x; its last lines:\ny", "a") == "by zero"
+def test_a_reason_is_without_the_log_and_a_crash_is_rebuilt_whole_as_pickle_does():
+    crash = StageCrash("by zero", log=Path("/x"), log_tail="y", signal_number=9).prefixed("cut: ")
+    for error in (crash, copy.copy(crash)):
+        assert str(error) == "cut: by zero. The log is /x; its last lines:\ny"
+        assert reason(error) == "cut: by zero"
+        assert error.was_killed
+    assert reason(ValueError()) == "ValueError"
     assert slug("evaluate:Align b") == "evaluate-align-b"
 
 

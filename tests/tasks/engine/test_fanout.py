@@ -102,7 +102,7 @@ def test_bad_units_are_set_aside_by_name_up_to_the_share(store, context, caplog)
     made = run_stage(pieces, asked, {}, context)
     assert text(store, made) == whole(4, without=(1,))
     assert store.get(made["numbers"]).manifest["facts"]["set_aside"] == {"piece-1": "piece-1: not a text"}
-    assert "cut: piece-1 is set aside: piece-1: not a text" in caplog.text
+    assert "cut: piece-1 is skipped: piece-1: not a text" in caplog.text
     Catalog(store).ingest()
     (row,) = Catalog(store).query("SELECT sample.* FROM (SELECT * FROM samples) AS sample")
     assert (row["set"], row["index"]) == ("cut: set aside", 1)
@@ -114,8 +114,8 @@ def test_bad_units_are_set_aside_by_name_up_to_the_share(store, context, caplog)
 def test_too_many_bad_units_are_one_message_and_are_tried_again_by_the_next_run(store, context):
     asked = section(4, faults={"piece-3": {"bad": 1}, "piece-2": {"bad": 1}}, tolerated=0.25)
     told = (
-        r"^piece-\d: not a text \(piece-\d is the first of 2 of 4 files set aside in cut, and at most 0\.25 of them "
-        r"may be\)$"
+        r"^piece-\d: not a text \(piece-\d is the first of 2 of 4 files skipped in cut; at most a share of "
+        r"0\.25 may be\)$"
     )
     with pytest.raises(ConfigError, match=told):
         run_stage(pieces, asked, {}, context)
@@ -237,32 +237,32 @@ def job(staging: Path) -> Job:
 @pytest.mark.parametrize(
     ("names", "share", "told"),
     [
-        (["a", "b/c"], 0.0, "'b/c' is not fit for a file name"),
-        ([".hidden"], 0.0, "is not fit"),
-        (["a", "b", "a"], 0.0, "names a unit twice"),
-        (["a"], 1.5, r"a share of 1.5 cannot be tolerated"),
+        (["a", "b/c"], 0.0, "'b/c' is no valid file name"),
+        ([".hidden"], 0.0, "is no valid file name"),
+        (["a", "b", "a"], 0.0, "names an item twice"),
+        (["a"], 1.5, r"share that may be skipped is 1.5"),
     ],
 )
 def test_a_list_must_make_sense(tmp_path, names, share, told):
-    step = FanOut("cut", lambda job: names, lambda job, unit: None, tolerated=lambda job: share)
+    step = FanOut("cut", lambda job: names, lambda job, unit: None, skippable=lambda job: share)
     with pytest.raises(RuntimeError, match=told):
         write_item_list(step, job(tmp_path))
-    assert Markers.of(tmp_path, "cut").listing is None
+    assert Markers.of(tmp_path, "cut").items is None
 
 
 def test_what_a_round_left_is_read_only_once_it_is_over(tmp_path):
     write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, unit: None), job(tmp_path))
-    with pytest.raises(RuntimeError, match="round 'cut' is not over"):
+    with pytest.raises(RuntimeError, match="fan-out 'cut' is not finished"):
         finished_items(job(tmp_path), "cut")
-    Markers.of(tmp_path, "cut").settle({"b": "bad"})
+    Markers.of(tmp_path, "cut").write_finished({"b": "bad"})
     assert finished_items(job(tmp_path), "cut") == ["a"]
     assert skipped_items(job(tmp_path), "cut") == {"b": "bad"}
 
 
 def test_rounds_are_declared_soundly():
     one = FanOut("cut", lambda job: [], lambda job, unit: None)
-    for rounds in ((one, one), (FanOut("No Name", one.list, one.work),)):
-        with pytest.raises(ValueError, match="its rounds have lower-case names, each its own"):
+    for rounds in ((one, one), (FanOut("No Name", one.list_items, one.work),)):
+        with pytest.raises(ValueError, match="its fan-outs need distinct lower-case names"):
             stage("x", version=1, outputs=("a",), fan_outs=rounds)
     with pytest.raises(ValueError, match="`multihost` is for processes that do"):
         stage("x", version=1, outputs=("a",), fan_outs=(one,), multihost=True)
@@ -292,7 +292,7 @@ def test_a_host_with_other_code_is_refused(tmp_path):
 
 def test_ray_is_reached_through_a_flow_only(store):
     launch = LaunchConfig(engine="ray")
-    with pytest.raises(ConfigError, match=r"launch\.engine 'ray' is reached through Prefect"):
+    with pytest.raises(ConfigError, match=r"launch\.engine 'ray' needs Prefect"):
         run_stage(pieces, section(), {}, RunContext("r1", str(store.root), launch=launch))
     with pytest.raises(ValueError, match=r"launch\.ray_address goes with engine 'ray'"):
         LaunchConfig(ray_address="127.0.0.1:6379")

@@ -10,9 +10,7 @@ from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from tasks.engine import child_process as child
-from tasks.engine import fanout_item as units
-from tasks.engine import prefect_executor as prefect_units
-from tasks.engine import prefect_task
+from tasks.engine import fanout_item, prefect_task, retry_policy
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
@@ -28,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 def quick(monkeypatch):
     """No retries of the whole stage, no waiting between those of a unit, and progress shown from the first moment."""
     monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
-    monkeypatch.setattr(units, "RETRY_AFTER_S", (0.01,))
+    monkeypatch.setattr(fanout_item, "PAUSES_S", (0.01,))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
     yield
@@ -93,8 +91,8 @@ def test_each_unit_is_a_task_run_that_is_tried_again_or_set_aside_by_itself(stor
     ("fault", "error", "tries"),
     [
         ("bad", ConfigError, 1),
-        ("crash", StageCrash, 1 + prefect_units.CRASHES),
-        ("retry", Retryable, 1 + prefect_units.OUTAGES),
+        ("crash", StageCrash, 1 + retry_policy.CRASHES),
+        ("retry", Retryable, 1 + retry_policy.OUTAGES),
     ],
 )
 def test_the_tries_of_a_unit_are_bounded(store, fault, error, tries):
@@ -117,7 +115,7 @@ def test_ctrl_c_ends_the_units_and_starts_no_others(store, tmp_path, monkeypatch
             raise KeyboardInterrupt
 
     # As the main thread would be interrupted: in the middle of showing progress.
-    monkeypatch.setattr("tasks.engine.attempt.notify", interrupt)
+    monkeypatch.setattr("tasks.engine.attempt_log.notify", interrupt)
     with pytest.raises(KeyboardInterrupt):
         through_a_flow(store, section(6, gate=str(gate), gated=["piece-0", "piece-1"]))
     assert stopped

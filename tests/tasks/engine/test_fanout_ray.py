@@ -113,7 +113,7 @@ def test_an_interrupted_run_leaves_nobody_on_the_cluster(store, gate, address, m
             stopped.append(update)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.engine.attempt.notify", interrupt)
+    monkeypatch.setattr("tasks.engine.attempt_log.notify", interrupt)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)

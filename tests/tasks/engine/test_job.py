@@ -20,7 +20,9 @@ def test_a_part_of_the_section_comes_validated(job):
     assert job.part("report", ReportConfig) == ReportConfig(title="T", samples=2)
     with pytest.raises(ConfigError, match=r"stage report: `judge\.answer_weight`: .*less than or equal to 1"):
         job.part("judge", JudgeConfig)
-    with pytest.raises(ConfigError, match=r"its section has no `model`; there are \['judge', 'report', 'seed'\]"):
+    with pytest.raises(
+        ConfigError, match=r"the section of stage report has no `model`; it has \['judge', 'report', 'seed'\]"
+    ):
         job.part("model", ReportConfig)
 
 
@@ -30,7 +32,7 @@ def test_scratch_and_outputs_are_folders_that_stay(job):
     assert (job.scratch / "a").read_text() == "kept"
     assert job.output("report") == job.staging / "output/report"
     for name in ("../report", "Report", ""):
-        with pytest.raises(ValueError, match="not the name of an output"):
+        with pytest.raises(ValueError, match="not a valid name of an output"):
             job.output(name)
 
 

@@ -8,11 +8,11 @@ import pytest
 from common.errors import ConfigError
 from common.processes import free_port
 from configs.operation import LaunchConfig
-from tasks.engine import ray_executor as ray_crew
+from tasks.engine.ray_executor import check_prefect_url, connection_problem, ray_executor
 
 
 def enter(**launch):
-    with ray_crew.ray_crew(LaunchConfig(engine="ray", **launch)):
+    with ray_executor(LaunchConfig(engine="ray", **launch)):
         raise AssertionError("it connected")
 
 
@@ -26,9 +26,9 @@ def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("head", "'head' is no address:port"),
-        ("head:many", "'head:many' is no address:port"),
-        ("local", "engine 'ray' is for one that exists"),
+        ("head", "'head' is not an address:port"),
+        ("head:many", "'head:many' is not an address:port"),
+        ("local", "engine 'ray' uses one that already runs"),
         ("127.0.0.1:{port}", r"no cluster answers at 127.0.0.1:\d+ \(Connection refused\).*launch.ray_address"),
         ("ray://127.0.0.1:{port}", "no cluster answers at ray://"),
     ],
@@ -41,8 +41,8 @@ def test_an_address_where_nobody_listens(address, told):
 def test_a_token_that_is_missing_is_named():
     deep = ConnectionError("no cluster at 10.0.0.1:6379")
     deep.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
-    assert "RAY_AUTH_TOKEN_PATH" in ray_crew._why(deep)
-    assert ray_crew._why(ConnectionError("nobody\nat all")) == "nobody"
+    assert "RAY_AUTH_TOKEN_PATH" in connection_problem(deep)
+    assert connection_problem(ConnectionError("nobody\nat all")) == "nobody"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,6 @@ def test_other_hosts_must_be_able_to_reach_prefect(url, others, refused):
     ray = SimpleNamespace(nodes=lambda: nodes, util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"))
     if refused:
         with pytest.raises(ConfigError, match=r"the cluster has 1 other hosts, which cannot reach Prefect at"):
-            ray_crew.check_api(ray, url)
+            check_prefect_url(ray, url)
     else:
-        ray_crew.check_api(ray, url)
+        check_prefect_url(ray, url)

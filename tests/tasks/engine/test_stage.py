@@ -93,7 +93,7 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
         run_stage(sums, section(faults={"config": 1}), {}, context)
     with pytest.raises(ConfigError, match=r"^stage sums: `sums.count`: "):
         run_stage(sums, {"sums": {"count": "many"}}, {}, context)
-    with pytest.raises(ConfigError, match=r"its section has no `sums`; there are \['seed'\]"):
+    with pytest.raises(ConfigError, match=r"the section of stage sums has no `sums`; it has \['seed'\]"):
         run_stage(sums, {"seed": 1}, {}, context)
     assert updates[-1].state == "failed"
     assert "has no `sums`" in updates[-1].error
@@ -145,7 +145,7 @@ def test_a_stage_must_write_what_it_says(store, context):
         run_stage(local_stage(), {}, {}, context)
     with pytest.raises(ValueError, match="'Bad Name' is not a lower-case name"):
         stage("x", version=1, outputs=("Bad Name",))
-    with pytest.raises(ValueError, match="`optional` names some of them"):
+    with pytest.raises(ValueError, match="`optional` must name some of them"):
         stage("x", version=1, outputs=("a",), optional=("b",))
 
 

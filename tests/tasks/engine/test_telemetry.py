@@ -19,7 +19,7 @@ from store.events import EventWriter
 from tasks.engine import telemetry
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder
+from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder_of
 from tests.support.otlp_collector import FakeCollector
 from tests.support.stage_sums import section, sums
 from tests.support.toy_stages import TOY, toy_dag
@@ -71,7 +71,7 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
         made = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
     assert store.get(made["numbers"])
     told = [record.message for record in caplog.records if "does not take metrics" in record.message]
-    assert told == [f"telemetry: {collected.url} does not take metrics; the run goes on without it"]
+    assert told == [f"telemetry: {collected.url} does not take metrics; the run continues without it"]
     rows = Catalog(store).query("SELECT step, value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"step": 1, "value": 3.0}]
 
@@ -83,7 +83,7 @@ def test_a_slow_collector_makes_nobody_wait(monkeypatch):
     free = threading.Event()
     monkeypatch.setattr(sink._exporter, "export", lambda *_: free.wait(30))
     for _ in range(10):
-        sink.take(POINTS)
+        sink.write(POINTS)
     assert sink.close() == 20
     free.set()
 
@@ -91,7 +91,7 @@ def test_a_slow_collector_makes_nobody_wait(monkeypatch):
 def test_event_files_hold_what_was_measured_and_two_attempts_have_one_each(tmp_path):
     for _ in range(2):
         sink = EventFile(tmp_path / "run" / "pretrain")
-        sink.take(POINTS)
+        sink.write(POINTS)
         assert sink.close() == 0
     assert len(list((tmp_path / "run" / "pretrain").iterdir())) == 2
     first, second, *_ = scalars(tmp_path / "run" / "pretrain")
@@ -103,7 +103,7 @@ def test_event_files_hold_what_was_measured_and_two_attempts_have_one_each(tmp_p
 class Full:
     """A sink whose disk is full."""
 
-    def take(self, points):
+    def write(self, points):
         raise OSError(28, "No space left on device")
 
     def close(self):
@@ -141,7 +141,7 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused(address):
 def test_an_extra_that_is_missing_and_a_folder_that_cannot_be_are_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"telemetry\.tensorboard: .*file"):
-        forwarder(TelemetryConfig(tensorboard=str(tmp_path / "file")), tmp_path / "x", "r1", "sums", "sums")
+        forwarder_of(TelemetryConfig(tensorboard=str(tmp_path / "file")), tmp_path / "x", "r1", "sums", "sums")
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(ConfigError, match=r"nautile\[tensorboard\]"):
-        forwarder(TelemetryConfig(tensorboard=str(tmp_path)), tmp_path / "x", "r1", "sums", "sums")
+        forwarder_of(TelemetryConfig(tensorboard=str(tmp_path)), tmp_path / "x", "r1", "sums", "sums")
