@@ -1,4 +1,4 @@
-"""The base of every configuration section: frozen, unknown keys refused, one canonical form.
+"""What the sections of the configuration share: the frozen base class, its canonical JSON, and types used by several.
 
 The canonical JSON (sorted keys, no spaces, ASCII) is what content keys hash, so it must not depend on the platform,
 the process or the order in which a file lists its keys.
@@ -18,7 +18,7 @@ class Section(BaseModel):
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of `value` (a `Section`, or plain JSON data) that keys and fingerprints are taken of."""
+    """The JSON text of `value` (a `Section`, or plain JSON data) that keys and fingerprints hash."""
     plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
@@ -32,21 +32,23 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class TaskConfig(Section):
-    """One generator of verifiable problems: its name in the registry, its share of a draw, its own parameters."""
+    """One generator of verifiable problems (`data/sources/reasoning_gym.py`)."""
 
-    name: str
-    weight: PositiveFloat = 1.0
-    parameters: dict[str, int | float | str] = {}
+    name: str  # in the registry of generators
+    weight: PositiveFloat = 1.0  # its share of a draw, relative to the weights of the others
+    parameters: dict[str, int | float | str] = {}  # its own, such as the number of digits
 
 
 class OptimizerConfig(Section):
+    """The optimizer and the schedule of its learning rate."""
+
     name: Literal["adamw", "muon"] = "adamw"
-    learning_rate: PositiveFloat = 1e-3
-    final_learning_rate: NonNegativeFloat = 1e-5
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
-    decay_share: Share = 0.2  # wsd only: the share of steps spent going down
-    beta1: Share = 0.9
-    beta2: Share = 0.99
+    learning_rate: PositiveFloat = 1e-3  # the highest, reached at the end of the warm-up
+    final_learning_rate: NonNegativeFloat = 1e-5  # at the last step; unused by "constant"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: warm-up, stable, decay
+    warmup_steps: NonNegativeInt = 0  # updates over which the rate rises linearly from zero
+    decay_share: Share = 0.2  # wsd only: the share of all steps in which the rate falls
+    beta1: Share = 0.9  # decay of the mean of gradients
+    beta2: Share = 0.99  # decay of the mean of squared gradients
     weight_decay: NonNegativeFloat = 0.01
-    clip: PositiveFloat = 1.0
+    clip: PositiveFloat = 1.0  # largest norm of the whole gradient

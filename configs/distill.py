@@ -1,4 +1,4 @@
-"""Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers, probes and checks."""
+"""Distillation's sections (paper §3.2, §3.3): the index of exemplars, prompt sets, teachers and checks of replies."""
 
 from typing import Any, Literal
 
@@ -11,19 +11,19 @@ REMOVED_KEYS = ("relevance", "candidates", "consistency", "quality")  # of [dist
 
 
 class EmbeddingConfig(Section):
-    """What makes the vectors of exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
+    """The embedding model for exemplars and prompts: MiniLM on this machine, or an OpenAI-compatible endpoint."""
 
     kind: Literal["minilm", "openai"] = "minilm"
     model: str = "all-MiniLM-L6-v2-int8"
-    width: PositiveInt = 384  # numbers a vector: a reply of any other width is refused
+    width: PositiveInt = 384  # numbers in a vector; a reply of any other width is refused
     url: str = ""  # openai: the base URL, ending in /v1
     key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
-    batch: PositiveInt = 128  # texts a request
-    longest: PositiveInt = 16_000  # characters: longer texts are cut, for servers refuse them
-    concurrency: PositiveInt = 4
-    timeout_s: PositiveFloat = 60.0
-    attempts: PositiveInt = 6
-    dollars_per_million: NonNegativeFloat = 0.0
+    batch: PositiveInt = 128  # texts in a request
+    longest: PositiveInt = 16_000  # characters; longer texts are cut, because servers refuse them
+    concurrency: PositiveInt = 4  # requests under way together
+    timeout_s: PositiveFloat = 60.0  # of one request
+    attempts: PositiveInt = 6  # at one request
+    dollars_per_million: NonNegativeFloat = 0.0  # tokens
 
     @model_validator(mode="after")
     def _complete(self) -> "EmbeddingConfig":
@@ -40,9 +40,11 @@ class IndexConfig(Section):
 
     embedding: EmbeddingConfig = EmbeddingConfig()
     kind: Literal["auto", "exact", "ivf_pq"] = "auto"
-    exact_below: PositiveInt = 200_000
-    lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the vectors
-    code_bytes: PositiveInt = 48  # ivf_pq: of a vector's product code, refined by one byte a dimension
+    exact_below: PositiveInt = 200_000  # vectors
+    lists: PositiveInt | None = (
+        None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
+    )
+    code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; a byte a dimension refines it
     recall: Share = 0.95  # least recall@5 against exact, on a sample; more cells are probed until it is reached
 
     @model_validator(mode="before")
@@ -59,77 +61,80 @@ class IndexConfig(Section):
 
 
 class PromptSetConfig(Section):
-    """Where prompts come from, and how many of the run's: `count`, or by `weight` a part of what the counts leave.
+    """A source of prompts, and how many of the run's prompts it gives: `count`, or a share by `weight` of those that
+    the counts of other sets leave.
 
-    `form`: "any" takes a row's first usual column or conversation, "instruction" joins `instruction` and `input`,
-    "messages" the first user turn, "columns" what `columns` maps (query, and if given id, passage, reference).
+    `form` says where a row's prompt is: "any" takes the first usual column or conversation, "instruction" joins
+    `instruction` and `input`, "messages" takes the first user turn, "columns" uses the names in `columns`.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     source: Literal["wikipedia", "jsonl", "hub"]
     path: str = ""  # Hub id, or a glob of files
-    subset: str = ""
+    subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; no set of the Hub is read without one
     form: Literal["any", "instruction", "messages", "columns"] = "any"
-    columns: dict[Literal["query", "id", "passage", "reference"], str] = {}
+    columns: dict[Literal["query", "id", "passage", "reference"], str] = {}  # what it is -> the column's name
     weight: PositiveFloat = 1.0
     count: PositiveInt | None = None
     languages: tuple[str, ...] = ()  # ISO 639-1; empty: all
-    license: str = ""
+    license: str = ""  # of the dataset, for the data card
 
     @model_validator(mode="after")
     def _complete(self) -> "PromptSetConfig":
         if (self.form == "columns") != ("query" in self.columns):
-            raise ValueError(f"prompt set {self.name!r}: `columns` with a `query` goes with form 'columns' alone")
+            raise ValueError(f"prompt set {self.name!r}: `columns` with a `query` belongs to form 'columns' alone")
         return self
 
 
 class TeacherConfig(Section):
-    """A teacher and the difficulty (0..1) up to which it is chosen (paper §3.3)."""
+    """A teacher (paper §3.3): a prompt goes to the first whose `up_to` is at least the prompt's difficulty."""
 
     endpoint: str
-    up_to: Share = 1.0
+    up_to: Share = 1.0  # difficulty, 0 to 1
     template: str = ""  # of its prompt; empty: the compact one for the embedded model, the full one for others
 
 
 class ProbeConfig(Section):
-    """Cheap endpoints that are asked first: how far their answers disagree, or miss the reference, is difficulty too.
+    """Cheap endpoints that answer first: how far their answers disagree, or miss the reference, adds to the difficulty.
 
-    Each is asked `samples` times. A probe's first reply is the document itself where that endpoint is then chosen.
+    If an endpoint of the probe is then chosen as teacher, its first reply becomes the document.
     """
 
     endpoints: tuple[str, ...] = Field(min_length=1)
-    samples: PositiveInt = 1
-    weight: Share = 0.5  # of what the probe says in the difficulty; the rest is worked out from the prompt
+    samples: PositiveInt = 1  # answers of each endpoint
+    weight: Share = 0.5  # of the probe in the difficulty; the rest is estimated from the prompt
 
     @model_validator(mode="after")
     def _compares(self) -> "ProbeConfig":
         if len(self.endpoints) * self.samples < 2:
-            raise ValueError("distill.probe: at least two answers are compared: two endpoints, or `samples` of 2")
+            raise ValueError("distill.probe compares at least two answers: name two endpoints, or set `samples` to 2")
         return self
 
 
 class DistillConfig(Section):
     """Paper §3.2, §3.3: retrieval-guided distillation on the SYNTH template."""
 
-    prompts: PositiveInt
+    prompts: PositiveInt  # of the whole run
     prompt_sets: tuple[PromptSetConfig, ...] = (
         PromptSetConfig(name="wikipedia", source="wikipedia", license="CC BY-SA 4.0"),
     )
-    neighbours: PositiveInt = 5
+    neighbours: PositiveInt = 5  # exemplars shown with a prompt
     teachers: tuple[TeacherConfig, ...] = Field(min_length=1)
     probe: ProbeConfig | None = None
-    max_tokens: PositiveInt = 160
+    max_tokens: PositiveInt = 160  # of a reply
     temperature: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0  # 0: none; a hard stop
+    budget_dollars: NonNegativeFloat = 0.0  # a hard limit; 0: none
     budget_tokens: NonNegativeInt = 0  # the same, of prompts and replies together
-    max_rejected_share: Share = 1.0
-    overlap_limit: Share = 0.5  # share of a reply's 8-grams that may also stand in its neighbours
+    max_rejected_share: Share = 1.0  # of the replies; more than this fails the stage
+    overlap_limit: Share = 0.5  # of a reply's 8-grams that may also be in its exemplars; more is copying
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
-    same_language: bool = True  # a document must be in the language of its query, where both are sure
+    same_language: bool = True  # reject a document in another language than its query, where both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
-    chunk: PositiveInt = 1024  # prompts under way together, and documents a file: what a kill throws away at most
+    chunk: PositiveInt = (
+        1024  # prompts under way together, and documents in a file; a kill loses no more work than that
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -143,17 +148,17 @@ class DistillConfig(Section):
     def _fits(self) -> "DistillConfig":
         if self.probe is not None and self.probe.samples > 1 and not self.temperature:
             raise ValueError("distill.temperature is 0: one question asked several times would get one reply")
-        names = [one.name for one in self.prompt_sets]
+        names = [prompt_set.name for prompt_set in self.prompt_sets]
         if len(set(names)) < len(names) or not names:
-            raise ValueError("distill.prompt_sets: there must be one at least, each with a name of its own")
-        counted = sum(one.count or 0 for one in self.prompt_sets)
-        open_sets = any(one.count is None for one in self.prompt_sets)
-        if counted > self.prompts or (counted < self.prompts and not open_sets):
-            raise ValueError(f"distill.prompts is {self.prompts}, but its prompt_sets count {counted} together")
+            raise ValueError("distill.prompt_sets: at least one is needed, and no two may have the same name")
+        counted = sum(prompt_set.count or 0 for prompt_set in self.prompt_sets)
+        has_weighted = any(prompt_set.count is None for prompt_set in self.prompt_sets)
+        if counted > self.prompts or (counted < self.prompts and not has_weighted):
+            raise ValueError(f"distill.prompts is {self.prompts}, but its prompt_sets count {counted} in all")
         return self
 
     @property
     def endpoints(self) -> list[str]:
-        """The names of all endpoints that may be asked."""
+        """The names of all endpoints that may be called."""
         teachers = [teacher.endpoint for teacher in self.teachers]
         return list(dict.fromkeys([*teachers, *(self.probe.endpoints if self.probe else ())]))

@@ -1,4 +1,4 @@
-"""A chat endpoint's section: where it is, what it costs, how hard it may be asked, who stands in for it."""
+"""A chat endpoint's section: its address, prices, limits and budget, and which endpoints replace it when it is down."""
 
 import re
 from typing import Literal
@@ -12,44 +12,43 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 class BatchConfig(Section):
-    """The vendor's batch interface: half the price, and an answer within a day. `requests_per_job` and `bytes_per_job`
-    stay within what both vendors take in a file (50,000 requests and 200 MB at OpenAI)."""
+    """The vendor's batch interface: half the price, and an answer within a day."""
 
-    requests_per_job: PositiveInt = 10_000
-    bytes_per_job: PositiveInt = 100 * 2**20
+    requests_per_job: PositiveInt = 10_000  # OpenAI takes 50,000 in a file
+    bytes_per_job: PositiveInt = 100 * 2**20  # OpenAI takes 200 MB in a file
     jobs_at_once: PositiveInt = 4
-    price_factor: NonNegativeFloat = 0.5
-    poll_s: PositiveFloat = 15.0  # after the first question, doubling up to twenty times that
+    price_factor: NonNegativeFloat = 0.5  # of the live price
+    poll_s: PositiveFloat = 15.0  # seconds to the first look at a job, doubling up to twenty times that
     give_up_hours: PositiveFloat = 26.0  # a job without an end by then is an outage: the vendors promise 24 hours
 
 
 class EndpointConfig(Section):
     """A chat endpoint. Keys come from the environment, by name, and are never written anywhere.
 
-    Limits that are None are learnt from what the server says in its headers, or from its refusals. `fallback` names the
-    endpoints to ask in its place, in order, when it is down or its own budget is spent, for the purposes in
-    `fallback_for`: a judge's or an evaluation's numbers must not come from another model unless someone says so.
+    Limits that are None are learnt from the server's headers, or from its refusals. `fallback` names the endpoints to
+    use instead, in order, when this one is down or its own budget is spent, for the purposes in `fallback_for` alone: a
+    judge's or an evaluation's numbers must not come from another model unless the operator says so.
     """
 
-    kind: Literal["openai", "mistral", "embedded"]
+    kind: Literal["openai", "mistral", "embedded"]  # "openai": any server with that protocol; "embedded": offline
     model: str
     url: str = ""  # openai: the base URL, ending in /v1
     key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
-    concurrency: PositiveInt = 8
+    concurrency: PositiveInt = 8  # requests under way together
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None  # of prompts and replies together
-    timeout_s: PositiveFloat = 120.0
-    attempts: PositiveInt = 5
-    dollars_per_million_in: NonNegativeFloat = 0.0
-    dollars_per_million_out: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0  # 0: none but the pool's
-    budget_tokens: NonNegativeInt = 0
+    timeout_s: PositiveFloat = 120.0  # of one request
+    attempts: PositiveInt = 5  # at one request, before it counts as failed
+    dollars_per_million_in: NonNegativeFloat = 0.0  # tokens of prompts
+    dollars_per_million_out: NonNegativeFloat = 0.0  # tokens of replies
+    budget_dollars: NonNegativeFloat = 0.0  # a hard limit of a stage's calls; 0: none but the stage's own
+    budget_tokens: NonNegativeInt = 0  # the same, of prompts and replies together
     fallback: tuple[str, ...] = ()
     fallback_for: tuple[str, ...] = ("teacher",)
     mode: Literal["live", "batch"] = "live"
     batch: BatchConfig = BatchConfig()
-    structured: Literal["json_schema", "grammar", "none"] = "json_schema"
-    stand_in: bool = False  # shown beside every result that rests on it
+    structured: Literal["json_schema", "grammar", "none"] = "json_schema"  # how replies are held to a form
+    stand_in: bool = False  # labels every result that rests on it
 
     @model_validator(mode="after")
     def _no_secrets(self) -> "EndpointConfig":
@@ -66,7 +65,7 @@ class EndpointConfig(Section):
 
 
 def refuse_secrets(where: str, key_variable: str, url: str) -> None:
-    """Raise `ValueError` if one of them holds a key: a section is written into manifests and shown in forms."""
+    """Raise `ValueError` if one of them holds a key: sections are written into manifests and shown in forms."""
     if key_variable and not _VARIABLE.fullmatch(key_variable):
         raise ValueError(f"{where}: `key_variable` is the NAME of an environment variable, not a key")
     parts = urlsplit(url)
@@ -76,15 +75,15 @@ def refuse_secrets(where: str, key_variable: str, url: str) -> None:
         )
 
 
-def known_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:
-    """Raise `ValueError` if an endpoint falls back on one that there is not, or on itself."""
+def check_fallbacks(endpoints: dict[str, EndpointConfig]) -> None:
+    """Raise `ValueError` if an endpoint falls back on itself, or on one that does not exist."""
     for name, config in endpoints.items():
         for other in config.fallback:
             if other not in endpoints or other == name:
                 others = sorted(set(endpoints) - {name})
-                raise ValueError(f"endpoints.{name}.fallback: no other endpoint {other!r}; there are {others}")
+                raise ValueError(f"endpoints.{name}.fallback: no other endpoint {other!r}; the others are {others}")
 
 
 def with_fallbacks(names: list[str], endpoints: dict[str, EndpointConfig]) -> list[str]:
-    """The names, and those of every endpoint that may answer in their place; sorted."""
-    return sorted({one for name in names for one in (name, *endpoints[name].fallback)})
+    """`names` with the names of every endpoint that may answer in their place; sorted."""
+    return sorted({endpoint for name in names for endpoint in (name, *endpoints[name].fallback)})

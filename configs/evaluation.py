@@ -1,4 +1,4 @@
-"""What an evaluation asks of whom: benchmarks, and models of others beside our own checkpoints."""
+"""The sections of evaluation and of the report: benchmarks, how they are asked, and other models to compare with."""
 
 from typing import Annotated, Literal
 
@@ -7,49 +7,50 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from configs.base import Section
 from configs.training import ProblemsConfig
 
-MADE_TO_NUMBER = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")  # stand-ins: as many items as are asked
-Way = Literal["generate", "likelihood"]
-Column = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm2_360m"]
+# Stand-ins that generate as many items as they are asked for; the other benchmarks have a fixed number.
+GENERATED_BENCHMARKS = ("gsm_symbolic", "wiki_choice", "wiki_trivia", "instructions")
+AnswerMode = Literal["generate", "likelihood"]
+PaperColumn = Literal["", "qwen2.5_0.5b", "granite_350m", "lfm2.5_350m", "smollm2_360m"]
 
 
 class BenchmarkChoice(Section):
-    """One benchmark to evaluate: its name in `evals/benchmarks/catalogue.py` and how many items (None: all).
+    """One benchmark to evaluate. Its records come from the Hub, or from a file in the Hub's schema."""
 
-    Its records come from the Hub at the commit `revision` (empty: the one pinned in `evals/benchmarks/catalogue.py`),
-    or from the
-    file `path` in the Hub's own schema.
-    """
-
-    name: str
-    items: PositiveInt | None = None
-    revision: str = ""
-    path: str = ""
+    name: str  # in evals/benchmarks/catalogue.py
+    items: PositiveInt | None = None  # how many, from the first; None: all
+    revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
+    path: str = ""  # a local file instead of the Hub
 
 
 class ModelUnderTest(Section):
-    """A model behind one of `[endpoints]`, asked what our checkpoints are asked.
-
-    `column`: the column of the paper's Table 2 whose figures stand beside its own; empty: it has none there.
-    """
+    """A model behind one of `[endpoints]`, evaluated as our checkpoints are."""
 
     endpoint: str
-    column: Column = ""
+    column: PaperColumn = ""  # of the paper's Table 2, shown next to the measured figures; empty: the paper has none
 
 
 class EvaluateConfig(Section):
-    """Paper §5: zero-shot, strict. `ways`: `generate` is the paper's; `likelihood` also weighs each option's text.
+    """Paper §5: zero-shot, strict.
 
     A checkpoint's answer has up to `max_tokens` tokens, or what its context leaves after a prompt of that size
-    (`model.decoding.buckets`). A prompt above `prompt_length` tokens is not asked, and counted.
+    (`model.decoding.buckets`). A prompt above `prompt_length` tokens is skipped, and counted.
     """
 
     benchmarks: tuple[BenchmarkChoice, ...]
-    ways: Annotated[tuple[Way, ...], Field(min_length=1)] = ("generate",)
-    models: tuple[ModelUnderTest, ...] = ()  # besides our checkpoints: an evaluation of its own each
-    held_out: ProblemsConfig | None = None  # held-out problems of the reinforcement stages' own kind
+    # "generate" is the paper's; "likelihood" compares the probabilities of the options' texts.
+    ways: Annotated[tuple[AnswerMode, ...], Field(min_length=1)] = ("generate",)
+    models: tuple[ModelUnderTest, ...] = ()  # besides our checkpoints, each an evaluation of its own
+    held_out: ProblemsConfig | None = None  # held-out problems of the kind that the reinforcement stages train on
     max_tokens: PositiveInt = 512
-    prompt_length: PositiveInt = 512
-    batch: PositiveInt = 32
-    temperature: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0  # of each of `models`; 0: none
-    tables: bool = True
+    prompt_length: PositiveInt = 512  # tokens
+    batch: PositiveInt = 32  # items that a checkpoint answers together
+    temperature: NonNegativeFloat = 0.0  # 0: the likeliest token
+    budget_dollars: NonNegativeFloat = 0.0  # a hard limit for each of `models`; 0: none
+    tables: bool = True  # has no effect; kept, because the keys of published evaluations contain it
+
+
+class ReportConfig(Section):
+    """The report of a run."""
+
+    title: str = "Nautile"
+    samples: PositiveInt = 12  # of each kind that are shown

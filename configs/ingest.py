@@ -1,4 +1,4 @@
-"""What is kept out of the training text: copies of what is there already."""
+"""Ingestion's section (paper §3.1): which corpora, which of their records, and what counts as a duplicate."""
 
 from typing import Literal
 
@@ -8,37 +8,34 @@ from configs.base import Section, Share, TaskConfig
 
 
 class DeduplicateConfig(Section):
-    """Copies within and across sources; exact ones never stay (case, Unicode form and white space do not count).
+    """Duplicates within and across sources. Exact ones are always dropped; case, Unicode form and white space do not
+    count as differences."""
 
-    `near`: also documents that share a band of MinHash values (`data.screening.minhash`). Off by default:
-    FineWeb-Edu's makers
-    did it, and it costs a seventh of the time of tokenising and 112 bytes a document on disk. `across`: what a source
-    earlier in the list has is dropped from the later ones.
-    """
-
+    # Also drop documents that share a band of MinHash values (data/screening/minhash.py). Off by default: the makers of
+    # FineWeb-Edu did it, and it costs a seventh of the time of tokenising and 112 bytes a document on disk.
     near: bool = False
-    across: bool = True
+    across: bool = True  # drop from a source what a source earlier in the list has
 
 
 class SourceConfig(Section):
-    """One corpus to ingest. `reader` names how records are had; the rest says which and how many."""
+    """One corpus to ingest: which reader, and which of its records."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    reader: Literal["hub", "parquet", "jsonl", "wikipedia", "reasoning"]
-    form: Literal["web", "synth"]
+    reader: Literal["hub", "parquet", "jsonl", "wikipedia", "reasoning"]  # the last two work offline
+    form: Literal["web", "synth"]  # plain text, or exercises with query, reasoning and answer
     path: str = ""  # Hub id, or a glob of local files; unused by the offline readers
-    subset: str = ""
+    subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
-    records: PositiveInt | None = None  # None: everything there is
-    tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning"
-    worked_share: Share = 1.0  # of its records, those that show their reasoning; the others give the answer alone
-    validation_share: Share = 0.01
-    exemplars: NonNegativeInt = 0  # records kept aside for retrieval, stratified by exercise
-    rows_per_shard: PositiveInt = 4096
-    languages: tuple[str, ...] = ()  # records in others, or that name none, are left out; empty: all are kept
-    minimum_score: float | None = None  # FineWeb-Edu's `score`; records below it, or without one, are left out
-    bad_files_share: Share = 0.0  # of the files, that may stay unreadable: they are set aside and named
+    records: PositiveInt | None = None  # None: all
+    tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": what it generates
+    worked_share: Share = 1.0  # reader "reasoning": records that show their reasoning; the others give the answer alone
+    validation_share: Share = 0.01  # of the documents, kept out of training
+    exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
+    rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker holds one file in memory
+    languages: tuple[str, ...] = ()  # drop records in other languages, or without a known one; empty: keep all
+    minimum_score: float | None = None  # FineWeb-Edu's `score`: drop records below it, or without one
+    bad_files_share: Share = 0.0  # of the files, that may be unreadable: they are skipped, and named in the artifact
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":
@@ -50,8 +47,8 @@ class SourceConfig(Section):
 
 
 class IngestConfig(Section):
-    """Paper §3.1. Each source becomes its own `tokens` artifact of rows of `row_length` tokens."""
+    """Paper §3.1. Each source becomes its own `tokens` artifact."""
 
-    row_length: PositiveInt = 1024
+    row_length: PositiveInt = 1024  # tokens in a row; documents are packed into rows
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     sources: tuple[SourceConfig, ...]

@@ -1,4 +1,4 @@
-"""TOML to `RunConfig`: `extends`, one-line errors naming the field."""
+"""Read a `RunConfig` from TOML: find the file, apply `extends`, and report errors in one line naming the field."""
 
 import tomllib
 from importlib import resources
@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.files import read_bounded_text
 from configs.schema import RunConfig
 
-MOST_EXTENDED = 20
+MOST_EXTENDED = 20  # files in a chain of `extends`
 
 
 def load(name: str | Path) -> RunConfig:
@@ -23,13 +23,13 @@ def load(name: str | Path) -> RunConfig:
     try:
         return RunConfig.model_validate(_read(path, seen=()))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first(error)}") from None
+        raise ConfigError(f"{path}: {_first_error(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
 
 
 def locate(name: str | Path) -> Path:
-    """The file that `name` means: itself if it exists, else `configs/<name>.toml` of the installation."""
+    """The file called `name`, else `configs/<name>.toml` of the installation. `ConfigError` if neither exists."""
     path = Path(name)
     if path.is_file():
         return path
@@ -43,12 +43,15 @@ def locate(name: str | Path) -> Path:
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's table, laid over that of the file it `extends` (tables merge, everything else is replaced)."""
+    """The file's table merged into that of the file it `extends`: tables merge, everything else is replaced.
+
+    `seen`: the files that extended this one, by which a circle is noticed.
+    """
     path = path.resolve()
     if path in seen:
         raise ConfigError(f"{path}: `extends` goes in a circle through {', '.join(p.name for p in seen)}")
     if len(seen) > MOST_EXTENDED:
-        raise ConfigError(f"{path}: `extends` goes on through more than {MOST_EXTENDED} files")
+        raise ConfigError(f"{path}: a chain of `extends` through more than {MOST_EXTENDED} files")
     try:
         table = tomllib.loads(read_bounded_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -59,19 +62,19 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(parent, str):
         raise ConfigError(f"{path}: `extends` must be the name of one file")
     base = path.parent / parent
-    return _merge(_read(base if base.is_file() else locate(parent), (*seen, path)), table)
+    return _merged(_read(base if base.is_file() else locate(parent), (*seen, path)), table)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both else value
+        merged[key] = _merged(base[key], value) if both else value
     return merged
 
 
-def _first(error: ValidationError) -> str:
-    """The first complaint in one line, with how many more there are."""
+def _first_error(error: ValidationError) -> str:
+    """The first error in one line, with the number of further ones."""
     details = error.errors(include_url=False)
     head = details[0]
     where = ".".join(str(part) for part in head["loc"])

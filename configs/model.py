@@ -11,13 +11,14 @@ CHAT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|think_start|>
 
 
 class TokenizerConfig(Section):
-    """cl100k_base, whole or cut to its first `ranks` merges (they stand in merge order, so a prefix is a valid BPE).
+    """cl100k_base, whole or cut to its first `ranks` merges (they are listed in merge order, so a prefix is a valid
+    BPE).
 
-    Whole, the chat specials take ids 100,277 to 100,280, as in the author's code before the shift by one. Cut, the
+    Whole, the chat specials have the ids 100,277 to 100,280, as in the author's code before its shift by one. Cut, the
     five specials follow the ranks.
     """
 
-    ranks: PositiveInt = CL100K_RANKS
+    ranks: PositiveInt = CL100K_RANKS  # 256 (bytes only) to 100,256
 
     @model_validator(mode="after")
     def _within(self) -> "TokenizerConfig":
@@ -34,32 +35,34 @@ class TokenizerConfig(Section):
 class ModelConfig(Section):
     """Paper §2, the table of hyperparameters. The stack is `blocks` times (SCA x `sca_per_block`, Transformer)."""
 
-    vocabulary: PositiveInt
-    width: PositiveInt = 1024
+    vocabulary: PositiveInt  # rows of the embedding; at least the tokenizer's ids
+    width: PositiveInt = 1024  # D
     blocks: PositiveInt = 8
-    sca_per_block: NonNegativeInt = 2
-    context: PositiveInt = 1024
+    sca_per_block: NonNegativeInt = 2  # SCA layers before the Transformer layer of each block
+    context: PositiveInt = 1024  # longest sequence, in tokens
 
-    memory_heads: PositiveInt = 16
-    query_heads: PositiveInt = 16
-    spectral_samples: PositiveInt = 2
-    expand: PositiveInt = 2
-    readout_expand: PositiveInt = 3
-    convolution: PositiveInt = 4
-    decay: Literal["relative", "window"] = "relative"
-    chunk: PositiveInt = 32
-    mixing: Literal["chunked", "fused", "reference"] = "chunked"
+    # The SCA layers.
+    memory_heads: PositiveInt = 16  # K
+    query_heads: PositiveInt = 16  # K'; fewer than K share one query among several memory heads
+    spectral_samples: PositiveInt = 2  # M, for each head
+    expand: PositiveInt = 2  # inner width over `width`
+    readout_expand: PositiveInt = 3  # of the SwiGLU that reads the memory, over H
+    convolution: PositiveInt = 4  # positions of the depthwise kernel, the current one included
+    decay: Literal["relative", "window"] = "relative"  # "window": the author's arithmetic, for imported weights
+    chunk: PositiveInt = 32  # positions that the chunked form computes together; changes speed and memory alone
+    mixing: Literal["chunked", "fused", "reference"] = "chunked"  # which implementation; "fused": Pallas kernels
 
+    # The Transformer layers.
     attention_heads: PositiveInt = 16
-    kv_heads: PositiveInt = 4
-    feed_forward: PositiveInt = 2730
+    kv_heads: PositiveInt = 4  # fewer than `attention_heads`: grouped-query attention
+    feed_forward: PositiveInt = 2730  # inner width of the SwiGLU
     rope_base: PositiveFloat = 10_000.0
-    qk_norm: bool = True
+    qk_norm: bool = True  # normalise queries and keys before their product
 
     sca_norm_epsilon: PositiveFloat = 1e-5
     norm_epsilon: PositiveFloat = 1e-6
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "block", "layer", "dots"] = "block"
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of activations and products; weights are float32
+    remat: Literal["none", "block", "layer", "dots"] = "block"  # what is recomputed in the backward pass, for memory
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelConfig":
@@ -90,6 +93,7 @@ class ModelConfig(Section):
 
     @property
     def attention_head_dim(self) -> int:
+        """The head dimension of the Transformer layers."""
         return self.width // self.attention_heads
 
     @property

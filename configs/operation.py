@@ -1,6 +1,7 @@
-"""How a configuration is operated: which stages ask before they begin, and when a checkpoint is evaluated by itself.
+"""How a run is operated: its processes, approvals, the scheduled evaluation, retention and telemetry.
 
-In no key: nothing here alters what a stage writes.
+None of this is in a key: it does not change what a stage writes. (`PlanConfig` is the exception: the settings of
+`nautile plan`, whose estimates are artifacts of their own.)
 """
 
 import re
@@ -21,35 +22,30 @@ from pydantic import (
 from configs.base import Section, Share
 
 
-class ReportConfig(Section):
-    title: str = "Nautile"
-    samples: PositiveInt = 12
-
-
 class LaunchConfig(Section):
-    """How the processes of a stage are started. In no key: it says where work is done, not what.
+    """How the processes of a stage are started.
 
-    The units of a stage (a file each) are done by `workers` processes: here, or with `engine` "ray" on the cluster at
-    `ray_address` (empty: RAY_ADDRESS, or the one of this machine), which all share the store.
+    A stage's work items (a file each) are done by `workers` processes: on this machine, or with `engine` "ray" on a
+    cluster, whose machines all share the store.
 
-    An accelerator stage is one process, or `processes` that do it as one: started here, or each on a host of its own
-    by `command`: a template in which {host} counts from 0, {commit} is this checkout's, {member} the command to run
-    there, in a checkout.
+    An accelerator stage is one process, or `processes` that compute as one: on this machine, or each on a host of its
+    own, started by the template `command`, in which {host} counts from 0, {commit} is this checkout's commit, and
+    {member} the command to run there, in a checkout.
     """
 
     engine: Literal["processes", "ray"] = "processes"
-    workers: PositiveInt | None = None  # units at a time; None: the cores of this machine, or the CPUs of the cluster
-    ray_address: str = ""
-    processes: PositiveInt = 1
+    workers: PositiveInt | None = None  # work items at a time; None: this machine's cores, or the cluster's CPUs
+    ray_address: str = ""  # engine "ray"; empty: RAY_ADDRESS, or the cluster of this machine
+    processes: PositiveInt = 1  # of each stage in `stages`
     stages: tuple[str, ...] = ("pretrain",)
-    command: str = ""
-    coordinator: str = ""  # address:port of the first process; empty: found by itself, here or on a TPU slice
-    silent_s: PositiveFloat = 120.0  # a host that says nothing for so long is taken for dead
+    command: str = ""  # empty: all processes run on this machine
+    coordinator: str = ""  # address:port of the first process; empty: detected, on this machine or on a TPU slice
+    silent_s: PositiveFloat = 120.0  # a host that sends nothing for so many seconds counts as lost
 
     @model_validator(mode="after")
     def _address_used(self) -> "LaunchConfig":
         if self.ray_address and self.engine != "ray":
-            raise ValueError(f"launch.ray_address goes with engine 'ray'; launch.engine is {self.engine!r}")
+            raise ValueError(f"launch.ray_address needs engine 'ray'; launch.engine is {self.engine!r}")
         return self
 
     @model_validator(mode="after")
@@ -58,20 +54,20 @@ class LaunchConfig(Section):
             self.command.format(host=0, processes=1, commit="", member="")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(
-                f"launch.command: {{host}}, {{processes}}, {{commit}} and {{member}} are what it may hold ({error})"
+                f"launch.command: only {{host}}, {{processes}}, {{commit}} and {{member}} are replaced in it ({error})"
             ) from None
         if self.command and "{member}" not in self.command:
-            raise ValueError("launch.command: it must hold {member}, the command to run on each host")
+            raise ValueError("launch.command: it must contain {member}, the command to run on each host")
         return self
 
 
 class PlanConfig(Section):
-    """What `nautile plan` is asked: chips to compile for, and the utilisation to reckon time with."""
+    """The settings of `nautile plan`, which estimates memory and time before a run."""
 
-    topology: str
-    row_length: PositiveInt
-    mfu: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    largest: bool = True  # also look for the largest batch that fits
+    topology: str  # the chips to compile for
+    row_length: PositiveInt  # tokens
+    mfu: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4  # share of the chips' peak that the estimate of time assumes
+    largest: bool = True  # also find the largest batch that fits into memory
 
 
 NEWEST = "newest"
@@ -79,24 +75,20 @@ _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 
 
 class StageOperation(Section):
-    """Where a run stops to ask a person. A stage that is reused costs nothing and asks nothing.
+    """Where a run stops for a person's approval. A stage that is reused costs nothing and needs none."""
 
-    `approve`: before the stage begins. `at_budget`: after it, where its money ran out before its work was done: "pause"
-    asks whether to go on with what was made, "go_on" does not ask. A question that nobody answers within `hours` fails
-    the run.
-    """
-
-    approve: bool = False
-    at_budget: Literal["go_on", "pause"] = "go_on"
-    hours: PositiveFloat = 72.0
+    approve: bool = False  # before the stage begins
+    at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": also when its money runs out before its work is done
+    hours: PositiveFloat = 72.0  # an approval that nobody gives within this time fails the run
 
     @property
     def patience(self) -> timedelta:
+        """`hours` as a time."""
         return timedelta(hours=self.hours)
 
 
 class OperationConfig(Section):
-    """`[operation.STAGE]`, one for each stage."""
+    """`[operation.STAGE]`, a section for each stage."""
 
     held_out: StageOperation = StageOperation()
     ingest: StageOperation = StageOperation()
@@ -115,20 +107,20 @@ class OperationConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """The scheduled evaluation. `cron` empty: it is deployed, and fires only when asked to.
+    """The scheduled evaluation of a checkpoint, and when it counts as a regression.
 
-    `checkpoint`: "newest" in the store, or an artifact id. A benchmark has regressed against an evaluation in `against`
-    if the upper end of the 95 % interval of its paired lead is below minus `margin` (a share: 0.01 is one point); with
-    `rule` "holm" its exact p must besides stay under 0.05 after Holm's correction for the number of benchmarks.
-    `webhook` is the name of the environment variable that holds the URL to tell, never the URL.
+    A benchmark has regressed against an evaluation in `against` if the upper end of the 95 % interval of the paired
+    difference is below minus `margin`; with `rule` "holm" its exact p must also be under 0.05 after Holm's correction
+    for the number of benchmarks.
     """
 
-    cron: str = ""
+    cron: str = ""  # five fields; empty: deployed without a schedule, to be started by hand
     timezone: str = "UTC"
-    checkpoint: str = NEWEST
+    checkpoint: str = NEWEST  # "newest" in the store, or an artifact id
     against: Annotated[tuple[Literal["last", "best"], ...], Field(min_length=1)] = ("last", "best")
     rule: Literal["interval", "holm"] = "interval"
-    margin: Share = 0.0
+    margin: Share = 0.0  # 0.01 is one percentage point
+    # The NAME of the environment variable that holds the URL to notify; never the URL, which is a secret.
     webhook: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
 
     @field_validator("cron")
@@ -136,7 +128,7 @@ class ScheduleConfig(Section):
     def _five_fields(cls, cron: str) -> str:
         fields = cron.split()
         if fields and (len(fields) != 5 or not all(_CRON_FIELD.fullmatch(field) for field in fields)):
-            raise ValueError("five fields are meant: minute, hour, day, month, weekday (`0 3 * * *`: at three)")
+            raise ValueError("five fields are needed: minute, hour, day, month, weekday (`0 3 * * *`: daily at three)")
         return cron
 
     @field_validator("timezone")
@@ -145,42 +137,40 @@ class ScheduleConfig(Section):
         try:
             return ZoneInfo(timezone).key
         except (KeyError, ValueError, OSError):  # unknown, no name at all, a folder of names
-            raise ValueError(f"no time zone {timezone!r}: a name such as UTC or Europe/Paris is meant") from None
+            raise ValueError(f"no time zone {timezone!r}: use a name such as UTC or Europe/Paris") from None
 
 
 class RetentionConfig(Section):
-    """What stays. While neither `newest` nor `days` is given, every live artifact does.
+    """Which live artifacts `nautile store gc` keeps. While neither `newest` nor `days` is set, all of them.
 
-    Given one, an artifact stays that any rule keeps, and whatever a kept one was made from, down to the first text.
-    What one execution published stays or goes as a whole, for a stage is reused only if all of it is there.
+    Otherwise an artifact stays if any rule keeps it, or if a kept one was made from it, at whatever distance. What one
+    execution published stays or goes as a whole: a stage is reused only if all of it is there.
     """
 
-    newest: PositiveInt | None = None  # of each label (evaluate:align), so many of the latest
-    days: NonNegativeFloat | None = None  # all that is younger
+    newest: PositiveInt | None = None  # so many of the newest of each label (evaluate:align)
+    days: NonNegativeFloat | None = None  # everything younger
     kinds: tuple[str, ...] = Field(default=())  # these kinds, however old
     pins: tuple[str, ...] = Field(default=())  # these artifacts, by id
 
     @property
     def retires(self) -> bool:
+        """Whether the rules let any live artifact go."""
         return self.newest is not None or self.days is not None
 
 
 class TelemetryConfig(Section):
-    """Nothing is sent unless one of these is set. Keys of a collector stand in OTEL_EXPORTER_OTLP_HEADERS, never here.
+    """Where metrics are sent besides the store; nowhere by default. A collector's keys belong into the environment
+    variable OTEL_EXPORTER_OTLP_HEADERS, never here."""
 
-    `tensorboard`: a folder for event files, `<folder>/<run>/<label>`. `otlp`: the address of an OpenTelemetry
-    collector (http://host:4318); metrics go to its /v1/metrics.
-    """
-
-    tensorboard: str = ""
-    otlp: str = ""
-    timeout_s: PositiveFloat = 5.0  # for the collector to take a batch; what it does not take is counted and dropped
+    tensorboard: str = ""  # a folder for event files, in `<folder>/<run>/<label>`
+    otlp: str = ""  # an OpenTelemetry collector (http://host:4318), which gets metrics at /v1/metrics
+    timeout_s: PositiveFloat = 5.0  # of sending a batch to the collector; a batch that fails is counted and dropped
 
     @model_validator(mode="after")
     def _address_usable(self) -> "TelemetryConfig":
         parts = urlsplit(self.otlp)
         if self.otlp and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError(f"telemetry.otlp {self.otlp!r}: an address like http://127.0.0.1:4318 is meant")
+            raise ValueError(f"telemetry.otlp {self.otlp!r}: use an address such as http://127.0.0.1:4318")
         if parts.username or parts.password or parts.query:
             raise ValueError(
                 "telemetry.otlp: no key belongs in an address; put it into the environment as "
@@ -190,4 +180,5 @@ class TelemetryConfig(Section):
 
     @property
     def wanted(self) -> bool:
+        """Whether anything is sent at all."""
         return bool(self.tensorboard or self.otlp)

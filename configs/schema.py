@@ -1,21 +1,20 @@
-"""The whole configuration as frozen pydantic models: one section per stage, and `RunConfig` that holds them.
+"""The whole configuration: `RunConfig` with one section per stage, and the checks between sections.
 
-A field that alters what a stage writes belongs to that stage's section, for the section is hashed into the key of
-its artifacts. Where nothing is said a value is ours; `configs/nautile_370m.toml` gives the source of the paper's.
+A field that changes what a stage writes belongs into that stage's section, because the section is hashed into the key
+of its artifacts. `configs/nautile_370m.toml` gives the source of each of the paper's values; the defaults are ours.
 """
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from configs.base import Section
 from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig, known_fallbacks
-from configs.evaluation import EvaluateConfig
+from configs.endpoint import EndpointConfig, check_fallbacks
+from configs.evaluation import EvaluateConfig, ReportConfig
 from configs.ingest import IngestConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import (
     LaunchConfig,
     OperationConfig,
-    ReportConfig,
     RetentionConfig,
     ScheduleConfig,
     TelemetryConfig,
@@ -24,10 +23,10 @@ from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDist
 
 
 class RunConfig(Section):
-    """Everything a run is made of. `configs.load.load` reads one from TOML."""
+    """Everything that determines a run. `configs.load.load` reads it from TOML."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = 0  # of every random choice, together with names and counters
     tokenizer: TokenizerConfig
     model: ModelConfig
     launch: LaunchConfig = LaunchConfig()
@@ -52,13 +51,14 @@ class RunConfig(Section):
         for phase in self.pretrain.phases:
             if unknown := set(phase.mixture) - known:
                 raise ValueError(
-                    f"pretrain.phases {phase.name!r}: mixture names {sorted(unknown)}; there are {sorted(known)}"
+                    f"pretrain.phases {phase.name!r}: unknown sources {sorted(unknown)} in its mixture; "
+                    f"known are {sorted(known)}"
                 )
-        known_fallbacks(self.endpoints)
-        asked = [("align.judge.endpoint", self.align.judge.endpoint)]
-        asked += [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
-        asked += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
-        for field, name in asked:
+        check_fallbacks(self.endpoints)
+        named = [("align.judge.endpoint", self.align.judge.endpoint)]
+        named += [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
+        named += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
+        for field, name in named:
             if name not in self.endpoints:
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
         if self.tokenizer.vocabulary > self.model.vocabulary:

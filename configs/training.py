@@ -1,8 +1,4 @@
-"""The whole configuration as frozen pydantic models: one section per stage, and `RunConfig` that holds them.
-
-A field that alters what a stage writes belongs to that stage's section, for the section is hashed into the key of
-its artifacts. Where nothing is said a value is ours; `configs/nautile_370m.toml` gives the source of the paper's.
-"""
+"""The sections of the training stages: pretraining (paper §3.1), and the three reinforcement stages (paper §4)."""
 
 from typing import Literal
 
@@ -12,56 +8,56 @@ from configs.base import OptimizerConfig, Section, Share, TaskConfig
 
 
 class PhaseConfig(Section):
-    """A stretch of pretraining: its token budget and the weights of the token sources it draws rows from."""
+    """A stretch of pretraining."""
 
     name: str
-    tokens: PositiveInt
-    mixture: dict[str, PositiveFloat]
+    tokens: PositiveInt  # its length
+    mixture: dict[str, PositiveFloat]  # token source -> weight; rows are drawn in proportion
 
 
 class PretrainConfig(Section):
     """Paper §3.1: phase 1 on web text, phase 2 on SYNTH with the distilled documents."""
 
     phases: tuple[PhaseConfig, ...]
-    batch_rows: PositiveInt
-    micro_rows: PositiveInt | None = None  # gradient accumulation when smaller than batch_rows
+    batch_rows: PositiveInt  # rows in an update, over all devices
+    micro_rows: PositiveInt | None = None  # rows at a time, with gradients accumulated; None: all of `batch_rows`
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: PositiveInt = 128
-    z_loss: NonNegativeFloat = 0.0
-    fsdp: PositiveInt = 1
-    save_every: PositiveInt = 1000
-    keep: PositiveInt = 3
-    log_every: PositiveInt = 10
-    validate_every: PositiveInt = 1000
-    validation_rows: PositiveInt = 64
-    sample_every: PositiveInt = 5000
+    loss_chunk: PositiveInt = 128  # positions whose logits are in memory together; changes speed and memory alone
+    z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
+    fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
+    save_every: PositiveInt = 1000  # steps between checkpoints to resume from
+    keep: PositiveInt = 3  # newest checkpoints that stay on disk
+    log_every: PositiveInt = 10  # steps over which a row of metrics is averaged
+    validate_every: PositiveInt = 1000  # steps
+    validation_rows: PositiveInt = 64  # rows of each source in a validation
+    sample_every: PositiveInt = 5000  # steps between samples of text
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a loss or gradient that is not finite
-    spike_factor: NonNegativeFloat = 10.0  # robust deviations above the median of late losses; 0: spikes are let be
-    spike_steps: NonNegativeInt = 3  # losses in a row that may be above that
-    rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint, past the trouble, before giving up
+    spike_factor: NonNegativeFloat = 10.0  # a spike is so many robust deviations above the recent median; 0: ignore
+    spike_steps: NonNegativeInt = 3  # spikes in a row that are tolerated
+    rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint and skip the rows after it, before giving up
 
 
 class ProblemsConfig(Section):
     """A set of problems with checkable answers, or prompts for the judge."""
 
     source: Literal["reasoning", "gsm8k", "jsonl"] = "reasoning"
-    tasks: tuple[TaskConfig, ...] = ()  # source "reasoning"
+    tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": what it generates
     count: PositiveInt = 1024
-    revision: str = ""  # source "gsm8k": a commit of it on the Hub
+    revision: str = ""  # source "gsm8k": a commit of the Hub
     path: str = ""  # source "jsonl": a file of {question, answer} and perhaps {task, rationale}
 
 
 class RolloutConfig(Section):
-    """How completions are drawn. A step asks `prompts` questions, `group` completions each (paper §4.2: four)."""
+    """How completions are sampled. A step has `prompts` questions with `group` completions each (paper §4.2: four)."""
 
     prompts: PositiveInt
     group: PositiveInt = 4
-    max_tokens: PositiveInt
-    prompt_length: PositiveInt = 64
+    max_tokens: PositiveInt  # of a completion
+    prompt_length: PositiveInt = 64  # tokens; a problem with a longer prompt is refused before anything runs
     temperature: PositiveFloat = 1.0
-    top_k: NonNegativeInt = 0
-    top_p: Share = 1.0
-    thinking_budget: PositiveInt | None = None  # tokens of thought, after which its end is put in
+    top_k: NonNegativeInt = 0  # sample among so many likeliest tokens; 0: all
+    top_p: Share = 1.0  # sample among the likeliest tokens that have this probability together
+    thinking_budget: PositiveInt | None = None  # tokens of reasoning, after which the end of thinking is inserted
 
     @model_validator(mode="after")
     def _a_group_compares(self) -> "RolloutConfig":
@@ -75,16 +71,16 @@ class PolicyConfig(Section):
 
     steps: PositiveInt
     optimizer: OptimizerConfig
-    kl: NonNegativeFloat = 0.0
-    clip_ratio: PositiveFloat = 0.2
-    inner_epochs: PositiveInt = 1
-    micro_rows: PositiveInt = 8
-    refill: NonNegativeInt = 3  # draws of further groups, at most, to replace groups that carry no signal
-    save_every: PositiveInt = 10
-    guard_every: PositiveInt | None = None  # evaluate the guard set every so many steps
-    guard_problems: PositiveInt = 128
-    guard_action: Literal["stop", "roll_back"] = "stop"  # when a reading falls under the interval of the best one
-    guard_returns: PositiveInt = 2  # times to go back to the best policy before stopping after all
+    kl: NonNegativeFloat = 0.0  # weight of the divergence from the policy that the stage began with; 0: none
+    clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
+    inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
+    micro_rows: PositiveInt = 8  # completions at a time in the gradient; changes memory alone
+    refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
+    save_every: PositiveInt = 10  # steps between checkpoints to resume from
+    guard_every: PositiveInt | None = None  # steps between evaluations of the guard set; None: no guard
+    guard_problems: PositiveInt = 128  # in the guard set
+    guard_action: Literal["stop", "roll_back"] = "stop"  # when a reading falls below the interval of the best one
+    guard_returns: PositiveInt = 2  # "roll_back": times to return to the best policy before stopping after all
     train: tuple[str, ...] = ()  # names of parameters or blocks ("blocks.7", "blocks.attention"); empty: all of them
     fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
 
@@ -93,14 +89,14 @@ class JudgeConfig(Section):
     """The judge's rubric and the paper's weights (§4.2)."""
 
     endpoint: str
-    rubric: str = "nautile-judge-1"
-    reason_weight: Share = 0.30
-    answer_weight: Share = 0.55
-    follow_weight: Share = 0.15
-    overlong_penalty: NonNegativeFloat = 0.5
-    mastered_mean: float = 90.0
-    mastered_minimum: float = 85.0
-    max_tokens: PositiveInt = 64
+    rubric: str = "nautile-judge-1"  # version of the rubric's prompt
+    reason_weight: Share = 0.30  # of the score for the reasoning
+    answer_weight: Share = 0.55  # of the score for the answer
+    follow_weight: Share = 0.15  # of the score for following the instruction
+    overlong_penalty: NonNegativeFloat = 0.5  # subtracted from the reward of a completion cut at `max_tokens`
+    mastered_mean: float = 90.0  # a group whose overall scores (0 to 100) have a higher mean than this
+    mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
+    max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
 
 
@@ -119,8 +115,10 @@ class ReasonConfig(Section):
     rollout: RolloutConfig
     policy: PolicyConfig
     problems: ProblemsConfig
+    # The gradient of completions below the mean is scaled to the norm of the others' ("equalise"), the same but never
+    # amplified ("cap"), or left alone ("off"); see rl/balance.py.
     balance: Literal["equalise", "cap", "off"] = "equalise"
-    balance_epsilon: PositiveFloat = 1e-8
+    balance_epsilon: PositiveFloat = 1e-8  # added to a norm before dividing by it
 
 
 class SelfDistillConfig(Section):
@@ -128,8 +126,8 @@ class SelfDistillConfig(Section):
 
     rollout: RolloutConfig
     problems: ProblemsConfig
-    rounds: PositiveInt = 1
-    epochs: PositiveInt = 1
-    batch_rows: PositiveInt = 16
+    rounds: PositiveInt = 1  # of sampling, then training on the kept traces
+    epochs: PositiveInt = 1  # passes over the kept traces of a round
+    batch_rows: PositiveInt = 16  # traces in an update
     optimizer: OptimizerConfig
-    fsdp: PositiveInt = 1
+    fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from configs.endpoint import with_fallbacks
-from configs.evaluation import MADE_TO_NUMBER
+from configs.evaluation import GENERATED_BENCHMARKS
 from configs.schema import RunConfig
 from tasks.align import align
 from tasks.distill import distill
@@ -188,5 +188,6 @@ def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """
     benchmarks = settings["evaluate"]["benchmarks"]
     return [
-        benchmark if benchmark["name"] in MADE_TO_NUMBER else benchmark | {"items": None} for benchmark in benchmarks
+        benchmark if benchmark["name"] in GENERATED_BENCHMARKS else benchmark | {"items": None}
+        for benchmark in benchmarks
     ]

@@ -9,7 +9,7 @@ from collections import Counter
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
-from configs.operation import ReportConfig
+from configs.evaluation import ReportConfig
 from evals.tables.svg import picture
 from store.mirror import open_store
 from tasks.engine.job import Job

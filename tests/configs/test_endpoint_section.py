@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.endpoint import EndpointConfig, known_fallbacks, with_fallbacks
+from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 
 
 def endpoint(**fields):
@@ -17,7 +17,7 @@ def test_fallbacks_are_added_to_the_endpoints_that_are_named():
 @pytest.mark.parametrize("name", ["itself", "nobody"])
 def test_a_fallback_must_be_another_endpoint(name):
     with pytest.raises(ValueError, match=rf"endpoints\.itself\.fallback: no other endpoint '{name}'"):
-        known_fallbacks({"itself": endpoint(fallback=(name,)), "other": endpoint()})
+        check_fallbacks({"itself": endpoint(fallback=(name,)), "other": endpoint()})
 
 
 def test_the_embedded_model_has_no_batch_interface():

@@ -168,10 +168,10 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("sets", "fields", "said"),
     [
-        ([{"name": "a", "source": "wikipedia"}] * 2, {}, "a name of its own"),
+        ([{"name": "a", "source": "wikipedia"}] * 2, {}, "no two may have the same name"),
         ([{"name": "a", "source": "wikipedia", "count": 4}], {}, "prompts is 5, but its prompt_sets count 4"),
-        ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 together"),
-        ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "goes with form 'columns'"),
+        ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 in all"),
+        ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "belongs to form 'columns'"),
         ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
         ([], {"probe": {"endpoints": ["x"], "samples": 2}}, "temperature is 0"),
         ([], {"relevance": 1.0}, "distill.relevance was removed"),

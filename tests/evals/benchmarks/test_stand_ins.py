@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import ConfigError
 from configs.base import TaskConfig
-from configs.evaluation import MADE_TO_NUMBER, BenchmarkChoice
+from configs.evaluation import GENERATED_BENCHMARKS, BenchmarkChoice
 from configs.training import ProblemsConfig
 from data.sources.reasoning_gym import problem_split
 from evals.benchmarks.catalogue import BENCHMARKS
@@ -38,7 +38,7 @@ def test_an_oracle_scores_everything_and_silence_nothing(model, oracle, tmp_path
 
 
 def test_the_configuration_knows_what_is_made_to_the_number_asked_for():
-    assert set(MADE_TO_NUMBER) == set(STAND_INS)
+    assert set(GENERATED_BENCHMARKS) == set(STAND_INS)
     assert set(GENERATED) <= set(STAND_INS)
 
 

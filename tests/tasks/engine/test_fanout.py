@@ -294,5 +294,5 @@ def test_ray_is_reached_through_a_flow_only(store):
     launch = LaunchConfig(engine="ray")
     with pytest.raises(ConfigError, match=r"launch\.engine 'ray' needs Prefect"):
         run_stage(pieces, section(), {}, RunContext("r1", str(store.root), launch=launch))
-    with pytest.raises(ValueError, match=r"launch\.ray_address goes with engine 'ray'"):
+    with pytest.raises(ValueError, match=r"launch\.ray_address needs engine 'ray'"):
         LaunchConfig(ray_address="127.0.0.1:6379")

@@ -3,7 +3,7 @@ import pytest
 from common.errors import ConfigError
 from common.events import silent
 from common.files import read_json
-from configs.operation import ReportConfig
+from configs.evaluation import ReportConfig
 from configs.training import JudgeConfig
 from tasks.engine.child_main import load_stage
 from tasks.engine.job import Job

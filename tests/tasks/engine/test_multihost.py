@@ -147,7 +147,7 @@ def test_hosts_take_only_what_is_committed(commit):
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [("ssh {machine} {member}", "launch.command: {host}"), ("ssh {host} run", "must hold {member}")],
+    [("ssh {machine} {member}", "launch.command: only {host}"), ("ssh {host} run", "must contain {member}")],
 )
 def test_a_template_that_cannot_work_is_refused(command, said):
     with pytest.raises(ValueError, match=said):
