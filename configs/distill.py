@@ -41,9 +41,7 @@ class IndexConfig(Section):
     embedding: EmbeddingConfig = EmbeddingConfig()
     kind: Literal["auto", "exact", "ivf_pq"] = "auto"
     exact_below: PositiveInt = 200_000  # vectors
-    lists: PositiveInt | None = (
-        None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
-    )
+    lists: PositiveInt | None = None  # ivf_pq: cells; None: 4 times the square root of the number of vectors
     code_bytes: PositiveInt = 48  # ivf_pq: bytes of a vector's product code; a byte a dimension refines it
     recall: Share = 0.95  # least recall@5 against exact, on a sample; more cells are probed until it is reached
 
