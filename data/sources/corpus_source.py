@@ -1,4 +1,4 @@
-"""Every corpus behind one interface: a list of files, and the rows of each as batches, the same each time."""
+"""One interface over every kind of corpus: list its files, then read each as batches of rows, the same every time."""
 
 import hashlib
 import itertools
@@ -28,17 +28,18 @@ log = logging.getLogger(__name__)
 
 REASONING_STAND_IN = "reasoning-gym problems with worked rationales, in place of SYNTH"
 STAND_INS = {"wikipedia": WIKIPEDIA_STAND_IN, "reasoning": REASONING_STAND_IN}
-ARTICLES_A_UNIT = 4096
-PROBLEMS_A_UNIT = 32_768  # each unit imports the generators, 3 s, and makes the problems before its own, 26 us each
+ARTICLES_PER_FILE = 4096
+# Each item imports the generators (3 s) and generates the problems before its own (26 us each).
+PROBLEMS_PER_FILE = 32_768
 _FORMS = {"wikipedia": "web", "reasoning": "synth"}
-_SHOWN = ("id", "url", "synth_id")  # columns that are read only to be shown in samples
+_SAMPLE_COLUMNS = ("id", "url", "synth_id")  # read only to be shown with samples
 
 
 def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile]:
-    """The files of `source` in their order, as units of work; with `records`, those that hold the first so many rows.
+    """The files of `source` in their order; with `records`, those that hold its first `records` rows.
 
-    What must be fetched to count rows goes to `folder`, and is removed. Raises `ConfigError` for what cannot be read,
-    `Retryable` for what may be readable later.
+    Files that must be fetched to count their rows go to `folder`, and are removed. Raises `ConfigError` for what cannot
+    be read, `Retryable` for what may be readable later.
     """
     expected = _FORMS.get(source.reader, source.form)
     if source.form != expected:
@@ -46,24 +47,26 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
             f"source {source.name!r}: reader {source.reader!r} gives form {expected!r}, not {source.form!r}"
         )
     if source.reader == "wikipedia":
-        there = len(articles(seed))
-        return _stretches("wikipedia", min(there, source.records or there), ARTICLES_A_UNIT)
+        count = len(articles(seed))
+        return _ranges("wikipedia", min(count, source.records or count), ARTICLES_PER_FILE)
     if source.reader == "reasoning":
         if source.records is None:
-            raise ConfigError(f"source {source.name!r}: reader 'reasoning' makes problems without end; set `records`")
-        return _stretches("reasoning", source.records, PROBLEMS_A_UNIT)
+            raise ConfigError(
+                f"source {source.name!r}: reader 'reasoning' generates problems without end; set `records`"
+            )
+        return _ranges("reasoning", source.records, PROBLEMS_PER_FILE)
     if source.reader == "hub":
         files = list_hub_files(source)
     else:
-        found = matching_files(source.path)
-        files = [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(found)]
+        paths = matching_files(source.path)
+        files = [SourceFile(number, str(path), path.stat().st_size) for number, path in enumerate(paths)]
     if source.records is None:
         return files
-    return _limited(files, source.records, lambda file: _rows(source, file, folder))
+    return _first_records(files, source.records, lambda file: _count_rows(source, file, folder))
 
 
 def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
-    """The rows of one file, with the filters of `source`. A file of the Hub is fetched into `folder`, then removed.
+    """Read one file and apply the filters of `source`. A file of the Hub is fetched into `folder`, then removed.
 
     Raises `ConfigError` for a file that cannot be read, `Retryable` for one that may be readable later.
     """
@@ -72,7 +75,7 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
 
 
 def synth_record(problem: Problem, worked_share: float = 1.0) -> SynthRecord:
-    """A generated problem in SYNTH's form: the exercise is its task. Of the others the reasoning is empty."""
+    """A generated problem in SYNTH's form, its task as the exercise. About `worked_share` of them have a reasoning."""
     drawn = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
     return SynthRecord(
         query=problem.question,
@@ -89,12 +92,12 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
-        made = (synth_record(one, source.worked_share) for one in problems(source.tasks, seed, "train"))
-        yield from batched(itertools.islice(made, file.first, end), "synth")
+        records = (synth_record(problem, source.worked_share) for problem in problems(source.tasks, seed, "train"))
+        yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:
-            yield from _of_file(source, fetch_hub_file(source, file, folder), file.rows)
-        except ConfigError as error:
+            yield from _read_path(source, fetch_hub_file(source, file, folder), file.rows)
+        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
             raise ConfigError(str(error).replace(str(folder), source.path)) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -102,13 +105,17 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
         path = Path(file.path)
         if path.is_file() and path.stat().st_size != file.bytes:
             raise ConfigError(f"{path}: has changed since it was listed ({file.bytes} bytes then)")
-        yield from _of_file(source, path, file.rows)
+        yield from _read_path(source, path, file.rows)
 
 
-def _of_file(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
+def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
     if _is_parquet(path.name):
-        carried = schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SHOWN]
-        return read_parquet_batches(path, source.form, _filtering(source), carried, rows)
+        carried = schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SAMPLE_COLUMNS]
+        filtered = [
+            *(["language"] if source.languages else []),
+            *(["score"] if source.minimum_score is not None else []),
+        ]
+        return read_parquet_batches(path, source.form, filtered, carried, rows)
     return batched(itertools.islice(read_jsonl([path], source.form), rows), source.form)
 
 
@@ -116,23 +123,19 @@ def _is_parquet(name: str) -> bool:
     return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
-def _filtering(source: SourceConfig) -> list[str]:
-    """The columns that the filters of `source` look at."""
-    return [*(["language"] if source.languages else []), *(["score"] if source.minimum_score is not None else [])]
-
-
 def _filtered(batch: RecordBatch, source: SourceConfig) -> RecordBatch:
-    """Without the rows in other languages or of a lower score; those that say neither are dropped too, and counted."""
+    """Drop rows in other languages or of a lower score, and those whose language or score is unknown; count them."""
     if source.languages:
         languages = batch.columns["language"]
-        batch = batch.select([i for i, one in enumerate(languages) if one in source.languages], "language")
-    if (least := source.minimum_score) is not None:
+        batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
+    if (minimum := source.minimum_score) is not None:
         scores = batch.columns["score"]
-        batch = batch.select([i for i, one in enumerate(scores) if one is not None and one >= least], "score")
+        batch = batch.select([i for i, score in enumerate(scores) if score is not None and score >= minimum], "score")
     return batch
 
 
-def _stretches(name: str, records: int, size: int) -> list[SourceFile]:
+def _ranges(name: str, records: int, size: int) -> list[SourceFile]:
+    """Records that are not in files, as file entries of `size` records each."""
     starts = range(0, records, size)
     return [
         SourceFile(number, f"{name}[{first}:{min(first + size, records)}]", None, "", first, min(size, records - first))
@@ -140,24 +143,24 @@ def _stretches(name: str, records: int, size: int) -> list[SourceFile]:
     ]
 
 
-def _limited(files: list[SourceFile], records: int, rows: Callable[[SourceFile], int]) -> list[SourceFile]:
-    """The files that hold the first `records` rows. One whose rows cannot be counted stays, to be set aside later."""
+def _first_records(files: list[SourceFile], records: int, count: Callable[[SourceFile], int]) -> list[SourceFile]:
+    """The files that hold the first `records` rows. A file whose rows cannot be counted stays: reading it will fail."""
     chosen: list[SourceFile] = []
     for file in files:
         if records <= 0:
             break
         try:
-            there = rows(file)
+            rows = count(file)
         except ConfigError as error:
-            log.warning("its rows cannot be counted: %s", error)
-            there = 0
-        chosen.append(replace(file, rows=min(there, records) if there else records))
-        records -= there
+            log.warning("the rows of a file cannot be counted: %s", error)
+            rows = 0
+        chosen.append(replace(file, rows=min(rows, records) if rows else records))
+        records -= rows
     return chosen
 
 
-def _rows(source: SourceConfig, file: SourceFile, folder: Path) -> int:
-    """How many rows a file has: by its footer, or for lines by reading it."""
+def _count_rows(source: SourceConfig, file: SourceFile, folder: Path) -> int:
+    """Rows of a file: by the footer of Parquet, by reading JSON lines."""
     if source.reader == "hub" and _is_parquet(file.path):
         return count_hub_rows(source, file)
     if source.reader == "hub":

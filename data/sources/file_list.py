@@ -1,6 +1,6 @@
-"""The list of a source's files: made once, kept, and what every later step of an ingest counts from.
+"""The list of a source's files: written once per ingest; every later step takes the files' numbers from it.
 
-Each entry is one unit of work. Its number, and with it the name of all that is made from it, depends on the source
+Each entry is one work item. Its number, and with it the names of the files written from it, depends on the source
 alone.
 """
 
@@ -16,8 +16,8 @@ from common.files import write_atomically
 class SourceFile:
     """One file of a source, or a stretch of the records of an offline package.
 
-    bytes, digest: what the Hub says of the file ("sha256:…", or "git:…" of a small one); a local file's size alone.
-    first, rows: the rows to read; `rows` None is all that there are.
+    bytes, digest: as the Hub lists them ("sha256:…", or "git:…" of a small file); of a local file the size alone.
+    first, rows: the first row to read and how many; `rows` None: all that follow.
     """
 
     number: int
@@ -34,10 +34,10 @@ class SourceFile:
 
 
 def write_file_list(path: Path, files: Sequence[SourceFile]) -> None:
-    """Keep the list: one JSON object a line."""
+    """Write the list, one JSON object a line."""
     write_atomically(path, "".join(json.dumps(asdict(file), sort_keys=True) + "\n" for file in files).encode())
 
 
 def read_file_list(path: Path) -> list[SourceFile]:
-    """What `write_file_list` kept."""
+    """Read the list that `write_file_list` wrote."""
     return [SourceFile(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]

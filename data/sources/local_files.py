@@ -1,7 +1,7 @@
-"""Local files by a glob, and JSON lines to records.
+"""Read local files: find them by a glob; turn JSON lines into records and Parquet into batches of columns.
 
-Whole files are refused by name, single bad rows are counted by reason. Positions count every row, the rejected ones
-too, so that a position means the same row on every reading.
+A file that cannot be read is refused by name; a single bad row is counted by reason. Row numbers count every row, the
+rejected ones too, so that a number means the same row on every reading.
 """
 
 import glob
@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
+
+import pyarrow
+from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
 from data.records import (
@@ -30,11 +33,12 @@ from data.records import (
     to_batch,
 )
 
-MAX_LINE = 32_000_000  # bytes; a longer line is passed over without being held
+MAX_LINE = 32_000_000  # bytes; a longer line is rejected without being held in memory
+PARQUET_BUFFER = 1 << 20  # bytes of a column chunk in memory at a time
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The files a glob names, sorted. Raises `ConfigError` if there are none."""
+    """The files a glob matches, sorted. Raises `ConfigError` if there are none."""
     paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
     if len(paths) == 1 and paths[0].is_dir():
         raise ConfigError(f"{pattern} is a folder; give a glob of its files, such as {pattern.rstrip('/')}/*.parquet")
@@ -45,38 +49,40 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 def read_jsonl(paths: Sequence[Path], form: Form, skip: int = 0) -> Iterator[Record | Rejected]:
-    """Rows of JSON-lines files (`.gz` too) from the `skip`-th on; blank lines do not count.
+    """Rows of JSON-lines files (`.gz` too) from number `skip` on; blank lines do not count.
 
     Raises `ConfigError` for a file that is missing, empty, not text, or one JSON array.
     """
     for path in paths:
-        with _text_lines(path) as lines:
+        with _open_lines(path) as lines:
             for line in lines:
                 if skip:
                     skip -= 1
                     continue
-                yield _from_line(line, form)
+                value = _parse_line(line)
+                yield value if isinstance(value, Rejected) else from_dict(value, form)
 
 
 def read_json_values(path: Path) -> Iterator[Any]:
-    """What each line of a JSON-lines file (`.gz` too) holds, or a `Rejected` for one that is not JSON.
+    """The value on each line of a JSON-lines file (`.gz` too), or a `Rejected` for one that is not JSON.
 
     Raises `ConfigError` as `read_jsonl` does.
     """
-    with _text_lines(path) as lines:
-        yield from map(_parsed, lines)
+    with _open_lines(path) as lines:
+        yield from map(_parse_line, lines)
 
 
 def count_jsonl_rows(path: Path) -> int:
     """Rows of a JSON-lines file, by reading it. Raises `ConfigError` as `read_jsonl` does."""
-    with _text_lines(path) as lines:
+    with _open_lines(path) as lines:
         return sum(1 for _ in lines)
 
 
 @contextmanager
-def _text_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
+def _open_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
+    """The lines of a file (see `_lines`); errors while it is read become `ConfigError`s that name it."""
     try:
-        with _open_jsonl(path) as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             _check_text(path, file)
             yield _lines(file)
     except zlib.error as error:
@@ -87,11 +93,8 @@ def _text_lines(path: Path) -> Iterator[Iterator[bytes | None]]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _open_jsonl(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
 def _check_text(path: Path, file: IO[bytes]) -> None:
+    """Raise `ConfigError` for a file that is plainly not JSON lines, by its first bytes."""
     head = file.read(8192)
     if not head.strip():
         raise ConfigError(f"{path}: is empty")
@@ -114,12 +117,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
         yield None
 
 
-def _from_line(line: bytes | None, form: Form) -> Record | Rejected:
-    row = _parsed(line)
-    return row if isinstance(row, Rejected) else from_dict(row, form)
-
-
-def _parsed(line: bytes | None) -> Any:
+def _parse_line(line: bytes | None) -> Any:
     if line is None:
         return Rejected("too_long")
     try:
@@ -130,88 +128,90 @@ def _parsed(line: bytes | None) -> Any:
         return Rejected("not_json")
 
 
-STREAM = 1 << 20  # bytes of a column chunk held at a time
-
-
 def read_parquet_batches(
     path: Path, form: Form, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
 ) -> Iterator[RecordBatch]:
-    """Batches of the file's first `rows` rows (None: all), with the columns to work on and those of `listed`.
+    """Batches of the file's first `rows` rows (None: all).
 
-    `carried`: further columns for the records that are made whole. A column that the file does not have is None.
+    A batch's `columns` are those of the text and `listed`; `carried` names further columns for the records that are
+    built whole. A column that the file does not have is None.
 
-    Raises `ConfigError` for a file that is missing, no Parquet, damaged, or without the columns of the text.
+    Raises `ConfigError` for a file that is missing, not Parquet, damaged, or without the columns of the text.
     """
-    parquet = _opened(path)
-    there = parquet.schema_arrow.names
-    for needed in REQUIRED_COLUMNS[form]:
-        if needed not in there:
-            raise ConfigError(f"{path}: no column {needed!r}; there are {', '.join(there)}")
+    parquet = _open_parquet(path)
+    names = parquet.schema_arrow.names
+    for required in REQUIRED_COLUMNS[form]:
+        if required not in names:
+            raise ConfigError(f"{path}: no column {required!r}; there are {', '.join(names)}")
     columns = [*TEXT_COLUMNS[form], *listed]
-    wanted = [name for name in dict.fromkeys([*columns, *carried]) if name in there]
+    read = [name for name in dict.fromkeys([*columns, *carried]) if name in names]
     left = total = parquet.metadata.num_rows if rows is None else min(rows, parquet.metadata.num_rows)
     for group in range(parquet.num_row_groups):
-        for table in _tables(path, parquet, group, wanted):
+        for table in _row_group_tables(path, parquet, group, read):
             if left < table.num_rows:
                 table = table.slice(0, left)
             left -= table.num_rows
             if table.num_rows:
-                yield replace(_batch(table, form, columns), total=total)
+                yield replace(_table_batch(table, form, columns), total=total)
             if not left:
                 return
 
 
 def count_parquet_rows(path: Path) -> int:
     """Rows of a Parquet file by its footer. Raises `ConfigError` as `read_parquet_batches` does."""
-    return _opened(path).metadata.num_rows
+    return _open_parquet(path).metadata.num_rows
 
 
-def _opened(path: Path) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
+def _open_parquet(path: Path) -> ParquetFile:
     try:
         # Without pre_buffer and with a buffer, a column chunk is read page by page instead of whole.
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=STREAM)
+        return ParquetFile(path, pre_buffer=False, buffer_size=PARQUET_BUFFER)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from None
 
 
-def _tables(path: Path, parquet: Any, group: int, columns: list[str]) -> Iterator[Any]:
-    import pyarrow
-
+def _row_group_tables(
+    path: Path, parquet: ParquetFile, group: int, columns: list[str]
+) -> Iterator[pyarrow.RecordBatch]:
     try:
         yield from parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:  # a broken page header is an OSError
         raise ConfigError(f"{path}: row group {group} is damaged ({str(error).splitlines()[0]})") from None
 
 
-def _batch(table: Any, form: Form, columns: Sequence[str]) -> RecordBatch:
+def _table_batch(table: pyarrow.RecordBatch, form: Form, columns: Sequence[str]) -> RecordBatch:
+    """Check the rows column by column, by the rules of `data.records.from_dict`, and drop the rejected ones."""
     rows = table.num_rows
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
-    except UnicodeDecodeError:
-        return to_batch([_row(table, i, form) for i in range(rows)], form)
-    faults: dict[int, RejectReason] = {}
+    except UnicodeDecodeError:  # some row is not UTF-8: only reading them one by one shows which
+        return to_batch([_read_row(table, i, form) for i in range(rows)], form)
+    reasons: dict[int, RejectReason] = {}
     for name in (name for name in TEXT_COLUMNS[form] if name in values):
         required = name in REQUIRED_COLUMNS[form]
         for i, value in enumerate(values[name]):
-            if (fault := _fault(value, required)) is not None:
-                faults.setdefault(i, fault)
+            if (reason := _reject_reason(value, required)) is not None:
+                reasons.setdefault(i, reason)
     if form == "synth":
-        values["synthetic_reasoning"] = [one or "" for one in values.get("synthetic_reasoning", [""] * rows)]
-    places = [i for i in range(rows) if i not in faults]
+        values["synthetic_reasoning"] = [text or "" for text in values.get("synthetic_reasoning", [""] * rows)]
+    usable = [i for i in range(rows) if i not in reasons]
     empty = [None] * rows
     chosen = {name: values.get(name, empty) for name in columns}
-    if faults:
-        chosen = {name: [column[i] for i in places] for name, column in chosen.items()}
-    return RecordBatch(form, rows, chosen, Counter(faults.values()), lambda i: _record(table, places[i], form))
+    if reasons:
+        chosen = {name: [column[i] for i in usable] for name, column in chosen.items()}
+
+    def record(number: int) -> Record:
+        row = _read_row(table, usable[number], form)
+        assert not isinstance(row, Rejected)
+        return row
+
+    return RecordBatch(form, rows, chosen, Counter(reasons.values()), record)
 
 
-def _fault(value: object, required: bool) -> RejectReason | None:
-    """What is wrong with a text, by the rules of `data.records.from_dict`."""
+def _reject_reason(value: object, required: bool) -> RejectReason | None:
+    """Why the value of a text column makes its row unusable; None if it does not."""
     if not value:
         return "no_text" if required else None
     if not isinstance(value, str):
@@ -221,15 +221,9 @@ def _fault(value: object, required: bool) -> RejectReason | None:
     return "no_text" if required and value.isspace() else None
 
 
-def _row(table: Any, index: int, form: Form) -> Record | Rejected:
+def _read_row(table: pyarrow.RecordBatch, index: int, form: Form) -> Record | Rejected:
     try:
         row = {name: table.column(name)[index].as_py() for name in table.schema.names}
     except UnicodeDecodeError:
         return Rejected("invalid_utf8")
     return from_dict(row, form)
-
-
-def _record(table: Any, index: int, form: Form) -> Record:
-    record = _row(table, index, form)
-    assert not isinstance(record, Rejected)
-    return record

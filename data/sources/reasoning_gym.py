@@ -1,8 +1,10 @@
 """Verifiable problems with worked rationales, from reasoning-gym's seeded generators.
 
-They stand in for SYNTH offline and are the problems of the reinforcement stages. Each rationale is worked out here
-from the generator's metadata, so it is always right. Train, guard and held-out problems are disjoint by construction:
-a hash of the question's text decides its split, whatever the seed, task mix or order.
+They stand in for SYNTH offline and are the problems of the reinforcement stages. Each rationale is computed here from
+the generator's metadata, so it is always right. Train, guard and held-out problems are disjoint by construction: a hash
+of the question's text decides its split, whatever the seed, task mix or order.
+
+`reasoning_gym` is imported inside functions: it loads 106 generators, 3 s, and many modules need only the types here.
 """
 
 import hashlib
@@ -17,13 +19,13 @@ from common.errors import ConfigError
 from configs.base import TaskConfig
 
 ProblemSplit = Literal["train", "guard", "held_out"]
-_POSITIONS = 1 << 20  # per task and seed; most generators are lazy, but gsm_symbolic draws a list of this length
+_POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `rationale` ends where the answer would be said; `answer` is what reasoning-gym checks against."""
+    """One problem. `rationale` ends before the answer is stated; `answer` is what reasoning-gym checks against."""
 
     task: str
     index: int
@@ -38,33 +40,34 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
     Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
     """
     generators = [_generator(task, seed) for task in tasks]
-    weights = {place: task.weight for place, task in enumerate(tasks)}  # one task may stand there twice, easy and hard
+    # By position, not by name: a task may be listed twice, with easy and with hard parameters.
+    weights = {number: task.weight for number, task in enumerate(tasks)}
     positions = [0] * len(tasks)
     draw = random.Random(seed)
     seen: set[bytes] = set()
     while weights:
-        place = draw.choices(list(weights), list(weights.values()))[0]
-        for index in range(positions[place], min(positions[place] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
-            positions[place] = index + 1
-            problem = _problem(tasks[place].name, index, generators[place][index])
+        number = draw.choices(list(weights), list(weights.values()))[0]
+        for index in range(positions[number], min(positions[number] + _REPEATS_TO_EXHAUSTION, _POSITIONS)):
+            positions[number] = index + 1
+            problem = _problem(tasks[number].name, index, generators[number][index])
             digest = hashlib.sha256(problem.question.encode()).digest()
             if problem_split(problem.question) == split and digest not in seen:
                 seen.add(digest)
                 yield problem
                 break
         else:
-            del weights[place]
+            del weights[number]
 
 
 def problem_split(question: str) -> ProblemSplit:
-    """The split a question belongs to: one in twenty is held out, one in twenty guards training, the rest train."""
+    """The split of a question: one in twenty is held out, one in twenty guards training, the rest train."""
     bucket = int.from_bytes(hashlib.sha256(b"split:" + question.encode()).digest()[:4], "big") % 20
     return "held_out" if bucket == 0 else "guard" if bucket == 1 else "train"
 
 
 def is_correct(problem: Problem, answer: str) -> bool:
-    """reasoning-gym's own verdict; its partial credits (an answer amid other text) do not count."""
-    from reasoning_gym.factory import get_score_answer_fn  # imports 106 generators: 1.5 s, so only when asked
+    """True if reasoning-gym gives the answer full credit; partial credit (an answer amid other text) does not count."""
+    from reasoning_gym.factory import get_score_answer_fn
 
     entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
     return float(get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
@@ -89,7 +92,7 @@ def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | st
 def _problem(task: str, index: int, entry: dict[str, Any]) -> Problem:
     question = entry["question"].strip()
     if task == "leg_counting":
-        question = question.rpartition("\n\n")[2]  # the general instruction before it is the same every time
+        question = question.rpartition("\n\n")[2]  # the instruction before it is the same in every problem
     return Problem(task, index, question, str(entry["answer"]), _RATIONALES[task](entry))
 
 
@@ -115,7 +118,7 @@ def _product(entry: dict[str, Any]) -> str:
 
 
 def _running(values: list[int]) -> str:
-    """The values added up one after another, with each partial sum said."""
+    """The values added up from left to right, with each partial sum: '1 + 2 = 3. 3 + 4 = 7.'"""
     total, steps = values[0], []
     for value in values[1:]:
         steps.append(f"{total} + {value} = {total + value}.")

