@@ -7,7 +7,19 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from configs.base import Section, Share
 from configs.endpoint import refuse_secrets
 
-REMOVED_KEYS = ("relevance", "candidates", "consistency", "quality")  # of [distill]
+# Options that no longer exist, by section, with the value that every shipped run had. A configuration that sets one is
+# refused. The sections of steps still carry them, so that keys stay what they were and an earlier store is still read.
+REMOVED_OPTIONS: dict[str, dict[str, Any]] = {
+    "index": {"links": 32, "build_effort": 120},
+    "distill": {"relevance": 1.0, "candidates": 32, "consistency": None, "quality": None},
+}
+
+
+def refuse_removed(section: str, values: Any) -> None:
+    """Raise `ValueError` if `values`, a section as the operator wrote it, sets an option that was removed."""
+    for name in REMOVED_OPTIONS[section] if isinstance(values, dict) else ():
+        if name in values:
+            raise ValueError(f"{section}.{name} was removed, and nothing replaces it: delete the key")
 
 
 class EmbeddingConfig(Section):
@@ -47,14 +59,11 @@ class IndexConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_removed(cls, values: Any) -> Any:
+    def _refuse_hnsw(cls, values: Any) -> Any:
         """HNSW was removed: exact search serves small sets and IVF-PQ, with less memory, large ones."""
-        if isinstance(values, dict):
-            if values.get("kind") == "hnsw":
-                raise ValueError("index.kind 'hnsw' was removed; use 'auto', 'exact' or 'ivf_pq'")
-            for name in ("links", "build_effort"):
-                if name in values:
-                    raise ValueError(f"index.{name} was removed with kind 'hnsw'; delete the line")
+        if isinstance(values, dict) and values.get("kind") == "hnsw":
+            raise ValueError("index.kind 'hnsw' was removed; use 'auto', 'exact' or 'ivf_pq'")
+        refuse_removed("index", values)
         return values
 
 
@@ -137,9 +146,7 @@ class DistillConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_removed_keys(cls, fields: Any) -> Any:
-        for name in REMOVED_KEYS if isinstance(fields, dict) else ():
-            if name in fields:
-                raise ValueError(f"distill.{name} was removed, and nothing replaces it: delete the key")
+        refuse_removed("distill", fields)
         return fields
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import ConfigError
+from configs.distill import REMOVED_OPTIONS
 from configs.endpoint import with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.schema import RunConfig
@@ -28,12 +29,6 @@ from tasks.self_distill import self_distill
 
 DISTILLED = "distilled"  # what a mixture calls the distilled documents; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
-# Options that no longer exist, with the value every run had: they stay in the sections, so that a key stays what it was
-# and a store made earlier is still read.
-REMOVED_OPTIONS = {
-    "index": {"links": 32, "build_effort": 120},
-    "distill": {"relevance": 1.0, "candidates": 32, "consistency": None, "quality": None},
-}
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from common.events import silent
+from configs.distill import REMOVED_OPTIONS, DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.load import load
 from configs.operation import OperationConfig, ScheduleConfig
 from configs.schema import RunConfig
 from flows.dag import Need, build_dag
+from tasks.engine.job import Job
 from tests.support.toy_stages import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,6 +207,17 @@ def test_the_keys_of_the_shipped_configurations_are_what_they_were(name):
     """A store made by an earlier version must still be read: another key would repeat the work, and pay for it."""
     known = json.loads(Path(__file__).with_name("shipped_keys.json").read_text(encoding="utf-8"))
     assert {step.label: step.key for step in build_dag(load(name))} == known[name]
+
+
+def test_removed_options_are_in_keys_and_do_not_reach_the_stage(local, tmp_path):
+    """They are refused in a configuration, so a stage that validated its section whole would refuse its own step."""
+    models = {"index": IndexConfig, "distill": DistillConfig}
+    assert models.keys() == REMOVED_OPTIONS.keys()
+    for label, section in sections(local).items():
+        for name in models.keys() & section.keys():
+            assert section[name].keys() >= REMOVED_OPTIONS[name].keys()
+            job = Job(label, "key", "e1", section, {}, tmp_path, silent)
+            assert job.part(name, models[name]) == getattr(local, name)
 
 
 def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
