@@ -3,9 +3,9 @@
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
@@ -26,6 +26,14 @@ def load(name: str | Path) -> RunConfig:
         raise ConfigError(f"{path}: {_first_error(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
+
+
+def _by_name(value: Any) -> Any:
+    return load(value) if isinstance(value, str) else value
+
+
+NamedConfig = Annotated[RunConfig, BeforeValidator(_by_name)]
+"""A parameter of a flow: a whole configuration, as forms have it, or the name or path of one, as `prefect.yaml` has."""
 
 
 def locate(name: str | Path) -> Path:

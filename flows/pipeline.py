@@ -13,7 +13,7 @@ from prefect import Flow, flow
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment, flow_run
 
-from configs.schema import RunConfig
+from configs.load import NamedConfig
 from flows.dag import Need
 from flows.operate import approval, concurrency
 from flows.selection import PreparedRun, Selection, prepare_run
@@ -40,7 +40,7 @@ class StageFailed(RuntimeError):
 
 
 @flow(name="pipeline", flow_run_name="{config.name}", retries=0, log_prints=False)
-def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: str | None = None) -> Outputs:
+def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root: str | None = None) -> Outputs:
     """Run `config`, or the selected part of it. Returns label -> kind -> artifact id of what was selected.
 
     Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed`.
@@ -70,7 +70,7 @@ def pipeline(config: RunConfig, selection: Selection = Selection(), store_root: 
                 approval.before_step(store, config, step, selection.force, run_id)
                 with concurrency.permit(step.label) if limited else nullcontext():
                     outputs = as_prefect_task(step.stage)(step.section, inputs, context)
-                approval.after_step(store, config, step, outputs, run_id)
+                approval.after_step(store, config, step, outputs, run_id, selection.force)
             except Exception as error:
                 raise StageFailed(step.label, error) from error
             outputs_by_label[step.label] = outputs
@@ -84,7 +84,7 @@ def stage_flow(stage: str) -> Flow[Any, Outputs]:
     What the stage reads must be in the store already.
     """
 
-    def rerun(config: RunConfig, force: bool = False, store_root: str | None = None) -> Outputs:
+    def rerun(config: NamedConfig, force: bool = False, store_root: str | None = None) -> Outputs:
         return pipeline.fn(config, Selection(only=stage, force=force), store_root)
 
     rerun.__name__ = rerun.__qualname__ = stage

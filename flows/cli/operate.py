@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,9 +29,6 @@ def deploy(
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write prefect.yaml for --pool instead of registering.")
-    ] = None,
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
@@ -43,20 +39,14 @@ def deploy(
     from flows.operate import prefect_server
 
     run_config = load(config)
-    if out is not None:
-        from flows.operate.work_pool import write
-
-        console_for(stderr=True).print(write(run_config, pool or "process", out), soft_wrap=True)
-        return
     prefect_server.quiet(the_store())
     prefect_server.require_api()
-    if pool is not None:
-        from flows.operate.work_pool import register
+    # Imports Prefect, which reads its settings once: after `quiet` has set them.
+    from flows.operate.deployments import register, serve
 
+    if pool is not None:
         console_for(stderr=True).print(register(run_config, pool, limit), soft_wrap=True)
         return
-    from flows.operate.deployments import serve
-
     console_for(stderr=True).print(f"serving {run_config.name}; start runs from Prefect's page (Ctrl-C stops serving)")
     serve(run_config, limit, runs)
 

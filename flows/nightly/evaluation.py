@@ -16,6 +16,7 @@ from prefect.states import Completed
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
+from configs.load import NamedConfig
 from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
@@ -45,7 +46,7 @@ _RULE = {"against", "rule", "margin"}  # the fields of [schedule] that determine
 
 
 @flow(name="evaluation", flow_run_name="evaluation of {config.name}", retries=0, log_prints=False)
-def evaluation(config: RunConfig, checkpoint: str = "", store_root: str | None = None) -> State[dict[str, Any]]:
+def evaluation(config: NamedConfig, checkpoint: str = "", store_root: str | None = None) -> State[dict[str, Any]]:
     """Evaluate a checkpoint unless it is evaluated, compare it with earlier ones, and raise regressions.
 
     `checkpoint`: an artifact id, or "newest"; empty: the one that `[schedule]` names.

@@ -1,18 +1,23 @@
-"""A run that waits for a person: before an expensive stage, or when the money of one ran out.
+"""Approval: a run that waits for an operator, before an expensive stage or after one that ran out of money.
 
-The flow run is paused on Prefect's server, its state's message says what is asked, and whoever answers there (Resume,
-or Cancel), or with `nautile approve`, is heard within seconds. What waits is also written under the store, with the
-address of the server, for a run from a terminal brings a server of its own that nobody else could know of.
+The flow run is paused on Prefect's server. Its state's message and the form behind Resume show the question with the
+expected cost: what the configuration allows, and what the same step took the last time. Resume, Cancel and
+`nautile approve` answer it. A run of a deployment is suspended: it holds no process, and Prefect starts one when it is
+resumed, which reuses the steps before this one. Two runs wait in their process instead: one from a terminal, for nobody
+would start another, and a forced one, which would repeat the steps it has just run.
 
-Prefect's own `pause_flow_run` blocks in the same way, but its state carries no message and it looks every ten seconds.
+A note of each waiting run lies under the store, with the address of the server: `nautile run` may have brought an
+embedded server that no other process could know of.
+
+Prefect's `pause_flow_run` and `suspend_flow_run` propose the same states, but these carry no message, and the first
+goes on waiting until its time-out when the run is cancelled, and fails when the server is down for a moment.
 """
 
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -21,9 +26,11 @@ import psutil
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.runtime import flow_run
+from prefect.exceptions import Pause
+from prefect.input import RunInput, keyset_from_paused_state
+from prefect.runtime import deployment
 from prefect.settings import get_current_settings
-from prefect.states import Paused, State
+from prefect.states import Paused, State, Suspended
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
@@ -33,13 +40,14 @@ from flows.dag import Step
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
+from tasks.engine.failure import slug
 from tasks.engine.progress import StageUpdate, notify
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-FOLDER = "waiting"
-_LAST = """
+NOTES = "waiting"  # the folder of the store with a note of each run that waits
+_LAST_TIME = """
 SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
     (SELECT sum(c.dollars) FROM calls c WHERE c.execution = r.execution) AS dollars
 FROM runs r WHERE r.label = ? AND NOT r.reused
@@ -47,151 +55,183 @@ GROUP BY r.config, r.execution HAVING bool_or(r.state = 'done') ORDER BY (r.conf
 """
 
 
+class Approval(RunInput):
+    """The form behind Resume: no fields, only the question as its description."""
+
+
 def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id: str) -> None:
-    """Ask whether to begin, where `[operation.STAGE] approve` says so; of what is there already nothing is asked.
+    """Ask whether to start a step, if `[operation.STAGE] approve` is set and the step will not just be reused.
 
-    Raises `ConfigError` as `approval.ask`.
+    Raises as `ask`.
     """
-    asked = config.operation.of(step.stage.name)
-    if not asked.approve or (not force and _made(store, step)):
+    operation = config.operation.of(step.stage.name)
+    if not operation.approve or (not force and _is_in_store(store, step)):
         return
-    cost = expected(store, config, step)
+    cost = expected_cost(store, config, step)
     question = f"Stage {step.label} of {config.name} asks for approval before it begins. Expected cost: {cost}"
-    ask(store, run_id, f"approve:{step.label}", step.label, question, asked.patience)
+    ask(store, run_id, f"approve:{step.label}", step.label, question, operation.patience, force)
 
 
-def after_step(store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str) -> None:
-    """Ask whether to go on with less, where a stage's money ran out and `at_budget` is "pause"."""
-    asked = config.operation.of(step.stage.name)
-    if asked.at_budget == "go_on":
+def after_step(
+    store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, force: bool = False
+) -> None:
+    """Ask whether to continue with less if a step's money ran out and its `at_budget` is "pause". Raises as `ask`."""
+    operation = config.operation.of(step.stage.name)
+    if operation.at_budget == "go_on":
         return
     for artifact_id in outputs.values():
         manifest = store.get(artifact_id).manifest
         facts = manifest["facts"]
-        if facts.get("budget_exhausted") and manifest["run"] == run_id:  # whose it is has been asked when it was made
+        # An artifact of another run was asked about in that run.
+        if facts.get("budget_exhausted") and manifest["run"] == run_id:
+            stage = step.stage.name
             question = (
-                f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To go on with "
-                f"more, cancel, raise {step.stage.name}.budget_dollars (or budget_tokens) and run "
-                f"`nautile run {config.name} --from {step.stage.name}`: that makes the stage anew. Or go on with less."
+                f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To use a larger "
+                f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run "
+                f"`nautile run {config.name} --from {stage}`: that runs the stage again. Or resume with less."
             )
-            ask(store, run_id, f"budget:{step.label}", step.label, question, asked.patience)
+            ask(store, run_id, f"budget:{step.label}", step.label, question, operation.patience, force)
             return
 
 
-def ask(store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta) -> None:
-    """Pause flow run `run_id` until somebody resumes it. `key` names the `question`, a line of plain text.
+def ask(
+    store: Store, run_id: str, key: str, label: str, question: str, patience: timedelta, force: bool = False
+) -> None:
+    """Pause or suspend flow run `run_id` until somebody resumes it. `key` names the `question` within the run.
 
-    A retry of the run asks again: Prefect remembers that a pause was begun, not that it was answered.
-
-    Raises `ConfigError` if nobody answers within `patience`, or the run is cancelled instead.
+    A run that is retried after its end asks again, for then Prefect forgets its keys. Returns once the question is
+    answered; raises `Pause` in a run that is suspended, and `ConfigError` if nobody answers within `patience` or the
+    run is cancelled.
     """
     command = f"nautile approve {run_id[:8]}"
-    message = f"{question} Resume to go on (or `{command}`); cancel the run to stop here."
+    message = f"{question} Resume to continue (or `{command}`); cancel the run to stop here."
+    suspend = deployment.id is not None and not force
+    state_of: Any = Suspended if suspend else Paused
+    state: State[Any] = state_of(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
+    state.state_details.run_input_keyset = keyset_from_paused_state(state)
+    note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
-        attempt = f"{key}:{flow_run.run_count}"
-        paused = Paused(timeout_seconds=round(patience.total_seconds()), pause_key=attempt, message=message)
-        answer = client.set_flow_run_state(UUID(run_id), paused)
+        answer = client.set_flow_run_state(UUID(run_id), state)
+        if answer.status == SetStateStatus.REJECT and answer.state and answer.state.is_running():
+            note.unlink(missing_ok=True)  # the key was used: this question has been answered
+            return
         if answer.status != SetStateStatus.ACCEPT:
             reason = getattr(answer.details, "reason", answer.status)
             raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
+        form = Approval.with_initial_data(description=message)
+        form.save(state.state_details.run_input_keyset, flow_run_id=UUID(run_id))
         logger.warning("paused: %s", message)
         notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, note=f"waits for {command}"))
-        _show(label, message)
-        with _noted(store, run_id, label, message):
+        _create_artifact(label, message)
+        _write_note(note, run_id, label, message, None if suspend else os.getpid())
+        if suspend:
+            raise Pause(state=answer.state)
+        try:
             _await_answer(client, UUID(run_id), label, patience)
+        finally:
+            note.unlink(missing_ok=True)
 
 
 def waiting(store: Store) -> list[dict[str, Any]]:
-    """What is written down as waiting, oldest first: run, label, message, since, api (the server's address).
+    """The notes of the runs that wait, oldest first: run, label, message, since, api (the server's address).
 
-    A run of this machine whose process is gone waits no more, whatever it had no time to take back.
+    A run that waits in a process of this machine waits no more when that process is gone, a suspended one when its
+    server has it in another state.
     """
-    found = [read_json(path) for path in (store.root / FOLDER).glob("*.json")]
-    there = [one for one in found if isinstance(one, dict) and (one["host"] != host() or psutil.pid_exists(one["pid"]))]
-    return sorted(there, key=lambda one: one["since"])
+    notes = []
+    for path in (store.root / NOTES).glob("*.json"):
+        note = read_json(path)
+        if isinstance(note, dict):
+            if _still_waits(note):
+                notes.append(note)
+            elif note["pid"] is None:
+                path.unlink(missing_ok=True)
+    return sorted(notes, key=lambda note: note["since"])
 
 
 def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
-    """Resume the paused run whose id begins with `run`; what was waiting. `api`: the server to ask if it is not noted.
+    """Resume the waiting run whose id begins with `run`; returns its note. `api`: the server of a run without a note.
 
-    Raises `ConfigError` if no such run waits, several are meant, or its server does not take it.
+    Raises `ConfigError` if no such run waits, several match, or its server refuses.
     """
-    matches = [one for one in waiting(store) if one["run"].startswith(run)]
+    matches = [note for note in waiting(store) if note["run"].startswith(run)]
     if len(matches) > 1:
-        raise ConfigError(f"run {run!r} means {len(matches)} that wait: give more digits")
-    found = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
+        raise ConfigError(f"{len(matches)} waiting runs begin with {run!r}: give more digits")
+    note = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
     try:
-        paused = UUID(found["run"])
+        run_id = UUID(note["run"])
     except ValueError:
         raise ConfigError(f"no run {run!r} waits in {store.root}: `nautile approve` lists those that do") from None
-    url = found["api"]
+    url = note["api"]
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
     try:
-        reply = httpx.post(f"{url.rstrip('/')}/flow_runs/{paused}/resume", json={}, timeout=30.0)
-        told = reply.json() if reply.content else {}
+        response = httpx.post(f"{url.rstrip('/')}/flow_runs/{run_id}/resume", json={}, timeout=30.0)
+        result = response.json() if response.content else {}
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None
-    if told.get("status") != "ACCEPT":
-        why = (told.get("details") or {}).get("reason") or told.get("detail") or f"status {reply.status_code}"
-        raise ConfigError(f"run {run} was not resumed: {why}")
-    return found
+    if result.get("status") != "ACCEPT":
+        reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
+        raise ConfigError(f"run {run} was not resumed: {reason}")
+    return note
 
 
-def _await_answer(client: SyncPrefectClient, run: UUID, label: str, patience: timedelta) -> None:
+def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
+    """One line: what the step may spend by its configuration, and what it took the last time."""
+    return f"{'; '.join([*_allowed(config, step), _last_time(store, config, step)])}."
+
+
+def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience: timedelta) -> None:
     while True:
         time.sleep(POLL_S)
         try:
-            state = client.read_flow_run(run).state
+            state = client.read_flow_run(run_id).state
         except httpx.HTTPError as error:
-            logger.warning("the server cannot be asked whether %s is approved: %s", label, error)
+            logger.warning("the server does not answer whether %s is approved: %s", label, error)
             continue
         if state is None or state.is_paused():
             continue
-        if not state.is_running():
-            raise ConfigError(_unanswered(label, state, patience))
-        logger.info("approved: %s", label)
-        return
+        if state.is_running():
+            logger.info("approved: %s", label)
+            return
+        if state.is_failed():
+            hours = f"{patience.total_seconds() / 3600:g}"
+            stage = label.partition(":")[0]
+            raise ConfigError(f"{label}: nobody answered within {hours} h (operation.{stage}.hours)")
+        raise ConfigError(f"{label}: the run was {state.name.lower()} while it waited for an answer")
 
 
-def _unanswered(label: str, state: State[Any], patience: timedelta) -> str:
-    if state.is_failed():
-        hours = f"{patience.total_seconds() / 3600:g}"
-        return f"{label}: nobody answered within {hours} h (operation.{label.partition(':')[0]}.hours)"
-    return f"{label}: the run was {state.name.lower()} while it waited for an answer"
-
-
-def _show(label: str, message: str) -> None:
+def _create_artifact(label: str, message: str) -> None:
     try:
         create_markdown_artifact(message, key="approval", description=f"{label} waits for an answer")
-    except Exception as error:  # as with progress: the state's message says it all
-        logger.warning("Prefect did not take the question about %s as an artifact: %s", label, error)
+    except Exception as error:  # the state's message has it as well
+        logger.warning("Prefect refused the artifact with the question about %s: %s", label, error)
 
 
-@contextmanager
-def _noted(store: Store, run: str, label: str, message: str) -> Iterator[None]:
-    path = store.root / FOLDER / f"{UUID(run)}.json"
+def _write_note(path: Path, run_id: str, label: str, message: str, pid: int | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     api = get_current_settings().api.url
-    note = {"run": run, "label": label, "message": message, "since": now(), "api": api}
-    write_json(path, note | {"host": host(), "pid": os.getpid()})
+    note = {"run": run_id, "label": label, "message": message, "since": now(), "api": api, "host": host(), "pid": pid}
+    write_json(path, note)
+
+
+def _still_waits(note: dict[str, Any]) -> bool:
+    if note["pid"] is not None:
+        return note["host"] != host() or psutil.pid_exists(note["pid"])
     try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def expected(store: Store, config: RunConfig, step: Step) -> str:
-    """One line: what the stage may spend by its configuration, and what it took the last time."""
-    return f"{'; '.join([*_allowed(config, step), _last(store, config, step)])}."
+        response = httpx.get(f"{note['api'].rstrip('/')}/flow_runs/{note['run']}", timeout=5.0)
+        return response.status_code != httpx.codes.NOT_FOUND and response.json()["state"]["type"] == "PAUSED"
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return True  # its server does not answer, which does not end the wait
 
 
 def _allowed(config: RunConfig, step: Step) -> list[str]:
+    """What the configuration allows the step: its money, tokens, prompts or optimizer steps."""
     section: Any = step.section.get(step.stage.name) or {}
     if step.stage.name == "pretrain":
         return [f"{amount(sum(phase.tokens for phase in config.pretrain.phases))} tokens to train on"]
     if step.stage.name == "distill":
-        return [f"{section['prompts']:,} prompts", _money(section)]
+        return [f"{section['prompts']:,} prompts", _budget(section)]
     if step.stage.name in ("align", "reason"):
         rows = section["rollout"]["prompts"] * section["rollout"]["group"]
         return [f"{section['policy']['steps']:,} steps of {rows:,} completions"]
@@ -199,11 +239,11 @@ def _allowed(config: RunConfig, step: Step) -> list[str]:
         rows = section["problems"]["count"] * section["rollout"]["group"] * section["rounds"]
         return [f"{rows:,} completions to draw"]
     if step.stage.name == "evaluate" and "model_under_test" in step.section:
-        return [_money(section)]
+        return [_budget(section)]
     return []
 
 
-def _money(section: dict[str, Any]) -> str:
+def _budget(section: dict[str, Any]) -> str:
     limits = []
     if dollars := section.get("budget_dollars"):
         limits.append(f"${dollars:,.2f}")
@@ -212,30 +252,31 @@ def _money(section: dict[str, Any]) -> str:
     return f"at most {' and '.join(limits)}" if limits else "no limit of money is set"
 
 
-def _last(store: Store, config: RunConfig, step: Step) -> str:
+def _last_time(store: Store, config: RunConfig, step: Step) -> str:
+    """What the step took the last time it ran here, preferably for the same configuration."""
     try:
         Catalog(store).ingest(patience=1.0)
-        rows = Catalog(store).query(_LAST, [step.label, config.name], patience=1.0)
+        rows = Catalog(store).query(_LAST_TIME, [step.label, config.name], patience=1.0)
     except (CatalogBusy, ConfigError) as error:
-        return f"what it took before cannot be told now ({error})"
+        return f"what it took before is not available now ({error})"
     if not rows or rows[0]["seconds"] is None:
-        return "it was not made here before, so its time is not known"
+        return "it never ran here, so its time is not known"
     last = rows[0]
     when: datetime = last["ended"]
     money = f" and ${last['dollars']:,.4f}" if last["dollars"] is not None else ""
-    whose = "" if last["config"] == config.name else f" for {last['config']}"
-    return f"the last time{whose} ({when:%Y-%m-%d}) it took {duration(last['seconds'])}{money}"
+    other = "" if last["config"] == config.name else f" for {last['config']}"
+    return f"the last time{other} ({when:%Y-%m-%d}) it took {duration(last['seconds'])}{money}"
 
 
 def _left_undone(facts: dict[str, Any]) -> str:
     undone = facts.get("rejected", {}).get("failed_budget")
     spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
     total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
-    return f"{spent}{undone:,}{total} prompts were not asked about" if undone else f"{spent}its work is not done"
+    return f"{spent}{undone:,}{total} prompts were not sent" if undone else f"{spent}its work is not finished"
 
 
-def _made(store: Store, step: Step) -> bool:
+def _is_in_store(store: Store, step: Step) -> bool:
     try:
         return all(store.find(kind, step.key) for kind in step.outputs)
     except ConfigError:
-        return False  # damaged: it will be made anew
+        return False  # damaged: the step will run again

@@ -1,18 +1,22 @@
-"""`nautile deploy`: one process that serves the pipeline, each stage by itself and the evaluation as deployments.
+"""`nautile deploy`: the pipeline, each stage and the evaluation as Prefect deployments, served here or by a work pool.
 
-Prefect starts each flow run as a process of its own from here. Several are let in, for one that waits (for a person,
-for its turn) must not keep the others out. Of their stages one works at a time, unless told otherwise: every stage
-takes all the cores or the accelerator, and two that share it are slower than two in turn.
+Without a pool one process serves them: Prefect starts each flow run as a process of its own from here. Several runs may
+be open at once, for one that waits (for approval, for its permit) must not keep the others out. One step works at a
+time unless configured otherwise: each takes all the cores or the accelerator, and two at once are slower than two in
+turn. With a pool nothing is served: they are registered for workers, which start the flow runs, also on other machines.
+`prefect.yaml` is the same for `prefect deploy --all`.
 """
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.runner import Runner
 from prefect.types.entrypoint import EntrypointType
@@ -25,24 +29,28 @@ from flows.nightly.regression import regression
 from flows.operate import automations, concurrency
 from flows.operate.automations import TAG
 from flows.pipeline import STAGE_FLOWS, pipeline
+from store.mirror import open_store
 
 log = logging.getLogger(__name__)
+
+POOL = "nautile"
+POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
 
 
 def deployments(config: RunConfig) -> list[RunnerDeployment]:
     """The pipeline, each stage and the evaluation with `config` as the form's default, and what shows a regression.
 
-    A second run of one waits for the first. Raises `ConfigError` if the schedule is none.
+    A second run of one waits for the first. Raises `ConfigError` if the schedule is invalid.
     """
-    given = {"config": config.model_dump(mode="json", exclude_defaults=True)}
-    served = [_deployment(flow, config, given) for flow in (pipeline, *STAGE_FLOWS)]
-    served.append(_deployment(evaluation, config, given, schedules=schedules(config)))
-    served.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
-    return served
+    parameters = {"config": config.model_dump(mode="json", exclude_defaults=True)}
+    result = [_deployment(flow, config, parameters) for flow in (pipeline, *STAGE_FLOWS)]
+    result.append(_deployment(evaluation, config, parameters, schedules=schedules(config)))
+    result.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
+    return result
 
 
 def schedules(config: RunConfig) -> list[CronSchedule]:
-    """The schedule of the evaluation; none without a `cron`. Raises `ConfigError` for a `cron` that means nothing."""
+    """The schedule of the evaluation; none without a `cron`. Raises `ConfigError` for an invalid `cron`."""
     if not config.schedule.cron:
         return []
     try:
@@ -51,10 +59,40 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r}: {error.errors()[0]['msg']}") from None
 
 
-def _deployment(flow: Flow[..., Any], config: RunConfig, given: dict[str, Any], **more: Any) -> RunnerDeployment:
+def serve(config: RunConfig, limit: int, runs: int) -> None:
+    """Register the deployments with the API and start the runs that it schedules, until stopped.
+
+    At most `runs` flow runs are open at once, of whose steps `limit` work at a time.
+    """
+    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), limit, runs))
+
+
+def register(config: RunConfig, pool: str, limit: int) -> str:
+    """Register the deployments with the work pool on the server of PREFECT_API_URL; returns a line for the operator.
+
+    Raises `ConfigError` for an unknown type of pool, a pool that does not exist, or a missing image.
+    """
+    if pool not in POOL_TYPES:
+        raise ConfigError(f"--pool: unknown type {pool!r}; use one of {', '.join(POOL_TYPES)}")
+    variables: dict[str, Any] = {"env": {"NAUTILE_STORE": str(open_store().root)}}
+    if pool != "process":
+        if not (image := os.environ.get("NAUTILE_IMAGE")):
+            raise ConfigError(f"--pool {pool}: the environment variable NAUTILE_IMAGE must name an image")
+        variables["image"] = image
+    return asyncio.run(_register(deployments(config), POOL_TYPES[pool], variables, limit))
+
+
+async def prepare(limit: int) -> None:
+    """Declare what all deployments of a server share: the limit of steps at work, and the end of runs gone silent."""
+    concurrency.declare(limit)
+    async with get_client() as client:
+        await automations.declare(client, automations.silent_runs())
+
+
+def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
     return flow.to_deployment(
         name=config.name,
-        parameters=given,
+        parameters=parameters,
         tags=[TAG, config.name],
         description=(flow.description or "").strip(),
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
@@ -64,25 +102,26 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, given: dict[str, Any], 
     )
 
 
-def serve(config: RunConfig, limit: int, runs: int) -> None:
-    """Register the deployments with the API and run what is asked of them until stopped.
-
-    `runs` flow runs are let in at once, of whose stages `limit` work at a time.
-    """
-    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), limit, runs))
-
-
-async def prepare(limit: int) -> None:
-    """What all deployments of a server share: the limit of stages at work, and the end of runs that fell silent."""
-    concurrency.declare(limit)
-    async with get_client() as client:
-        await automations.declare(client, automations.silent_runs())
-
-
 async def _serve(name: str, served: list[RunnerDeployment], limit: int, runs: int) -> None:
     await prepare(limit)
     runner = Runner(name=name, limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
-    log.info("serving %d deployments, %d runs at once, %d of their stages at work", len(served), runs, limit)
+    log.info("serving %d deployments, at most %d runs at once and %d steps at work", len(served), runs, limit)
     await runner.start()
+
+
+async def _register(pooled: list[RunnerDeployment], pool_type: str, variables: dict[str, Any], limit: int) -> str:
+    async with get_client() as client:
+        try:
+            pool = await client.read_work_pool(POOL)
+        except ObjectNotFound:
+            command = f"prefect work-pool create {POOL} --type {pool_type}"
+            raise ConfigError(f"the server has no work pool {POOL!r}: create it with `{command}`") from None
+    if pool.type != pool_type:
+        raise ConfigError(f"work pool {POOL!r} is of type {pool.type!r}, not {pool_type!r}")
+    await prepare(limit)
+    for deployment in pooled:
+        deployment.work_pool_name, deployment.job_variables = POOL, variables
+        await deployment.aapply()
+    return f"registered {len(pooled)} deployments in work pool {POOL!r}; `prefect worker start --pool {POOL}` runs them"

@@ -1,7 +1,7 @@
 """`nautile up` and `nautile down`: Prefect's server, the deployments and the dashboard, as three processes on loopback.
 
-Which they are stands in `services.json` of the store, each with its start time: `down` ends exactly those, never a
-later process that got the same id.
+`services.json` in the store lists them, each with its start time: `down` ends exactly those, never a later process that
+got the same id.
 """
 
 import json
@@ -22,9 +22,9 @@ import psutil
 from common.errors import ConfigError
 from common.files import read_json, write_json
 from configs.operation import OperationConfig
-from flows.operate import prefect_server as prefect_env
+from flows.operate import prefect_server
 from store.artifacts import Store
-from tasks.engine import prefect_page as links
+from tasks.engine import prefect_page
 
 # A flow for each stage, and the pipeline, the evaluation and the regression.
 DEPLOYMENTS = len(OperationConfig.model_fields) + 3
@@ -35,7 +35,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Service:
-    """A process of ours. `born`: its start time as the system tells it, which tells it from a later one of its id."""
+    """A process that `up` started. `born` is its start time, which distinguishes it from a later one with its id."""
 
     name: str
     pid: int
@@ -52,43 +52,60 @@ class Service:
             return False
 
 
-def up(store: Store, config: str, server_port: int, dashboard_port: int, tell: Callable[[str], None]) -> list[Service]:
-    """Start what is not running and wait until it answers. Raises `ConfigError` if one of them does not come up."""
-    prefect_env.quiet(store)
+@dataclass(frozen=True)
+class _Launch:
+    """How a service is started, and how to see that it is ready."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    url: str
+    ready: Callable[[Service], bool]
+
+
+def up(
+    store: Store, config: str, server_port: int, dashboard_port: int, report: Callable[[str], None]
+) -> list[Service]:
+    """Start the services that do not run and wait until they answer; `report` gets a line about each.
+
+    Raises `ConfigError` if one of them does not come up.
+    """
+    prefect_server.quiet(store)
     running = {service.name: service for service in services(store) if service.alive()}
     api = f"http://{_HOST}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
     server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
-    where = {"PREFECT_API_URL": api}
-    wanted: list[tuple[str, list[str], dict[str, str], str, Callable[[Service], bool]]] = [
-        ("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _answers_health),
-        ("deployments", [*nautile, "deploy", config], where | {links.DASHBOARD_URL: page}, api, _deployed),
-        ("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], where, page, _answers),
+    named = {"PREFECT_API_URL": api}
+    wanted = [
+        _Launch("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _server_answers),
+        _Launch("deployments", [*nautile, "deploy", config], named | {prefect_page.VARIABLE: page}, api, _is_deployed),
+        _Launch("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], named, page, _dashboard_answers),
     ]
-    for name, command, more, url, ready in wanted:
-        if name in running:
+    for launch in wanted:
+        if launch.name in running:
             continue
-        tell(f"starting {name}")
-        service = _start(store, name, command, more, url)
-        running[name] = service
-        _keep(store, running)
-        _wait(service, ready)
-    return [running[name] for name, *_ in wanted]
+        report(f"starting {launch.name}")
+        service = _start(store, launch)
+        running[launch.name] = service
+        # Written before the wait, so that `down` ends also a service that never came up.
+        write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
+        _wait(service, launch.ready)
+    return [running[launch.name] for launch in wanted]
 
 
 def services(store: Store) -> list[Service]:
     """What `up` has started and `down` has not ended, running or not."""
-    return [Service(**one) for one in (read_json(_record(store)) or {}).get("services", [])]
+    return [Service(**fields) for fields in (read_json(_record(store)) or {}).get("services", [])]
 
 
 def url_of(store: Store, name: str) -> str | None:
-    """Where a service that `up` has started answers (`server`: its API), if it runs."""
-    return next((one.url for one in services(store) if one.name == name and one.alive()), None)
+    """The address of a running service that `up` has started (`server`: of its API); None if it does not run."""
+    return next((service.url for service in services(store) if service.name == name and service.alive()), None)
 
 
 def down(store: Store) -> list[Service]:
-    """End what `up` started, with what these have started; returns those that were still running."""
+    """End what `up` started and the processes these have started; returns those that were still running."""
     ended = []
     for service in reversed(services(store)):
         if service.alive():
@@ -98,32 +115,34 @@ def down(store: Store) -> list[Service]:
     return ended
 
 
-def _start(store: Store, name: str, command: list[str], more: dict[str, str], url: str) -> Service:
-    path = store.root / "logs" / f"{name}.log"
-    with path.open("ab") as output:
+def _start(store: Store, launch: _Launch) -> Service:
+    log = store.root / "logs" / f"{launch.name}.log"
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            command,
-            env={**os.environ, "NAUTILE_STORE": str(store.root), **more},
+            launch.command,
+            env={**os.environ, "NAUTILE_STORE": str(store.root), **launch.environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    return Service(name, process.pid, psutil.Process(process.pid).create_time(), url, str(path))
+    return Service(launch.name, process.pid, psutil.Process(process.pid).create_time(), launch.url, str(log))
 
 
 def _wait(service: Service, ready: Callable[[Service], bool]) -> None:
     deadline = time.monotonic() + STARTUP_S
     while not ready(service):
         if not service.alive():
-            raise ConfigError(f"{service.name} did not come up: {_last_line(service.log)} (its log is {service.log})")
+            lines = Path(service.log).read_text(encoding="utf-8", errors="replace").splitlines()
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+            raise ConfigError(f"{service.name} did not come up: {last} (its log is {service.log})")
         if time.monotonic() > deadline:
             raise ConfigError(f"{service.name} does not answer at {service.url}; its log is {service.log}")
         time.sleep(0.2)
 
 
 def _end(service: Service) -> None:
-    """Ask it and its children to stop, then make them."""
+    """Ask the process and its children to stop, and kill those that do not."""
     try:
         family = [psutil.Process(service.pid), *psutil.Process(service.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -135,35 +154,26 @@ def _end(service: Service) -> None:
     psutil.wait_procs(left, timeout=STOP_S)
 
 
-def _keep(store: Store, running: dict[str, Service]) -> None:
-    write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
-
-
 def _record(store: Store) -> Path:
     return store.root / "services.json"
 
 
-def _last_line(path: str) -> str:
-    lines = [line for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it said nothing"
+def _server_answers(service: Service) -> bool:
+    return prefect_server.healthy(service.url, timeout_s=5.0)
 
 
-def _answers_health(service: Service) -> bool:
-    return prefect_env.healthy(service.url, timeout_s=5.0)
+def _dashboard_answers(service: Service) -> bool:
+    return _fetch(f"{service.url}/healthz") is not None
 
 
-def _answers(service: Service) -> bool:
-    return _asked(f"{service.url}/healthz") is not None
-
-
-def _deployed(service: Service) -> bool:
-    """Whether this process has registered them all: an earlier one may have left some in the server's memory."""
-    told = json.loads(_asked(f"{service.url}/deployments/filter", b"{}") or b"[]")
-    fresh = sum(datetime.fromisoformat(one["updated"]).timestamp() >= service.born for one in told)
+def _is_deployed(service: Service) -> bool:
+    """Whether this process has registered all deployments: the server may remember those of an earlier one."""
+    known = json.loads(_fetch(f"{service.url}/deployments/filter", b"{}") or b"[]")
+    fresh = sum(datetime.fromisoformat(entry["updated"]).timestamp() >= service.born for entry in known)
     return fresh >= DEPLOYMENTS
 
 
-def _asked(url: str, body: bytes | None = None) -> Any:
+def _fetch(url: str, body: bytes | None = None) -> Any:
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=5.0) as reply:

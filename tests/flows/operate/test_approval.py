@@ -1,16 +1,19 @@
-"""A run that waits for a person: asked once, answered from the command line or the page; what it is told of cost."""
+"""Approval: what is asked, with which expected cost, and how runs wait, resume and stop."""
 
+import contextlib
 import json
 import time
+import urllib.error
 import urllib.request
 
+import psutil
 import pytest
 
 from common.errors import ConfigError
 from configs.operation import OperationConfig
 from flows.dag import build_dag
 from flows.operate import approval
-from flows.operate.approval import after_step, before_step, expected
+from flows.operate.approval import after_step, before_step, expected_cost
 from store.artifacts import Store
 from tests.support.toy_cli import start
 from tests.support.toy_stages import TOY, toy_dag
@@ -23,20 +26,20 @@ def steps(toy):
 
 def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps):
     store, _ = made
-    distilled = expected(store, toy, steps["distill"])
+    distilled = expected_cost(store, toy, steps["distill"])
     assert distilled.startswith("4 prompts; no limit of money is set; the last time")
     assert distilled.endswith("it took 1.5 s and $0.0300.")  # three calls at a cent, in 1.5 s (tests/support)
-    trained = expected(store, toy, steps["pretrain"])
+    trained = expected_cost(store, toy, steps["pretrain"])
     assert trained.startswith("2,000 tokens to train on; the last time")
     rich = toy.model_copy(update={"distill": toy.distill.model_copy(update={"budget_dollars": 5.0})})
     bounded = {one.label: one for one in build_dag(rich, toy_dag)}["distill"]
-    assert "at most $5.00" in expected(store, rich, bounded)
+    assert "at most $5.00" in expected_cost(store, rich, bounded)
 
 
 def test_what_was_never_made_has_no_known_time(tmp_path, toy, steps):
     store = Store(tmp_path / "store")
     store.prepare()
-    assert "its time is not known" in expected(store, toy, steps["pretrain"])
+    assert "its time is not known" in expected_cost(store, toy, steps["pretrain"])
 
 
 def asking(toy, **stage):
@@ -48,7 +51,7 @@ def asked(monkeypatch):
     """The questions that would have been asked: key and text."""
     found = []
     monkeypatch.setattr(
-        approval, "ask", lambda store, run, key, label, question, patience: found.append((key, question))
+        approval, "ask", lambda store, run, key, label, question, patience, force: found.append((key, question))
     )
     return found
 
@@ -86,7 +89,7 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     after_step(store, asking(toy, at_budget="pause"), distill, outputs, "mine")
     ((key, question),) = asked
     assert key == "budget:distill"
-    assert "$4.5000 spent, 3 of 4 prompts were not asked about" in question
+    assert "$4.5000 spent, 3 of 4 prompts were not sent" in question
     assert "raise distill.budget_dollars" in question
     assert "`nautile run toy --from distill`" in question
 
@@ -109,7 +112,7 @@ def waiting_run(store, process):
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "asks.toml"
-    path.write_text(f'extends = "{TOY}"\n[operation.held_out]\napprove = true\n', encoding="utf-8")
+    path.write_text(f'extends = "{TOY}"\nname = "approved"\n[operation.held_out]\napprove = true\n', encoding="utf-8")
     return path
 
 
@@ -124,8 +127,8 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved(config, prefect_url
         with urllib.request.urlopen(f"{prefect_url}/flow_runs/{found['run']}", timeout=30) as reply:
             state = json.loads(reply.read())["state"]
         assert state["type"] == "PAUSED"
-        assert "held_out of toy asks for approval" in state["message"]
-        assert "Expected cost: it was not made here before" in state["message"]
+        assert "held_out of approved asks for approval" in state["message"]
+        assert "Expected cost: it never ran here" in state["message"]
         approval.approve(store, found["run"][:8], None)
         out, err = process.communicate(timeout=120)
     finally:
@@ -152,3 +155,94 @@ def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_u
     assert process.returncode == 2
     assert "held_out: the run was cancelled while it waited for an answer" in err
     assert store.list("questions") == []
+
+
+@pytest.mark.slow
+def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config, prefect_url, tmp_path):
+    """While it waits no process of it is left, and its deployment runs what else is asked of it."""
+    store = Store(tmp_path / "store")
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
+    server = start("deploy", str(config), store=store.root, cwd=tmp_path, **more)
+    try:
+        until(lambda: find_deployment(prefect_url, "held_out/approved"), server)
+        deployment = find_deployment(prefect_url, "held_out/approved")
+        run = post(prefect_url, f"deployments/{deployment['id']}/create_flow_run", {})["id"]
+        note = waiting_run(store, server)
+        assert (note["run"], note["pid"]) == (run, None)
+        waits = state_of(prefect_url, run)
+        assert (waits["type"], waits["name"]) == ("PAUSED", "Suspended")
+        assert "held_out of approved asks for approval" in waits["message"]
+        keyset = waits["state_details"]["run_input_keyset"]
+        form = get(prefect_url, f"flow_runs/{run}/input/{keyset['description']}")
+        assert "Expected cost: it never ran here" in form  # what Prefect's page shows behind Resume
+        until(lambda: not any(run in " ".join(p.info["cmdline"] or []) for p in processes_below(server)), server)
+        assert store.begun_runs() == []
+
+        approval.approve(store, run[:8], None)
+        until(lambda: state_of(prefect_url, run)["type"] in ("COMPLETED", "FAILED", "CRASHED"), server)
+        ended = state_of(prefect_url, run)
+        assert ended["type"] == "COMPLETED", ended["message"]
+        assert approval.waiting(store) == []
+        (made,) = store.list("questions")
+        assert made.manifest["run"] == run
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    (store.root / approval.NOTES).mkdir()
+    note = {
+        "run": "1" * 8 + "-1111-1111-1111-" + "1" * 12,
+        "since": "2026",
+        "api": prefect_url,
+        "host": "x",
+        "pid": None,
+    }
+    (store.root / approval.NOTES / "note.json").write_text(json.dumps(note))
+    assert approval.waiting(store) == []
+    assert list((store.root / approval.NOTES).iterdir()) == []
+
+
+def processes_below(process):
+    return [child for child in psutil.Process(process.pid).children(recursive=True) if with_command(child)]
+
+
+def with_command(child: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child.info = child.as_dict(["cmdline"])
+        return True
+    return False
+
+
+def until(condition, process, seconds=300.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def find_deployment(api: str, name: str):
+    try:
+        return get(api, f"deployments/name/{name}")
+    except urllib.error.HTTPError:
+        return None
+
+
+def state_of(api: str, run: str) -> dict:
+    return get(api, f"flow_runs/{run}")["state"]
+
+
+def get(api: str, path: str):
+    with urllib.request.urlopen(f"{api}/{path}", timeout=30) as reply:
+        return json.load(reply)
+
+
+def post(api: str, path: str, body: dict):
+    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)

@@ -1,0 +1,82 @@
+"""Deployments for a work pool: `prefect.yaml` deploys whole with the real command, and equals `nautile deploy`."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from common.errors import ConfigError
+from configs.load import load
+from flows.operate.deployments import POOL, deployments, register
+from flows.pipeline import pipeline
+from tests.support.toy_cli import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def local():
+    return load("local")
+
+
+def post(api: str, path: str, body: dict):
+    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
+
+
+@pytest.mark.slow
+def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
+    """The real command against a real server: it stopped after the first entry with a fastapi that refuses nulls."""
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
+    env = {name: value for name, value in environment(tmp_path / "store", **more).items() if name != "NAUTILE_DAG"}
+
+    def prefect(*arguments: str) -> str:
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    prefect("work-pool", "create", POOL, "--type", "process")
+    prefect("deploy", "--all")
+    in_pool = {"work_pools": {"name": {"any_": [POOL]}}}
+    registered = {one["entrypoint"]: one for one in post(prefect_url, "deployments/filter", in_pool)}
+    served = {one.entrypoint: one for one in deployments(local)}
+    assert set(registered) == set(served)
+    for entrypoint, deployment in registered.items():
+        ours = served[entrypoint]
+        assert (deployment["name"], deployment["tags"]) == (ours.name, ours.tags)
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["job_variables"] == {"env": {"NAUTILE_STORE": str(tmp_path / "store")}}
+        assert deployment["parameters"].keys() == (ours.parameters or {}).keys()
+    schedules = {name: one["schedules"] for name, one in registered.items() if one["schedules"]}
+    ((_, (schedule,)),) = schedules.items()
+    assert list(schedules) == ["flows.nightly.evaluation.evaluation"]
+    assert schedule["schedule"]["cron"] == local.schedule.cron
+    (automation,) = [
+        one
+        for one in post(prefect_url, "automations/filter", {})
+        if one["name"] == "nautile: show regressions of local"
+    ]
+    (trigger,) = served["flows.nightly.regression.regression"].triggers
+    assert automation["trigger"]["expect"] == list(trigger.expect)
+    assert automation["trigger"]["match"] == trigger.match.model_dump(mode="json")
+    (action,) = automation["actions"]
+    assert action["parameters"] == trigger.parameters
+
+
+def test_a_flow_takes_a_configuration_by_its_name(local):
+    assert pipeline.validate_parameters({"config": "local"})["config"] == local
+    whole = local.model_dump(mode="json", exclude_defaults=True)
+    assert pipeline.validate_parameters({"config": whole})["config"] == local
+
+
+def test_an_unknown_type_of_pool_and_a_missing_image_are_refused(local, monkeypatch):
+    with pytest.raises(ConfigError, match="process, kubernetes, cloud"):
+        register(local, "abacus", 1)
+    monkeypatch.delenv("NAUTILE_IMAGE", raising=False)
+    with pytest.raises(ConfigError, match="NAUTILE_IMAGE must name an image"):
+        register(local, "kubernetes", 1)
+    assert "NAUTILE_IMAGE" not in os.environ
