@@ -5,9 +5,9 @@
 Loss and every gradient of B2 L1024 D1024, vocabulary 100,352, 6 layers. The plain one is the same mathematics as one
 writes it first: the L x L matrix form of the mixing operator, whole logits, blocks one after the other with every
 activation kept; and so once more with each block rematerialised, to need less memory. Between them, each of the three
-alone is put back in ours. Ours runs as a stage does, with memory allocated by `tasks.engine.attempt.ALLOCATOR`; the
-plain ones
-run both so and with the allocator as it comes. Two processes take turns, a round through all at a time; medians.
+alone is put back in ours. Ours runs as a stage does, with the settings of `tasks.engine.child_process.ALLOCATOR`; the
+plain ones run both so and with the allocator as it comes. Two processes take turns, a round through all at a time;
+medians.
 """
 
 import argparse

@@ -40,7 +40,7 @@ class LaunchConfig(Section):
     stages: tuple[str, ...] = ("pretrain",)
     command: str = ""  # empty: all processes run on this machine
     coordinator: str = ""  # address:port of the first process; empty: detected, on this machine or on a TPU slice
-    silent_s: PositiveFloat = 120.0  # a host that sends nothing for so many seconds counts as lost
+    silent_s: PositiveFloat = 120.0  # without a heartbeat for so long a host counts as dead (whole seconds)
 
     @model_validator(mode="after")
     def _address_used(self) -> "LaunchConfig":
