@@ -22,10 +22,9 @@ from evals.running.runner import score_options
 from evals.scoring.scores import Scores, summarise
 from evals.tables.breakdown import breakdown
 from evals.tables.results import table_2, to_html, to_json, to_markdown
-from evals.tables.svg import picture
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
-from tasks.reporting.tables import write_table
+from tasks.reporting.render import write_table
 
 ROWS, WEIGHED = "rows.jsonl", "likelihood.jsonl"
 
@@ -50,8 +49,7 @@ def evaluate(job: Job) -> None:
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
     if config.tables:
-        table = table_2({name: scores})
-        write_table(out, "table2", table, picture(table))
+        write_table(out, "table2", table_2({name: scores}))
     _report(job, scores, out)
 
 

@@ -46,7 +46,7 @@ def counts_table(scores: Scores) -> ResultTable:
         kept = ("n", "accuracy", "interval", "accuracy_lenient", "interval_lenient", *names)
         data.append({"benchmark": name, **{key: score[key] for key in kept}, "left_out": score["left_out"]})
     notes = (
-        "Strict: exactly score candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
+        "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
         "the 95 % Wilson interval. Cut: the token limit was reached. Left out: could not be asked, not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))

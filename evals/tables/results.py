@@ -25,8 +25,8 @@ class ResultTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-    data: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+    data: tuple[dict[str, Any], ...] = ()
 
 
 def table_2(models: Mapping[str, Scores]) -> ResultTable:

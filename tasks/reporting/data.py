@@ -1,12 +1,13 @@
-"""What the report says, gathered from the inputs' manifests and files and from the catalog, as plain JSON data.
+"""The data of the report, as plain JSON: from the inputs' manifests and files, and from the catalog.
 
 Nothing here is drawn or worded. What was not measured is absent, never zero.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from common.files import read_json
 from common.text import visible
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
-from tasks.reporting.screening import screening
 
-Row = dict[str, Any]
+Facts = dict[str, Any]
 
 LONGEST_SAMPLE = 1200
+OVERLAPS_FILE = "contamination.jsonl"  # of a `tokens` artifact
+OVERLAPS_SHOWN = 3  # of each benchmark and artifact
+OVERLAPS_READ = 10_000  # lines of the file
+COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_elsewhere")
 STAGES_OF_TABLE_1 = ("pretrain", "align", "reason", "self_distill")
 
 _SECONDS = """
@@ -46,96 +50,136 @@ ORDER BY reward {order}, md5(id) LIMIT ?
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the report: the artifact, and the execution of the run (`evaluate:align`) that wrote it."""
+    """One input of the report: the artifact, and the label of the step (`evaluate:align`) that wrote it."""
 
     label: str
     artifact: Artifact
 
     @property
-    def facts(self) -> Row:
+    def facts(self) -> Facts:
         return self.artifact.manifest["facts"]
 
 
 def read_inputs(store: Store, folders: Mapping[str, Path]) -> list[Input]:
-    """The inputs by their names, `label.kind`, in the order of their making."""
-    found = [
+    """The inputs by their names, `label.kind`, oldest first."""
+    inputs = [
         Input(name.rpartition(".")[0], store.get(f"{folder.parent.name}/{folder.name}"))
         for name, folder in folders.items()
     ]
-    return sorted(found, key=lambda one: (one.artifact.manifest["created"], one.label, one.artifact.kind))
+    return sorted(inputs, key=lambda item: (item.artifact.manifest["created"], item.label, item.artifact.kind))
 
 
-def gather(store: Store, inputs: Sequence[Input], samples: int) -> Row:
-    """Everything the report shows. `samples`: how many texts, at most, of each sort."""
+def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
+    """Everything the report shows. `samples`: how many texts, at most, in each group."""
     catalog = Catalog(store)
     catalog.ingest()
-    by_execution = {one.artifact.execution: one.label for one in inputs}
-    executions = list(by_execution)
-    spent = {by_execution[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
-    calls = [{"label": by_execution[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
+    labels = {item.artifact.execution: item.label for item in inputs}
+    executions = list(labels)
+    spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
+    calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
     return {
         "stages": _stages(inputs, spent),
         "scores": scores(inputs),
-        "curves": _curves(catalog.query(_METRICS, [executions]), by_execution),
+        "curves": _curves(catalog.query(_METRICS, [executions]), labels),
         "calls": calls,
         "cost": _cost(calls, spent),
         "samples": _samples(catalog, inputs, samples),
-        "screening": screening([(one.label, one.artifact.kind, one.artifact.path, one.facts) for one in inputs]),
+        "screening": screening([(item.label, item.artifact.kind, item.artifact.path, item.facts) for item in inputs]),
         "stand_ins": stand_ins(inputs),
-        "lineage": [_lineage(one) for one in inputs],
+        "lineage": [_lineage(item) for item in inputs],
     }
 
 
-def scores(inputs: Sequence[Input]) -> dict[str, Row]:
-    """`scores.json` of each evaluation, by the stage whose checkpoint it asked, in Table 1's order."""
-    found = {
-        one.label.partition(":")[2] or one.label: read_json(one.artifact.path / "scores.json")
-        for one in inputs
-        if one.artifact.kind == "evaluation"
+def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> Facts:
+    """From (label, kind, folder, facts) of every artifact: the questions, and by label the overlaps and copies.
+
+    A label is present only where its text was screened: what was not searched for is absent, not zero.
+    """
+    result: Facts = {"questions": {}, "overlaps": {}, "hits": [], "copies": {}}
+    for label, kind, folder, facts in artifacts:
+        if kind == "questions":
+            names = ("questions", "benchmarks", "too_short", "boilerplate")
+            result["questions"] = {name: facts[name] for name in names}
+        if kind == "tokens" and "rejected" in facts:
+            result["copies"][label] = {reason: facts["rejected"].get(reason, 0) for reason in COPIES}
+        if isinstance(facts.get("contaminated"), Mapping):
+            result["overlaps"][label] = dict(facts["contaminated"])
+        if kind == "documents":
+            rejected = facts.get("samples", {}).get("contaminated", ())
+            result["hits"] += [
+                {"label": label, **row["said"], "begins": row["query"]} for row in rejected if "said" in row
+            ]
+        elif isinstance(facts.get("contaminated"), Mapping):
+            result["hits"] += [{"label": label, **hit} for hit in _shown_overlaps(folder, facts)]
+    return result
+
+
+def _shown_overlaps(folder: Path, facts: Mapping[str, Any]) -> list[Facts]:
+    """The first few overlaps with each benchmark: from the artifact's file, or from its facts where it has none."""
+    path, seen = folder / OVERLAPS_FILE, Counter[str]()
+    if path.is_file():
+        with path.open(encoding="utf-8") as lines:
+            hits = [json.loads(line) for line in islice(lines, OVERLAPS_READ)]
+    else:
+        hits = list(facts.get("hits", ()))
+    shown = []
+    for hit in hits:
+        seen[hit["benchmark"]] += 1
+        if seen[hit["benchmark"]] <= OVERLAPS_SHOWN:
+            shown.append(hit)
+    return shown
+
+
+def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
+    """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, in Table 1's order."""
+    by_stage = {
+        item.label.partition(":")[2] or item.label: read_json(item.artifact.path / "scores.json")
+        for item in inputs
+        if item.artifact.kind == "evaluation"
     }
-    known = {stage: found[stage] for stage in STAGES_OF_TABLE_1 if found.get(stage)}
-    return known | {stage: value for stage, value in found.items() if value and stage not in known}
+    known = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
+    return known | {stage: value for stage, value in by_stage.items() if value and stage not in known}
 
 
 def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
-    """What was not the real thing: as a stage says of itself, else as the configuration says of its endpoints."""
-    said: dict[str, list[str]] = {}
-    for one in inputs:
-        notes = said.setdefault(one.label, [])
-        own = (one.facts.get("stand_in"), *(one.facts.get("stand_ins") or ()))
+    """What stood in for the paper's parts: from a step's own facts, else from the configuration of its endpoints."""
+    by_label: dict[str, list[str]] = {}
+    for item in inputs:
+        notes = by_label.setdefault(item.label, [])
+        own = (item.facts.get("stand_in"), *(item.facts.get("stand_ins") or ()))
         notes += [visible(note) for note in own if isinstance(note, str) and note]
-    for one in inputs:
-        if not said[one.label]:
-            endpoints = one.artifact.manifest["config"].get("endpoints", {}).values()
-            said[one.label] = [f"{e['model']} stands in for a large model" for e in endpoints if e.get("stand_in")]
-    return [{"label": label, "note": note} for label, notes in said.items() for note in dict.fromkeys(notes)]
+    for item in inputs:
+        if not by_label[item.label]:
+            endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()
+            by_label[item.label] = [f"{e['model']} stands in for a large model" for e in endpoints if e.get("stand_in")]
+    return [{"label": label, "note": note} for label, notes in by_label.items() for note in dict.fromkeys(notes)]
 
 
-def _stages(inputs: Sequence[Input], spent: Mapping[str, Row]) -> list[Row]:
-    """One row an execution: its artifacts with their facts, its time, what it read."""
-    rows: dict[str, Row] = {}
-    writers = {one.artifact.full_id: one.label for one in inputs}
-    for one in inputs:
-        manifest = one.artifact.manifest
+def _stages(inputs: Sequence[Input], spent: Mapping[str, Facts]) -> list[Facts]:
+    """One row per step: its artifacts with their facts, its time, and the steps it read from."""
+    rows: dict[str, Facts] = {}
+    writers = {item.artifact.full_id: item.label for item in inputs}
+    for item in inputs:
+        manifest = item.artifact.manifest
         row = rows.setdefault(
-            one.label,
+            item.label,
             {
-                "label": one.label,
+                "label": item.label,
                 "stage": manifest["stage"],
                 "reads": sorted({writers[full] for full in manifest["inputs"].values() if full in writers}),
                 "artifacts": {},
                 "facts": {},
-                "seconds": spent.get(one.label, {}).get("seconds"),
-                "attempts": spent.get(one.label, {}).get("attempts"),
-                "peak_bytes": spent.get(one.label, {}).get("peak_bytes"),
+                "seconds": spent.get(item.label, {}).get("seconds"),
+                "attempts": spent.get(item.label, {}).get("attempts"),
+                "peak_bytes": spent.get(item.label, {}).get("peak_bytes"),
             },
         )
-        row["artifacts"][one.artifact.kind] = one.artifact.id
-        row["facts"][one.artifact.kind] = one.facts
+        row["artifacts"][item.artifact.kind] = item.artifact.id
+        row["facts"][item.artifact.kind] = item.facts
     return list(rows.values())
 
 
-def _curves(rows: Sequence[Row], labels: Mapping[str, str]) -> dict[str, dict[str, dict[str, Any]]]:
+def _curves(rows: Sequence[Facts], labels: Mapping[str, str]) -> dict[str, dict[str, dict[str, Any]]]:
     """label -> metric -> source ("" for none) -> [[step, value], ...], in the order of `labels`."""
     curves: dict[str, dict[str, dict[str, Any]]] = {label: {} for label in labels.values()}
     for row in rows:
@@ -143,51 +187,52 @@ def _curves(rows: Sequence[Row], labels: Mapping[str, str]) -> dict[str, dict[st
     return {label: metrics for label, metrics in curves.items() if metrics}
 
 
-def _cost(calls: Sequence[Row], spent: Mapping[str, Row]) -> Row:
-    """Totals; a sum over calls that did not all tell its figure is left out."""
+def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
+    """Totals. Calls without a figure are left out of its sum; a sum over no figures is absent."""
     seconds = [row["seconds"] for row in spent.values() if row["seconds"] is not None]
     peaks = [row["peak_bytes"] for row in spent.values() if row["peak_bytes"] is not None]
-    total: Row = {"calls": sum(row["calls"] for row in calls)}
+    total: Facts = {"calls": sum(row["calls"] for row in calls)}
     for name in ("tokens_in", "tokens_out", "dollars"):
-        told = [row[name] for row in calls if row[name] is not None]
-        total |= {name: sum(told)} if told else {}
+        known = [row[name] for row in calls if row[name] is not None]
+        total |= {name: sum(known)} if known else {}
     total |= {"seconds": sum(seconds)} if seconds else {}
     return total | ({"peak_bytes": max(peaks)} if peaks else {})
 
 
-def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Row]:
+def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts]:
     """Texts to read, right ones and wrong ones, in groups: {title, rows: [{verdict, prompt, text, expected}]}."""
     groups = []
-    for one in inputs:
-        if one.artifact.kind == "evaluation":
-            rows = read_json(one.artifact.path / "samples.json") or []
-            groups.append({"title": f"{one.label}: answers", "rows": _balanced([_answer(r) for r in rows], most)})
-        if one.artifact.kind == "rollouts":
-            groups.append({"title": f"{one.label}: rollouts of its last steps", "rows": _rollouts(catalog, one, most)})
-        if one.artifact.kind == "traces":
-            traces = [_trace(row) for row in read_lines(one.artifact.path / "traces.jsonl", most)]
-            groups.append({"title": f"{one.label}: traces it was trained on", "rows": traces})
-        if one.artifact.kind == "documents":
-            groups.append({"title": f"{one.label}: what the teacher wrote", "rows": _documents(one, most)})
+    for item in inputs:
+        label, kind, folder = item.label, item.artifact.kind, item.artifact.path
+        if kind == "evaluation":
+            rows = read_json(folder / "samples.json") or []
+            groups.append({"title": f"{label}: answers", "rows": _balanced([_answer(r) for r in rows], most)})
+        if kind == "rollouts":
+            groups.append({"title": f"{label}: rollouts of its last steps", "rows": _rollouts(catalog, item, most)})
+        if kind == "traces":
+            traces = [_trace(row) for row in read_lines(folder / "traces.jsonl", most)]
+            groups.append({"title": f"{label}: traces it was trained on", "rows": traces})
+        if kind == "documents":
+            groups.append({"title": f"{label}: what the teacher wrote", "rows": _documents(item, most)})
     return [group for group in groups if group["rows"]]
 
 
-def _balanced(rows: Sequence[Row], most: int) -> list[Row]:
-    """The first of the right ones and of the wrong ones, half of each where there are enough."""
+def _balanced(rows: Sequence[Facts], most: int) -> list[Facts]:
+    """The first right and the first wrong ones, half of each where there are enough."""
     right = [row for row in rows if row["good"]]
     wrong = [row for row in rows if not row["good"]]
     few = min(len(right), max(most // 2, most - len(wrong)))
     return right[:few] + wrong[: most - few]
 
 
-def _answer(row: Row) -> Row:
+def _answer(row: Facts) -> Facts:
     verdict = "right" if row["strict"] else f"wrong ({row['problem']})" if row["problem"] else "wrong"
     return _shown(f"{verdict}, {row['benchmark']}", bool(row["strict"]), row["prompt"], row["output"], row["expected"])
 
 
-def _rollouts(catalog: Catalog, one: Input, most: int) -> list[Row]:
+def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
     """The best and the worst rewarded of the last three steps."""
-    execution, half = one.artifact.execution, max(1, most // 4)
+    execution, half = item.artifact.execution, max(1, most // 4)
     ends = [
         (good, json.loads(row["fields"]))
         for good, order in ((True, "DESC"), (False, "ASC"))
@@ -198,31 +243,31 @@ def _rollouts(catalog: Catalog, one: Input, most: int) -> list[Row]:
     ]
 
 
-def _trace(row: Row) -> Row:
+def _trace(row: Facts) -> Facts:
     return _shown(f"advantage {row['advantage']:.3g}", True, row["question"], row["text"], row["expected"])
 
 
-def _documents(one: Input, most: int) -> list[Row]:
-    """The samples of its manifest: kept ones first, then refused ones, a reason after the other."""
-    by_reason = one.facts.get("samples", {})
+def _documents(item: Input, most: int) -> list[Facts]:
+    """The samples in its manifest: kept ones first, then rejected ones, alternating between the reasons."""
+    by_reason = item.facts.get("samples", {})
     kept = [_document("kept", True, row) for row in by_reason.get("kept", ())[: max(1, most // 2)]]
     others = [[(reason, row) for row in rows] for reason, rows in sorted(by_reason.items()) if reason != "kept"]
-    mixed = [pair for turn in zip_longest(*others) for pair in turn if pair]
-    return kept + [_document(f"refused: {reason}", False, row) for reason, row in mixed[: max(0, most - len(kept))]]
+    mixed = [pair for pairs in zip_longest(*others) for pair in pairs if pair]
+    return kept + [_document(f"rejected: {reason}", False, row) for reason, row in mixed[: max(0, most - len(kept))]]
 
 
-def _document(verdict: str, good: bool, row: Row) -> Row:
+def _document(verdict: str, good: bool, row: Facts) -> Facts:
     text = "\n\n".join(part for part in (row.get("reasoning"), row.get("answer")) if part)
-    return _shown(verdict, good, row["query"], text or "(nothing that could be read)", None)
+    return _shown(verdict, good, row["query"], text or "(unreadable)", None)
 
 
-def _shown(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Row:
+def _shown(verdict: str, good: bool, prompt: Any, text: Any, expected: Any) -> Facts:
     row = {"verdict": visible(verdict), "good": good, "prompt": visible(prompt, LONGEST_SAMPLE)}
     row["text"] = visible(text, LONGEST_SAMPLE) if str(text or "").strip() else "(empty)"
     return row | ({"expected": visible(expected, 200)} if expected else {})
 
 
-def read_lines(path: Path, most: int) -> list[Row]:
+def read_lines(path: Path, most: int) -> list[Facts]:
     """The first `most` rows of a JSONL file; none if there is no such file."""
     if not path.exists():
         return []
@@ -230,8 +275,14 @@ def read_lines(path: Path, most: int) -> list[Row]:
         return [json.loads(line) for line, _ in zip(file, range(most), strict=False)]
 
 
-def _lineage(one: Input) -> Row:
-    manifest = one.artifact.manifest
+def _lineage(item: Input) -> Facts:
+    manifest = item.artifact.manifest
     reads = {name: full[: full.index("/") + 13] for name, full in manifest["inputs"].items()}
-    told = {name: manifest[name] for name in ("stage", "version", "commit", "created", "execution", "digest")}
-    return {"id": one.artifact.id, "label": one.label, "bytes": one.artifact.bytes, "reads": reads, **told}
+    names = ("stage", "version", "commit", "created", "execution", "digest")
+    return {
+        "id": item.artifact.id,
+        "label": item.label,
+        "bytes": item.artifact.bytes,
+        "reads": reads,
+        **{name: manifest[name] for name in names},
+    }

@@ -1,6 +1,6 @@
-"""The data card of a distillation: what the documents are, where from, what was refused and why, what it cost.
+"""The data card of a distillation: the documents and their sources, what was rejected and why, and the cost.
 
-One composition, drawn three times as the report is: data_card.html, data_card.md, and data_card.json with the numbers.
+Written in three forms, as the report is: data_card.html, data_card.md, and data_card.json with the numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,49 +12,49 @@ from common.text import amount, size, visible
 from configs.distill import DistillConfig
 from data.distill.stats import BINS, DistillStats
 from evals.tables.results import MISSING, ResultTable
-from tasks.reporting.charts import Bars, Curve
+from tasks.reporting.blocks import BarChart, Paragraph, ReportBlock, ReportSection, Samples, TimeChart
 from tasks.reporting.render import html_page, markdown
-from tasks.reporting.sections import Block, Paragraph, ReportSection, Samples
 
 Facts = Mapping[str, Any]
 TITLE = "Data card: distilled documents"
 
 
-def write_card(folder: Path, facts: Facts, tally: DistillStats, config: DistillConfig) -> dict[str, Any]:
-    """Write the card into `folder`; returns what its manifest says.
+def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillConfig) -> dict[str, Any]:
+    """Write the card into `folder`; returns the facts of its manifest.
 
     `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: nothing was held out).
     """
     sections = [
         ReportSection("What it is", tuple(_counts(facts))),
-        ReportSection("Prompts", tuple(_prompts(facts, tally, config))),
-        ReportSection("Teachers and difficulty", tuple(_teachers(facts, tally, config))),
-        ReportSection("Refused", tuple(_refused(facts))),
-        ReportSection("Lengths and languages", tuple(_lengths(facts, tally))),
-        ReportSection("Cost", tuple(_cost(facts, tally))),
+        ReportSection("Prompts", tuple(_prompts(facts, stats, config))),
+        ReportSection("Teachers and difficulty", tuple(_teachers(facts, stats, config))),
+        ReportSection("Rejected", tuple(_rejected(facts))),
+        ReportSection("Lengths and languages", tuple(_lengths(facts, stats))),
+        ReportSection("Cost", tuple(_cost(facts, stats))),
         ReportSection(
-            "Kept, for example", (Samples("Kept", [_sample("kept", row) for row in tally.samples.get("kept", [])]),)
+            "Examples of kept documents",
+            (Samples("Kept", [_sample("kept", row) for row in stats.samples.get("kept", [])]),),
         ),
-        ReportSection("Refused, for example", tuple(_bad(tally))),
+        ReportSection("Examples of rejected replies", tuple(_rejected_samples(stats))),
     ]
     shown = [section for section in sections if section.blocks]
     subtitle = f"{amount(facts['documents'])} documents out of {amount(facts['prompts'])} prompts."
-    told = {name: value for name, value in tally.plain().items() if name not in ("curve", "samples")}
-    write_json(folder / "data_card.json", {**facts, "counts": told, "curve": tally.curve, "samples": tally.samples})
+    counts = {name: value for name, value in stats.to_json().items() if name not in ("curve", "samples")}
+    write_json(folder / "data_card.json", {**facts, "counts": counts, "curve": stats.curve, "samples": stats.samples})
     write_text(folder / "data_card.md", markdown(TITLE, subtitle, shown))
     write_text(folder / "data_card.html", html_page(TITLE, subtitle, shown))
     return {"sections": [section.title for section in shown], "stand_in": facts["stand_in"]}
 
 
-def _counts(facts: Facts) -> Iterator[Block]:
+def _counts(facts: Facts) -> Iterator[ReportBlock]:
     if facts["stand_in"]:
         yield Paragraph(f"A stand-in wrote these documents: {facts['stand_in']}.")
     if facts["budget_exhausted"]:
-        yield Paragraph("The budget was spent before every prompt was asked about.")
+        yield Paragraph("The budget was spent before every prompt was sent.")
     retrieval, held_out = facts["retrieval"], facts["held_out"]
-    checked = "no benchmark was held out: nothing is known of contamination"
+    decontaminated = "no benchmark was held out: contamination is unknown"
     if held_out is not None:
-        checked = f"prompts and documents, against {amount(held_out)} questions of the benchmarks"
+        decontaminated = f"prompts and documents, against {amount(held_out)} questions of the benchmarks"
     rows = {
         "prompts": amount(facts["prompts"]),
         "documents": amount(facts["documents"]),
@@ -63,95 +63,101 @@ def _counts(facts: Facts) -> Iterator[Block]:
         "exemplars": f"{amount(retrieval['count'])}, {facts['neighbours']} nearest to each prompt",
         "retrieval": f"{retrieval['kind']} index over {retrieval['model']}, recall@5 {retrieval['recall']:.3f}, "
         f"{size(retrieval['index_bytes'])}",
-        "decontaminated": checked,
+        "decontaminated": decontaminated,
         "replies without token counts": amount(facts["replies_without_token_counts"]),
     }
-    yield ResultTable("Counts", ("What", "Value"), tuple(rows.items()), (), ())
+    yield ResultTable("Counts", ("What", "Value"), tuple(rows.items()))
 
 
-def _prompts(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterator[Block]:
+def _prompts(facts: Facts, stats: DistillStats, config: DistillConfig) -> Iterator[ReportBlock]:
     rows = []
-    for one in config.prompt_sets:
-        left = facts["prompt_sets"].get(one.name, {}).get("left_out", {})
-        why = ", ".join(f"{amount(count)} {reason.replace('_', ' ')}" for reason, count in left.items()) or "none"
-        where = " ".join(part for part in (one.path or one.source, one.subset, one.revision[:12]) if part)
-        counts = (amount(tally.sets[one.name]), amount(tally.sets_kept[one.name]))
-        rows.append((one.name, visible(where, 120), one.license or MISSING, *counts, why))
+    for prompt_set in config.prompt_sets:
+        left_out = facts["prompt_sets"].get(prompt_set.name, {}).get("left_out", {})
+        reasons = (
+            ", ".join(f"{amount(count)} {reason.replace('_', ' ')}" for reason, count in left_out.items()) or "none"
+        )
+        parts = (prompt_set.path or prompt_set.source, prompt_set.subset, prompt_set.revision[:12])
+        origin = visible(" ".join(part for part in parts if part), 120)
+        counts = (amount(stats.sets[prompt_set.name]), amount(stats.sets_kept[prompt_set.name]))
+        rows.append((prompt_set.name, origin, prompt_set.license or MISSING, *counts, reasons))
     yield ResultTable(
         "Prompt sets", ("Set", "From", "Licence", "Prompts", "Documents", "Rows left out"), tuple(rows), (), ()
     )
-    if len(tally.kinds) > 1:
-        yield Bars("prompts by kind", {"prompts": tally.kinds}, tuple(dict(tally.kinds.most_common())), "", "prompts")
+    if len(stats.kinds) > 1:
+        yield BarChart(
+            "prompts by kind", {"prompts": stats.kinds}, tuple(dict(stats.kinds.most_common())), "", "prompts"
+        )
 
 
-def _teachers(facts: Facts, tally: DistillStats, config: DistillConfig) -> Iterator[Block]:
+def _teachers(facts: Facts, stats: DistillStats, config: DistillConfig) -> Iterator[ReportBlock]:
     names = ("model", "template", "up_to", "asked", "kept", "tokens_in", "tokens_out")
     rows = tuple(
-        (name, *(amount(told[key]) if isinstance(told[key], int) else str(told[key]) for key in names))
-        for name, told in facts["teachers"].items()
+        (name, *(amount(teacher[key]) if isinstance(teacher[key], int) else str(teacher[key]) for key in names))
+        for name, teacher in facts["teachers"].items()
     )
-    yield ResultTable("Teachers", ("Teacher", *(name.replace("_", " ") for name in names)), rows, (), ())
-    mix = {"asked": tally.asked, "kept": tally.kept}
-    yield Bars("mix by teacher", mix, tuple(facts["teachers"]), "", "prompts")
+    yield ResultTable("Teachers", ("Teacher", *(name.replace("_", " ") for name in names)), rows)
+    mix = {"asked": stats.asked, "kept": stats.kept}
+    yield BarChart("mix by teacher", mix, tuple(facts["teachers"]), "", "prompts")
     edges = tuple(f"{number / BINS:.2f}" for number in range(BINS))
     ranked = sorted(config.teachers, key=lambda teacher: teacher.up_to)
     lines = tuple((teacher.up_to, f"up to {teacher.up_to:g}: {teacher.endpoint}") for teacher in ranked)
-    histogram = {"prompts": tally.difficulties}
-    yield Bars("difficulty and thresholds", histogram, edges, "difficulty", "prompts", 1 / BINS, lines)
+    histogram = {"prompts": stats.difficulties}
+    yield BarChart("difficulty and thresholds", histogram, edges, "difficulty", "prompts", 1 / BINS, lines)
     if config.probe:
-        asked = ", ".join(config.probe.endpoints)
+        probes = ", ".join(config.probe.endpoints)
         yield Paragraph(
-            f"Asked first: {asked}, {config.probe.samples} each; weighed in by {config.probe.weight:g}. "
-            f"{amount(tally.unprobed)} prompts got no answer from them."
+            f"Difficulty probes: {probes}, {config.probe.samples} answers each, weight {config.probe.weight:g}. "
+            f"{amount(stats.unprobed)} prompts got no answer from them."
         )
-        found = {"prompts": tally.probes}
-        yield Bars("what the probes disagreed by", found, edges, "disagreement", "prompts", 1 / BINS)
+        yield BarChart(
+            "disagreement of the probes", {"prompts": stats.probes}, edges, "disagreement", "prompts", 1 / BINS
+        )
 
 
-def _refused(facts: Facts) -> Iterator[Block]:
+def _rejected(facts: Facts) -> Iterator[ReportBlock]:
     rejected = facts["rejected"]
     if rejected:
         named = {reason.replace("_", " "): count for reason, count in rejected.items()}
-        yield Bars("refused, by reason", {"replies": named}, tuple(named), "", "prompts")
+        yield BarChart("rejected, by reason", {"replies": named}, tuple(named), "", "prompts")
         total = sum(rejected.values())
         rows = tuple((name, amount(count), f"{count / facts['prompts']:.1%}") for name, count in named.items())
         yield ResultTable(
-            "Refused, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ()
+            "Rejected, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ()
         )
 
 
-def _lengths(facts: Facts, tally: DistillStats) -> Iterator[Block]:
-    for name, counts in (("reasoning", tally.reasoning_words), ("answer", tally.answer_words)):
+def _lengths(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
+    for name, counts in (("reasoning", stats.reasoning_words), ("answer", stats.answer_words)):
         if counts:
             named = {f"{low}-{2 * int(low) - 1}": counts[low] for low in sorted(counts, key=int)}
-            yield Bars(f"length of the {name}", {"documents": named}, tuple(named), "words", "documents")
-    rows = tuple((code.replace("?", "not to be told"), amount(count)) for code, count in facts["languages"].items())
+            yield BarChart(f"length of the {name}", {"documents": named}, tuple(named), "words", "documents")
+    rows = tuple((code.replace("?", "unknown"), amount(count)) for code, count in facts["languages"].items())
     if rows:
-        yield ResultTable("Languages of the documents", ("Language", "Documents"), rows, (), ())
+        yield ResultTable("Languages of the documents", ("Language", "Documents"), rows)
 
 
-def _cost(facts: Facts, tally: DistillStats) -> Iterator[Block]:
+def _cost(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
     rows = tuple((purpose, f"{cost:.4f}") for purpose, cost in facts["dollars_by_purpose"].items())
     if rows:
-        yield ResultTable("Dollars by purpose", ("Purpose", "Dollars"), rows, (), ())
+        yield ResultTable("Dollars by purpose", ("Purpose", "Dollars"), rows)
     total, points = 0.0, []
-    for when, spent in sorted(map(tuple, tally.curve)):
+    for time, spent in sorted(map(tuple, stats.curve)):
         total += spent
-        points.append((when, total))
+        points.append((time, total))
     if points and total:
-        yield Curve("cost over time", tuple(points), "dollars")
+        yield TimeChart("cost over time", tuple(points), "dollars")
     elif points:
         yield Paragraph("The endpoints have no price in the configuration: nothing was paid.")
 
 
-def _bad(tally: DistillStats) -> Iterator[Block]:
-    for reason, rows in sorted(tally.samples.items()):
+def _rejected_samples(stats: DistillStats) -> Iterator[ReportBlock]:
+    for reason, rows in sorted(stats.samples.items()):
         if reason != "kept":
-            yield Samples(f"Refused: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
+            yield Samples(f"Rejected: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
 
 
 def _sample(verdict: str, row: Mapping[str, Any]) -> dict[str, Any]:
     text = "\n\n".join(str(row[part]) for part in ("reasoning", "answer", "reply") if row.get(part))
     head = f"{verdict.replace('_', ' ')}; {row['teacher']}, difficulty {row['difficulty']:g}"
     shown = {"verdict": visible(head), "good": verdict == "kept", "prompt": visible(row["query"], 1000)}
-    return shown | {"text": visible(text, 2000) if text.strip() else "(nothing that could be read)"}
+    return shown | {"text": visible(text, 2000) if text.strip() else "(unreadable)"}

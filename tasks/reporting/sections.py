@@ -1,6 +1,6 @@
-"""The report's sections in order, as blocks that a page or a terminal can draw: paragraphs, tables, charts, samples.
+"""The report's sections in order, as blocks for a page or a terminal: paragraphs, tables, charts, samples.
 
-Here is the wording, and the choice of what to show. A block is left out when what it would show was not measured.
+The wording and the choice of what to show are here. A block is left out when its values were not measured.
 """
 
 import re
@@ -8,67 +8,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.text import duration, size
+from common.text import duration, size, visible
 from evals.tables import paper_figures as paper
 from evals.tables.breakdown import breakdown
 from evals.tables.results import MISSING, ResultTable, table_1, table_2
-from evals.tables.svg import picture
-from tasks.reporting import screening as report_screening
-from tasks.reporting.charts import Bars, Curve
+from evals.tables.svg import table_figure
+from tasks.reporting.blocks import (
+    LineChart,
+    Paragraph,
+    Pipeline,
+    Points,
+    ReportBlock,
+    ReportSection,
+    Samples,
+    TableFigure,
+)
 
-Row = dict[str, Any]
-Points = list[tuple[float, float]]
+Facts = Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Paragraph:
-    text: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The stages as boxes (label, second line) joined by arrows."""
-
-    boxes: tuple[tuple[str, str], ...]
-    arrows: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A finished `<svg>`, made of numbers and escaped names alone."""
-
-    svg: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    series: Mapping[str, Points]
-    y_label: str
-    log_y: bool = False
-    x_label: str = "step"
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Texts to read; `rows` have verdict, good, prompt, text and sometimes expected."""
-
-    title: str
-    rows: Sequence[Row]
-
-
-Block = Paragraph | Picture | Drawing | ResultTable | Chart | Bars | Curve | Samples
-
-
-@dataclass(frozen=True)
-class ReportSection:
-    title: str
-    blocks: tuple[Block, ...]
+LONGEST_OVERLAP = 160  # characters of an overlapping text
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """Which metrics make one chart. `names` is a pattern of whole names; `stages` empty: any stage."""
+    """Which metrics are in one chart. `names` is a pattern of whole metric names; `stages` empty: any stage."""
 
     title: str
     names: str
@@ -85,7 +48,7 @@ TRAINING = (
 )
 REINFORCEMENT = (
     _Plot("reward", "reward", "judge's reward", ("align",)),
-    _Plot("solve rate of what it sampled", "solve_rate", "share right"),
+    _Plot("solve rate of its samples", "solve_rate", "share right"),
     _Plot("judge's marks", "reward_(reason|answer|follow)", "1 to 5", ("align",)),
     _Plot("accuracy on the guard problems", "guard_accuracy", "share right"),
     _Plot("KL to the start", "kl", "nats per token", _REINFORCED),
@@ -103,71 +66,72 @@ REINFORCEMENT = (
 )
 
 
-def compose(found: Row) -> list[ReportSection]:
-    """The sections that have anything to say, from what `report_data.gather` found."""
+def compose(data: Facts) -> list[ReportSection]:
+    """The sections that have any content, from the data of `tasks.reporting.data.collect`."""
     sections = [
-        ReportSection("The run", tuple(_run(found))),
-        ReportSection("Results", tuple(_results(found["scores"]))),
-        ReportSection("Pretraining", (*_charts(found["curves"], TRAINING), *_counts(found["stages"], ("pretrain",)))),
+        ReportSection("The run", tuple(_run(data["stages"]))),
+        ReportSection("Results", tuple(_results(data["scores"]))),
+        ReportSection("Pretraining", (*_charts(data["curves"], TRAINING), *_counts(data["stages"], ("pretrain",)))),
         ReportSection(
             "Reinforcement and self-distillation",
             (
-                *_judge(found["stages"]),
-                *_calibrations(found["stages"]),
-                *_charts(found["curves"], REINFORCEMENT),
-                *_curricula(found["stages"]),
-                *_counts(found["stages"], ("align", "reason", "self_distill")),
+                *_judge(data["stages"]),
+                *_calibrations(data["stages"]),
+                *_charts(data["curves"], REINFORCEMENT),
+                *_curricula(data["stages"]),
+                *_counts(data["stages"], ("align", "reason", "self_distill")),
             ),
         ),
-        ReportSection("Distillation", tuple(_distillation(found["stages"]))),
-        ReportSection("Kept out of training", tuple(_kept_out(found["screening"]))),
-        ReportSection("Cost", tuple(_cost(found))),
-        ReportSection("Samples", tuple(Samples(group["title"], group["rows"]) for group in found["samples"])),
-        ReportSection("What is a stand-in", tuple(_stand_ins(found["stand_ins"]))),
-        ReportSection("Lineage", tuple(_lineage(found["lineage"]))),
+        ReportSection("Distillation", tuple(_distillation(data["stages"]))),
+        ReportSection("Kept out of training", tuple(_kept_out(data["screening"]))),
+        ReportSection("Cost", tuple(_cost(data["cost"], data["calls"]))),
+        ReportSection("Samples", tuple(Samples(group["title"], group["rows"]) for group in data["samples"])),
+        ReportSection("What is a stand-in", tuple(_stand_ins(data["stand_ins"]))),
+        ReportSection("Lineage", tuple(_lineage(data["lineage"]))),
     ]
     return [section for section in sections if section.blocks]
 
 
-def _run(found: Row) -> Iterator[Block]:
-    stages = found["stages"]
+def _run(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
     if not stages:
         return
     boxes = tuple((row["label"], _took(row["seconds"])) for row in stages)
-    yield Picture(boxes, tuple((source, row["label"]) for row in stages for source in row["reads"]))
+    yield Pipeline(boxes, tuple((source, row["label"]) for row in stages for source in row["reads"]))
     rows = tuple((row["label"], _took(row["seconds"]), ", ".join(row["artifacts"].values())) for row in stages)
-    yield ResultTable("What ran", ("Stage", "Time", "Artifacts"), rows, (), ())
+    yield ResultTable("What ran", ("Stage", "Time", "Artifacts"), rows)
 
 
-def _results(scores: Mapping[str, Row]) -> Iterator[Block]:
+def _results(scores: Mapping[str, Facts]) -> Iterator[ReportBlock]:
     if not scores:
         return
     first, second = paper_tables(scores)
     yield first
-    yield Drawing(picture(first))
+    yield TableFigure(table_figure(first))
     if "GSM8K" not in first.columns[1]:
         yield Paragraph(
             "The paper's column is GSM8K by its model of 371 million parameters. Ours is this run's model on held-out "
             "reasoning-gym problems: a stand-in that shows the pipeline at work, and not comparable with the paper's."
         )
-    names = list(dict.fromkeys(name for one in scores.values() for name in one["benchmarks"]))
+    names = list(dict.fromkeys(name for result in scores.values() for name in result["benchmarks"]))
     titles = {name: _title(scores, name) for name in names}
-    rows = tuple((titles[name], *(_cell(one["benchmarks"].get(name)) for one in scores.values())) for name in names)
-    yield ResultTable("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,), ())
+    rows = tuple(
+        (titles[name], *(_cell(result["benchmarks"].get(name)) for result in scores.values())) for name in names
+    )
+    yield ResultTable("Every benchmark after every stage", ("Benchmark", *scores), rows, (_HOW,))
     yield second
-    yield Drawing(picture(second))
+    yield TableFigure(table_figure(second))
     for name in _last_and_others(scores):
         for table in breakdown(scores[name]):
             yield replace(table, title=f"{name}: {table.title}")
 
 
-def paper_tables(scores: Mapping[str, Row]) -> tuple[ResultTable, ResultTable]:
+def paper_tables(scores: Mapping[str, Facts]) -> tuple[ResultTable, ResultTable]:
     """Table 1 over the stages; Table 2 of the last stage's model and of the models behind endpoints."""
     columns = {f"Ours ({name})" if name in paper.TABLE_1 else name: scores[name] for name in _last_and_others(scores)}
     return table_1(scores), table_2(columns)
 
 
-def _last_and_others(scores: Mapping[str, Row]) -> list[str]:
+def _last_and_others(scores: Mapping[str, Facts]) -> list[str]:
     stages = [name for name in scores if name in paper.TABLE_1]
     return [*stages[-1:], *(name for name in scores if name not in paper.TABLE_1)]
 
@@ -175,19 +139,19 @@ def _last_and_others(scores: Mapping[str, Row]) -> list[str]:
 _HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."
 
 
-def _title(scores: Mapping[str, Row], name: str) -> str:
-    one = next(one["benchmarks"][name] for one in scores.values() if name in one["benchmarks"])
-    return one["title"] + (" (stand-in)" if one.get("stand_in") else "")
+def _title(scores: Mapping[str, Facts], name: str) -> str:
+    score = next(result["benchmarks"][name] for result in scores.values() if name in result["benchmarks"])
+    return score["title"] + (" (stand-in)" if score.get("stand_in") else "")
 
 
-def _cell(score: Row | None) -> str:
+def _cell(score: Facts | None) -> str:
     if not score or score.get("accuracy") is None:
         return MISSING
     low, high = score["interval"]
     return f"{100 * score['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}] of {score['n']:,}"
 
 
-def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Sequence[_Plot]) -> Iterator[Chart]:
+def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Sequence[_Plot]) -> Iterator[LineChart]:
     for label, metrics in curves.items():
         for plot in plots:
             if plot.stages and label.partition(":")[0] not in plot.stages:
@@ -199,7 +163,7 @@ def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Seq
                 for source, points in by_source.items()
             }
             if any(len(points) > 1 for points in series.values()):
-                yield Chart(f"{label}: {plot.title}", series, plot.y_label)
+                yield LineChart(f"{label}: {plot.title}", series, plot.y_label)
 
 
 def _series(name: str, source: str, several: bool) -> str:
@@ -207,8 +171,8 @@ def _series(name: str, source: str, several: bool) -> str:
     return ", ".join([*parts, source]) if source else (parts or ["all"])[0]
 
 
-def _judge(stages: Sequence[Row]) -> Iterator[Paragraph]:
-    """How far the judge's marks can be believed."""
+def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
+    """A warning about each stand-in judge, with its measured AUC."""
     for row in stages:
         facts = row["facts"].get("checkpoint", {})
         judge, auc = facts.get("judge"), facts.get("calibration", {}).get("auc", {}).get("overall")
@@ -217,8 +181,8 @@ def _judge(stages: Sequence[Row]) -> Iterator[Paragraph]:
                 f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
             )
             yield Paragraph(
-                f"{row['label']}: the judge is {judge['model']}, a small stand-in{measured}. Its rewards are real "
-                "plumbing and a weak signal."
+                f"{row['label']}: the judge is {judge['model']}, a small stand-in{measured}. Its rewards exercise "
+                "the pipeline and are a weak signal."
             )
 
 
@@ -230,56 +194,56 @@ _CALIBRATED = (
     ("mark of wrong answers", "mean_wrong", "overall, 0 to 100"),
     ("spread", "spread", "standard deviation of the overall mark"),
     ("different marks", "distinct", ""),
-    ("bias by length", "length_bias", "points that words which say nothing add to a right answer"),
+    ("bias by length", "length_bias", "points that meaningless words add to a right answer"),
     ("bias by position", "position_bias", "points that the result at the front adds to a right answer"),
 )
 
 
-def _calibrations(stages: Sequence[Row]) -> Iterator[ResultTable]:
-    """The judge on answers of known quality, beside its rewards."""
+def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
+    """The judge's marks on answers of known quality."""
     for row in stages:
-        found = row["facts"].get("calibration")
-        if not found:
+        calibration = row["facts"].get("calibration")
+        if not calibration:
             continue
         rows = [(f"chance to mark right above wrong: {mark}", _value(auc), "0.5 is chance")
-                for mark, auc in found.get("auc", {}).items()]  # fmt: skip
-        rows += [(title, _value(found.get(name)), said) for title, name, said in _CALIBRATED if name in found]
-        asked = found.get("judge", {})
-        title = f"{row['label']}: the judge {asked.get('model', '')} measured, rubric {asked.get('rubric', '')}"
-        yield ResultTable(title, ("What", "Value", "Meaning"), tuple(rows), (), ())
+                for mark, auc in calibration.get("auc", {}).items()]  # fmt: skip
+        rows += [(title, _value(calibration[name]), note) for title, name, note in _CALIBRATED if name in calibration]
+        judge = calibration.get("judge", {})
+        title = f"{row['label']}: calibration of the judge {judge.get('model', '')}, rubric {judge.get('rubric', '')}"
+        yield ResultTable(title, ("What", "Value", "Meaning"), tuple(rows))
 
 
-def _curricula(stages: Sequence[Row]) -> Iterator[Chart]:
-    """The curriculum of §4.4: what a trace weighs, and what its kind weighs together, by how often it was solved."""
+def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:
+    """The curriculum of §4.4: by solve rate, the weight of a trace and the share of all weight."""
     for row in stages:
         rounds = row["facts"].get("checkpoint", {}).get("rounds", [])
         curriculum = rounds[-1].get("curriculum", []) if rounds else []
-        total = sum(one["total"] for one in curriculum)
+        total = sum(level["total"] for level in curriculum)
         if not total:
             continue
-        solved = [one for one in curriculum if one["traces"]]
+        solved = [level for level in curriculum if level["traces"]]
         series = {
-            "weight of a trace": [(one["solve_rate"], one["weight"]) for one in solved],
-            "share of all weight": [(one["solve_rate"], one["total"] / total) for one in solved],
+            "weight of a trace": [(level["solve_rate"], level["weight"]) for level in solved],
+            "share of all weight": [(level["solve_rate"], level["total"] / total) for level in solved],
         }
-        yield Chart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
+        yield LineChart(f"{row['label']}: weight by solve rate", series, "weight", x_label="solve rate of the problem")
 
 
-def _counts(stages: Sequence[Row], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
-    """What each stage wrote of itself in its checkpoint's manifest, as far as it is numbers."""
+def _counts(stages: Sequence[Facts], chosen: tuple[str, ...]) -> Iterator[ResultTable]:
+    """The numbers in the manifest of each stage's checkpoint."""
     for row in stages:
         if row["stage"] in chosen:
             counts = tuple(_numbers(row["facts"].get("checkpoint", {})))
             if counts:
-                yield ResultTable(f"{row['label']}: as counted", ("What", "Value"), counts, (), ())
+                yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
 
 
 def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """The numbers of nested facts, with the path to each as its name; in a list, those of its last member."""
+    """The numbers of nested facts, with the path to each as its name; of a list, those of its last member."""
     for name, value in facts.items():
         path = f"{before}{_words(name)}"
         if name == "curriculum":
-            continue  # it is drawn
+            continue  # it is a chart
         if isinstance(value, list) and value and isinstance(value[-1], dict):
             value, path = value[-1], f"{path}, last"
         if isinstance(value, dict):
@@ -288,90 +252,119 @@ def _numbers(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
             yield path, _number(value)
 
 
-def _distillation(stages: Sequence[Row]) -> Iterator[Block]:
+def _distillation(stages: Sequence[Facts]) -> Iterator[ReportBlock]:
     for row in stages:
         facts = row["facts"].get("documents")
         if facts is None:
             continue
         counts = tuple(_numbers({name: value for name, value in facts.items() if not isinstance(value, dict)}))
         if counts:
-            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts, (), ())
+            yield ResultTable(f"{row['label']}: counts", ("What", "Value"), counts)
         if teachers := facts.get("teachers"):
             names = ("model", "up_to", "asked", "kept", "tokens_in", "tokens_out")
-            rows = tuple((name, *(_value(told.get(key)) for key in names)) for name, told in teachers.items())
-            yield ResultTable(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows, (), ())
+            rows = tuple((name, *(_value(teacher.get(key)) for key in names)) for name, teacher in teachers.items())
+            yield ResultTable(f"{row['label']}: teachers", ("Teacher", *map(_words, names)), rows)
         if rejected := facts.get("rejected"):
             rows = tuple((_words(reason), _number(count)) for reason, count in sorted(rejected.items()))
-            yield ResultTable(f"{row['label']}: refused, by reason", ("Reason", "Replies"), rows, (), ())
+            yield ResultTable(f"{row['label']}: rejected, by reason", ("Reason", "Replies"), rows)
 
 
-def _kept_out(found: Row) -> Iterator[Block]:
-    yield from report_screening.tables(found)
-    if rows := report_screening.samples(found):
-        yield Samples("What overlapped a benchmark", rows)
-
-
-def _cost(found: Row) -> Iterator[Block]:
-    total = found["cost"]
-    said = [f"{total['calls']:,} calls to endpoints"]
-    if "tokens_in" in total and "tokens_out" in total:
-        said.append(f"{total['tokens_in']:,} tokens in and {total['tokens_out']:,} out")
-    if "dollars" in total:
-        said.append(f"{total['dollars']:.2f} dollars")
-    if "seconds" in total:
-        said.append(f"{_took(total['seconds'])} of work")
-    if "peak_bytes" in total:
-        said.append(f"at most {size(total['peak_bytes'])} of memory in one process")
-    yield Paragraph(", ".join(said) + ".")
-    if found["calls"]:
-        columns = (
-            "Stage",
-            "Endpoint",
-            "For",
-            "Calls",
-            "Cached",
-            "Failed",
-            "Tokens in",
-            "Tokens out",
-            "Dollars",
-            "Latency",
+def _kept_out(screening: Facts) -> Iterator[ReportBlock]:
+    """Questions held out, overlaps with them and copies; nothing where no text was screened."""
+    questions, overlaps = screening["questions"], screening["overlaps"]
+    if questions:
+        notes = (
+            f"{questions['too_short']:,} of {questions['questions']:,} questions are shorter than five words and "
+            f"{questions['boilerplate']:,} hold nothing but their benchmark's boilerplate: those are not searched for.",
+            "A text overlaps a question that shares thirteen words in a row with it, or holds the whole of a shorter "
+            "one; it is left out of training.",
         )
+        labels = tuple(overlaps)
+        names = sorted({*questions["benchmarks"], *(name for counts in overlaps.values() for name in counts)})
         rows = tuple(
             (
-                row["label"],
-                f"{row['endpoint'] or MISSING} ({row['model'] or MISSING})",
-                row["purpose"] or MISSING,
-                *(_number(row[name]) for name in ("calls", "cached", "failed", "tokens_in", "tokens_out")),
-                MISSING if row["dollars"] is None else f"{row['dollars']:.2f}",
-                MISSING if row["mean_latency_s"] is None else f"{row['mean_latency_s']:.2f} s",
+                name,
+                _count(questions["benchmarks"].get(name)),
+                *(_count(overlaps[label].get(name, 0)) for label in labels),
             )
-            for row in found["calls"]
+            for name in names
         )
-        yield ResultTable(
-            "Calls", columns, rows, ("A call is one attempt; a cached one was answered from the ledger.",), ()
-        )
+        columns = ("Benchmark", "Questions", *(f"Overlaps in {label}" for label in labels))
+        yield ResultTable("Held-out questions", columns, rows, notes)
+    if any(any(counts.values()) for counts in screening["copies"].values()):
+        rows = tuple((label, *map(_count, counts.values())) for label, counts in screening["copies"].items())
+        columns = ("Source", "Exact copies", "Near copies", "Exact, of another source", "Near, of another source")
+        yield ResultTable("Copies left out", columns, rows)
+    if screening["hits"]:
+        yield Samples("What overlapped a benchmark", [_overlap(hit) for hit in screening["hits"]])
 
 
-def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[Block]:
+def _overlap(hit: Facts) -> dict[str, Any]:
+    """One overlap as a text to read: the words in common, and the beginning of the text that was left out."""
+    share = f", {100 * hit['share']:.0f} % of it" if "share" in hit else ""
+    verdict = f"{hit['label']}: {hit['benchmark']} {hit['example']}{share}"
+    return {
+        "verdict": visible(verdict, LONGEST_OVERLAP),
+        "good": False,
+        "prompt": visible(hit["words"], LONGEST_OVERLAP),
+        "text": visible(hit.get("begins") or "(not kept)", LONGEST_OVERLAP),
+    }
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
+    parts = [f"{total['calls']:,} calls to endpoints"]
+    if "tokens_in" in total and "tokens_out" in total:
+        parts.append(f"{total['tokens_in']:,} tokens in and {total['tokens_out']:,} out")
+    if "dollars" in total:
+        parts.append(f"{total['dollars']:.2f} dollars")
+    if "seconds" in total:
+        parts.append(f"{_took(total['seconds'])} of work")
+    if "peak_bytes" in total:
+        parts.append(f"at most {size(total['peak_bytes'])} of memory in one process")
+    yield Paragraph(", ".join(parts) + ".")
+    if not calls:
+        return
+    titles = ["Stage", "Endpoint", "For", "Calls", "Cached", "Failed", "Tokens in", "Tokens out", "Dollars", "Latency"]
+    rows = tuple(
+        (
+            row["label"],
+            f"{row['endpoint'] or MISSING} ({row['model'] or MISSING})",
+            row["purpose"] or MISSING,
+            *(_number(row[name]) for name in ("calls", "cached", "failed", "tokens_in", "tokens_out")),
+            MISSING if row["dollars"] is None else f"{row['dollars']:.2f}",
+            MISSING if row["mean_latency_s"] is None else f"{row['mean_latency_s']:.2f} s",
+        )
+        for row in calls
+    )
+    yield ResultTable(
+        "Calls", tuple(titles), rows, ("A call is one attempt; a cached one was answered from the ledger.",)
+    )
+
+
+def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[ReportBlock]:
     if notes:
         by_note: dict[str, list[str]] = {}
         for note in notes:
             by_note.setdefault(note["note"], []).append(note["label"])
         rows = tuple((", ".join(labels), note) for note, labels in by_note.items())
-        yield ResultTable("Not the real thing", ("Stage", "What stands in for what"), rows, (), ())
+        yield ResultTable("Stand-ins", ("Stage", "What stands in for what"), rows)
 
 
-def _lineage(rows: Sequence[Row]) -> Iterator[Block]:
+def _lineage(rows: Sequence[Facts]) -> Iterator[ReportBlock]:
     shown = tuple(
         (row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, _code(row["commit"])) for row in rows
     )
     if shown:
-        note = "`nautile show ID` tells everything about an artifact, `nautile lineage ID` all that it was made from."
-        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,), ())
+        note = "`nautile show ID` prints all about an artifact, `nautile lineage ID` everything that it was made from."
+        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,))
 
 
 def _code(commit: str | None) -> str:
-    """The commit in short, with the mark of a tree that differed from it."""
+    """The short commit, marked `-dirty` if the working tree differed from it."""
     return MISSING if commit is None else commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
 
 

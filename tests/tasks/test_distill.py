@@ -90,7 +90,7 @@ def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tm
     assert facts(tmp_path, "documents")["prompts"] == 24
 
 
-def test_the_data_card_tells_what_there_is(job, tmp_path):
+def test_the_data_card_describes_the_documents(job, tmp_path):
     replies = iter(["no json", json.dumps({"reasoning": "We are asked for it.", "answer": "<script>x</script> ok"})])
     with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body), per_million=(1.0, 2.0)) as server:
         prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0, "concurrency": 1}

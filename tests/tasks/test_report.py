@@ -10,11 +10,20 @@ from markdown_it import MarkdownIt
 from configs.load import load
 from evals.tables.results import MISSING, ResultTable
 from store.artifacts import Store
-from tasks.reporting.charts import MOST_POINTS, line_chart, pipeline_picture, thinned
-from tasks.reporting.data import Input, gather, scores
+from tasks.reporting.blocks import (
+    BarChart,
+    LineChart,
+    Paragraph,
+    Pipeline,
+    ReportSection,
+    Samples,
+    TableFigure,
+    TimeChart,
+)
+from tasks.reporting.charts import MOST_POINTS, line_chart, svg, thinned
+from tasks.reporting.data import Input, collect, scores, screening
 from tasks.reporting.render import html_page, markdown
-from tasks.reporting.screening import screening, tables
-from tasks.reporting.sections import Chart, Paragraph, ReportSection, Samples, compose
+from tasks.reporting.sections import compose
 from tests.support.toy_chain import make_all
 from tests.support.toy_stages import HOSTILE, TOY
 
@@ -39,6 +48,12 @@ def page(folder):
 @pytest.fixture(scope="module")
 def data(folder):
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+_EMPTY = {
+    "stages": [], "scores": {}, "curves": {}, "calls": [], "cost": {"calls": 0}, "screening": screening([]),
+    "samples": [], "stand_ins": [], "lineage": [],
+}  # fmt: skip
 
 
 class Walk(HTMLParser):
@@ -134,17 +149,17 @@ def test_distillation_counts_and_refusals_are_shown(data):
         block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
     }
     assert tables["distill: counts"].rows == (("documents", "1"), ("prompts", "4"))
-    assert tables["distill: refused, by reason"].rows == (("copied", "1"), ("too short", "2"))
+    assert tables["distill: rejected, by reason"].rows == (("copied", "1"), ("too short", "2"))
     assert tables["distill: teachers"].rows == (("local", "toy", "1", "4", "1", "30", "60"),)
     written = next(group for group in data["samples"] if group["title"] == "distill: what the teacher wrote")
-    assert [row["verdict"] for row in written["rows"]] == ["kept", "refused: too_short"]
+    assert [row["verdict"] for row in written["rows"]] == ["kept", "rejected: too_short"]
 
 
 def test_what_a_stage_counted_is_shown_as_far_as_it_is_numbers(data):
     tables = {
         block.title: block for section in compose(data) for block in section.blocks if isinstance(block, ResultTable)
     }
-    assert tables["align: as counted"].rows == (
+    assert tables["align: counts"].rows == (
         ("calibration: auc: overall", "0.57"),
         ("rounds, last: traces", "5"),
         ("steps", "20"),
@@ -163,13 +178,15 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
         {**data["stages"][0], "label": "sd", "facts": {"checkpoint": {"rounds": [{"curriculum": curriculum}]}}},
     ]
     blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
-    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: the judge toy measured")]
+    (table,) = [
+        b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: calibration of the judge toy")
+    ]
     assert [row[:2] for row in table.rows] == [
         ("chance to mark right above wrong: overall", "0.57"),
         ("answers marked", "8"),
         ("bias by length", MISSING),
     ]
-    (chart,) = [b for b in blocks if isinstance(b, Chart) and b.title == "sd: weight by solve rate"]
+    (chart,) = [b for b in blocks if isinstance(b, LineChart) and b.title == "sd: weight by solve rate"]
     assert chart.x_label == "solve rate of the problem"
     assert chart.series["weight of a trace"] == [(0.25, 0.75), (0.5, 0.5)]
     assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
@@ -184,7 +201,7 @@ def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
 def test_what_was_not_measured_is_left_out(chain):
     store, made = chain
     only = [Input("ingest:wikipedia", store.get(made["ingest:wikipedia"]["tokens"]))]
-    sections = compose(gather(store, only, samples=4))
+    sections = compose(collect(store, only, samples=4))
     assert [section.title for section in sections] == [
         "The run",
         "Kept out of training",
@@ -206,9 +223,8 @@ def test_an_evaluation_without_scores_is_no_row(chain, tmp_path):
 
 def test_a_chart_with_one_point_or_none_is_not_drawn():
     curves = {"pretrain": {"loss": {"": [[1, 8.0]]}}, "reason": {"kl": {"": [[1, 0.1], [2, 0.2]]}}}
-    found = {"stages": [], "scores": {}, "curves": curves, "calls": [], "cost": {"calls": 0}}
-    sections = compose(found | {"screening": screening([]), "samples": [], "stand_ins": [], "lineage": []})
-    charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    sections = compose({**_EMPTY, "curves": curves})
+    charts = [block for section in sections for block in section.blocks if isinstance(block, LineChart)]
     assert [chart.title for chart in charts] == ["reason: KL to the start"]
 
 
@@ -225,6 +241,34 @@ def test_figures_are_the_same_bytes_for_the_same_numbers_and_keep_their_identifi
     assert not identifiers(first) & identifiers(other)
 
 
+BARS = {"one <b>": {"a<b": 3, "$1$": 2}, "two": {"a<b": 1}}
+FIGURES = (
+    LineChart("lines <i>", {"a": [(0.0, 1.0), (1.0, 2.0)], "b": []}, "nats"),
+    BarChart("bars <i>", BARS, ("a<b", "$1$"), "", "prompts"),
+    BarChart("histogram <i>", {"n": {"0.00": 1, "0.50": 2}}, ("0.00", "0.50"), "x", "n", 0.5, ((0.5, "up to <b>"),)),
+    TimeChart("cost <i>", ((1e9, 1.0), (1e9 + 200, 2.0)), "dollars"),
+    Pipeline((("a <i>", "1 s"), ("b", "")), (("a <i>", "b"),)),
+)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: type(figure).__name__)
+def test_every_figure_is_the_same_bytes_and_escapes_its_texts(figure):
+    first = svg(figure)
+    assert first == svg(figure)
+    texts = {node.text for node in ElementTree.fromstring(first).iter() if node.tag.endswith("text")}
+    assert any("<" in (text or "") for text in texts), "what was escaped reads as it was written"
+    assert "<i>" not in first
+    assert "<b>" not in first
+    if figure.__class__ is BarChart and not figure.bin_width:
+        assert "$1$" in texts, "a dollar sign starts no mathematics"
+
+
+def test_a_finished_figure_stays_as_it_is():
+    assert svg(TableFigure("<svg/>")) == "<svg/>"
+    with pytest.raises(TypeError, match="Paragraph is not a figure"):
+        svg(Paragraph("x"))
+
+
 def test_long_curves_are_averaged_not_sampled():
     points = [(float(i), float(i % 2)) for i in range(10_000)]
     few = thinned(points)
@@ -235,12 +279,10 @@ def test_long_curves_are_averaged_not_sampled():
 
 def test_the_picture_puts_readers_to_the_right_and_escapes_labels():
     boxes = [("a<b", "1 s"), ("c", ""), ("d", "")]
-    svg = pipeline_picture(boxes, [("a<b", "c"), ("c", "d"), ("a<b", "d")])
-    root = ElementTree.fromstring(svg)
-    lefts = [int(rect.get("x")) for rect in root.iter("rect")]
-    assert lefts == sorted(lefts)
-    assert len(set(lefts)) == 3
-    assert next(root.iter("text")).text == "a<b"
+    picture = svg(Pipeline(tuple(boxes), (("a<b", "c"), ("c", "d"), ("a<b", "d"))))
+    texts = [node for node in ElementTree.fromstring(picture).iter() if node.tag.endswith("}text")]
+    lefts = {node.text: float(node.get("x")) for node in texts}
+    assert lefts["a<b"] < lefts["c"] < lefts["d"]
 
 
 def test_rendering_escapes_titles_and_paragraphs():
@@ -252,14 +294,15 @@ def test_rendering_escapes_titles_and_paragraphs():
     assert "````\np\n→\n```x```\n````" in markdown("t", "u", sections)
 
 
-def test_what_was_kept_out_of_training_is_told_by_benchmark_and_example(data, folder):
+def test_what_was_kept_out_of_training_is_listed_by_benchmark_and_example(data, folder):
     found = data["screening"]
     assert found["questions"] == {"questions": 1, "benchmarks": {"arc": 1}, "too_short": 1, "boilerplate": 0}
     assert found["overlaps"] == {"ingest:wikipedia": {"arc": 2}, "ingest:synth": {"arc": 2}}
     assert found["copies"]["ingest:synth"]["duplicate"] == 3
-    assert "distill" not in found["copies"]  # nothing was told of it: absent, not zero
+    assert "distill" not in found["copies"]  # it was not searched: absent, not zero
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "Kept out of training" in text
+    assert "a question that shares thirteen words in a row" in text
     assert "| arc | 1 | 2 | 2 |" in text
     assert "arc 7, 50 % of it" in text
     assert "why is the sea" in text
@@ -282,4 +325,5 @@ def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
         ("distill", "arc", "3"),
     ]
     assert found["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}
-    assert list(tables(screening([]))) == []
+    sections = compose({**_EMPTY, "screening": screening([])})
+    assert "Kept out of training" not in [section.title for section in sections]

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from evals.scoring.scores import summarise
 from evals.tables.breakdown import breakdown
 from evals.tables.results import table_1, table_2
-from evals.tables.svg import picture
+from evals.tables.svg import table_figure
 
 KEPT = [
     {"instruction": "a:x", "strict": True, "lenient": True},
@@ -59,12 +59,12 @@ def test_subjects_and_instruction_types_have_rows_of_their_own():
 def test_the_pictures_hold_every_figure_and_are_the_same_bytes():
     scores = summarise(rows(), "m", {})
     for table in (table_2({"<ours>": scores}), table_2({}), table_1({"pretrain": scores}, "mmlu")):
-        svg = picture(table)
-        assert svg == picture(table)
+        svg = table_figure(table)
+        assert svg == table_figure(table)
         titles = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("title")]
         assert len(titles) >= 4
     measured = [title for title in titles if title.startswith("ours: ")]
     assert measured == ["ours: 36.4 [15.2, 64.6]"]
-    two = picture(table_2({"<ours>": scores}))
+    two = table_figure(table_2({"<ours>": scores}))
     assert "&lt;ours&gt;: 36.4" in two
     assert two.count("<path") > 12 * 5

@@ -1,0 +1,49 @@
+"""Figures as inline SVG, drawn by matplotlib: the same bytes for the same numbers, and every text escaped."""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
+PIXEL = 1 / 96  # inches, of which matplotlib's sizes are made
+# `parse_math` off: a dollar sign in a label is a dollar sign.
+_STYLE = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
+
+
+def draw(
+    title: str,
+    size: tuple[float, float],
+    paint: Callable[[Any], None],
+    css_class: str = "",
+    tooltips: Mapping[str, str] | None = None,
+) -> str:
+    """An `<svg>` of `size` inches. `paint` is given its empty `matplotlib.figure.Figure`.
+
+    `title` names the figure for screen readers and keeps its identifiers apart from those of other figures in a page.
+    `tooltips`: a text by the gid of the artist that it belongs to.
+    """
+    # On first use only: the import takes half a second, and every command imports the stages that draw. It also reads
+    # MPLCONFIGDIR, which the child process has in its environment.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": title, **_STYLE}):
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    for gid, tooltip in (tooltips or {}).items():
+        svg = svg.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{escape(tooltip)}</title>', 1)
+    return _inline(svg, title, css_class)
+
+
+def _inline(svg: str, title: str, css_class: str) -> str:
+    """Without the XML prolog and metadata, labelled, and with identifiers prefixed by the title."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    prefix = re.sub(r"\W+", "", title.lower()) or "figure"
+    svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", svg)
+    return svg.replace("<svg ", f'<svg class="{css_class}" role="img" aria-label="{escape(title)}" ', 1)

@@ -1,0 +1,82 @@
+"""Blocks of a report or data card: what a section can contain besides `evals.tables.results.ResultTable`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evals.tables.results import ResultTable
+
+Points = Sequence[tuple[float, float]]  # (x, y)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The steps of a run as boxes (label, second line) joined by arrows (from, to)."""
+
+    boxes: tuple[tuple[str, str], ...]
+    arrows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class TableFigure:
+    """A table of results as a figure: a finished `<svg>` of `evals.tables.svg`."""
+
+    svg: str
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Values over steps, a line for each name in `series`."""
+
+    title: str
+    series: Mapping[str, Points]
+    y_label: str
+    x_label: str = "step"
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Counts: `series` maps a name to counts by label, `order` has the labels.
+
+    `bin_width` above 0: the labels are numbers, the lower edges of bins on a scale; `lines` are marked positions on
+    that scale, each with a label.
+    """
+
+    title: str
+    series: Mapping[str, Mapping[str, float]]
+    order: tuple[str, ...]
+    x_label: str
+    y_label: str
+    bin_width: float = 0.0
+    lines: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class TimeChart:
+    """One value over time; `points` are (seconds since the epoch, value)."""
+
+    title: str
+    points: tuple[tuple[float, float], ...]
+    y_label: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts to read. Rows have `verdict`, `good`, `prompt`, `text` and sometimes `expected`."""
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+ReportBlock = Paragraph | Pipeline | TableFigure | ResultTable | LineChart | BarChart | TimeChart | Samples
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    title: str
+    blocks: tuple[ReportBlock, ...]
