@@ -184,7 +184,7 @@ def questions(catalog: Catalog) -> dict[str, Callable[[], Any]]:
         "texts, searched": lambda: queries.texts(catalog, of["reason"], "rollouts", search="77 + 77"),
         "calls": lambda: queries.calls(catalog, of["distill"]),
         "call_statuses": lambda: queries.call_statuses(catalog, of["distill"]),
-        "made": lambda: queries.made(catalog, every),
+        "made": lambda: queries.artifacts_of(catalog, every),
         "evaluations": lambda: queries.evaluations(catalog),
         "artifacts": lambda: queries.artifacts(catalog),
         "sizes": lambda: queries.sizes(catalog),

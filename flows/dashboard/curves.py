@@ -99,7 +99,7 @@ def _chart_settings(page: str, default: float) -> tuple[float, bool]:
 
 def _warn_of_stand_in_judge(executions: list[str]) -> None:
     """Name the stand-in if one was the judge, and how well its scores separate right from wrong answers."""
-    for row in shared.ask(queries.made, executions):
+    for row in shared.ask(queries.artifacts_of, executions):
         facts = json.loads(row["facts"])
         judge = facts.get("judge") or {}
         if row["kind"] == "checkpoint" and judge.get("stand_in"):

@@ -32,7 +32,7 @@ def page(chosen: ChosenRun | None) -> None:
 
 def _manifest(executions: list[str]) -> dict[str, Any]:
     """Facts and configuration of the newest published documents of these executions; empty if there are none yet."""
-    rows = [row for row in shared.ask(queries.made, executions) if row["kind"] == "documents"]
+    rows = [row for row in shared.ask(queries.artifacts_of, executions) if row["kind"] == "documents"]
     return {name: json.loads(rows[-1][name]) for name in ("facts", "config")} if rows else {}
 
 

@@ -117,10 +117,10 @@ def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
     # Evaluations are spaced evenly in their order: on a time scale those of one run would overlap.
     table["when"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M:%S")
     times = list(dict.fromkeys(table["when"]))
-    made = alt.X("when:O", sort=times, title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    time_axis = alt.X("when:O", sort=times, title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
     colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
-    base = alt.Chart(table).encode(x=made, color=colors)
+    base = alt.Chart(table).encode(x=time_axis, color=colors)
     bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q")
     tooltip = [
         alt.Tooltip(f"{name}:{kind}", **{"format": form} if form else {})

@@ -71,17 +71,17 @@ def graph(rows: Sequence[CatalogRow], every_edge: bool = True) -> str:
         label = _quote(f"{kind} · {row['stage']}{calls}\n{name}")
         lines.append(f"{_quote(row['id'])} [label={label}{style}]")
     edges = {(row["id"], row["made"], row["name"]) for row in rows if row["made"]}
-    for read, made, name in sorted(edges if every_edge else _transitive_reduction(edges)):
+    for source, target, name in sorted(edges if every_edge else _transitive_reduction(edges)):
         label = f" [label={_quote(name)}, fontsize=10]" if every_edge else ""
-        lines.append(f"{_quote(read)} -> {_quote(made)}{label}")
+        lines.append(f"{_quote(source)} -> {_quote(target)}{label}")
     return "\n".join([*lines, "}"])
 
 
 def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
     """The edges (input, output, name) whose ends are not joined by a longer path as well."""
     after: dict[str, set[str]] = {}
-    for read, made, _ in edges:
-        after.setdefault(read, set()).add(made)
+    for source, target, _ in edges:
+        after.setdefault(source, set()).add(target)
     reached: dict[str, set[str]] = {}
 
     def reach(node: str) -> set[str]:
@@ -90,10 +90,10 @@ def _transitive_reduction(edges: set[tuple[str, str, str]]) -> set[tuple[str, st
             reached[node] = {far for near in after.get(node, ()) for far in (near, *reach(near))}
         return reached[node]
 
-    def implied(read: str, made: str) -> bool:
-        return any(made in reach(near) for near in after[read] if near not in (made, read))
+    def implied(source: str, target: str) -> bool:
+        return any(target in reach(near) for near in after[source] if near not in (target, source))
 
-    return {(read, made, "") for read, made, _ in edges if not implied(read, made)}
+    return {(source, target, "") for source, target, _ in edges if not implied(source, target)}
 
 
 def _quote(text: str) -> str:

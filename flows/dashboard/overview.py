@@ -48,7 +48,7 @@ _COLUMNS = {
 
 def _stand_ins(chosen: shared.ChosenRun) -> list[str]:
     """The stand-ins for sources, teachers and benchmarks of the paper that the run's artifacts name."""
-    artifacts = shared.ask(queries.made, chosen.executions())
+    artifacts = shared.ask(queries.artifacts_of, chosen.executions())
     stand_ins = [json.loads(row["facts"]).get("stand_in") for row in artifacts]
     return list(dict.fromkeys(text for text in stand_ins if isinstance(text, str)))
 

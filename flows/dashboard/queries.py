@@ -52,7 +52,7 @@ SELECT "set", count(*) AS texts FROM samples WHERE list_contains(?, execution) G
 """
 _TEXTS = """
 WITH source AS ({source})
-SELECT "index", fields, count(*) OVER () AS found FROM source
+SELECT "index", fields, count(*) OVER () AS total FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
 _SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
@@ -154,7 +154,7 @@ def _page(
 ) -> tuple[int, list[CatalogRow]]:
     sql = _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
     rows = catalog.query(sql, [*parameters, search, search, PAGE, page * PAGE])
-    return (rows[0]["found"] if rows else 0), rows
+    return (rows[0]["total"] if rows else 0), rows
 
 
 def calls(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
@@ -175,7 +175,7 @@ def sizes(catalog: Catalog) -> list[CatalogRow]:
     return catalog.query(_SIZES)
 
 
-def made(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
+def artifacts_of(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
     """The artifacts of these executions, oldest first, with facts and configuration as JSON."""
     return catalog.query(_MADE, [list(executions)])
 

@@ -126,7 +126,7 @@ def _sets(execution: str) -> dict[str, str]:
 def _files(execution: str) -> dict[str, Path]:
     """The JSON Lines files in the artifacts of an execution; links are not followed."""
     files: dict[str, Path] = {}
-    for row in shared.ask(queries.made, [execution]):
+    for row in shared.ask(queries.artifacts_of, [execution]):
         if row["kind"] in KINDS:
             try:
                 folder = shared.store().get(row["id"]).path

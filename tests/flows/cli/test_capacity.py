@@ -1,4 +1,4 @@
-"""`nautile plan`: a small model's real step compiled for a TPU slice that is not here, told and kept as an artifact."""
+"""`nautile plan`: a small model's training step compiled for absent TPUs, and the plan as an artifact."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def nautile(tmp_path, monkeypatch, capfd):
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # seven compilations for the largest batch: 155 s of processor time
-def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
+def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     code, out, err = nautile("--topology", "v4:2x2x1", "--json")
     assert code == 0, err
     plan = json.loads(out)
@@ -51,7 +51,7 @@ def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
     assert plan["steps"] == 100 + 750
     [artifact] = Store(tmp_path / "store").list("plan")
     assert artifact.manifest["facts"]["advice"] == "it fits"
-    code, out, _ = nautile("--topology", "v4:2x2x1")  # asked before: found again
+    code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
     assert code == 0
     assert "It fits" in out
     assert "Reckoned, not measured: at a utilisation of 40%" in out
@@ -59,21 +59,21 @@ def test_a_step_for_a_slice_that_is_not_here(nautile, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--topology", "v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
         (["--topology", "local"], "pretrain.fsdp 4 does not divide the 1 devices"),
         (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(nautile, options, said):
+def test_bad_input_is_one_message_and_exit_code_2(nautile, options, message):
     code, out, err = nautile(*options)
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in out + err
 
 
-def test_here_only_memory_is_told(nautile):
+def test_on_this_machine_only_memory_is_estimated(nautile):
     code, out, err = nautile("--topology", "local", "--fsdp", "1", "--json")
     assert code == 0, err
     plan = json.loads(out)

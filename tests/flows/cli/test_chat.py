@@ -1,4 +1,4 @@
-"""`nautile chat`, `export` and `import` over a real, if untrained, checkpoint."""
+"""`nautile chat`, `export` and `import` with a small random checkpoint."""
 
 import io
 import json
@@ -25,7 +25,7 @@ MODEL = tiny_config(vocabulary=TOKENIZER.vocabulary)
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     params = jax.jit(initialise, static_argnums=0)(MODEL, 0)
-    # Sharper logits than at the start, so that greedy and drawn replies differ.
+    # Scaled up so that greedy and sampled replies differ.
     save_weights(folder, jax.tree.map(lambda leaf: leaf * 1.5, params), MODEL, TOKENIZER)
     return folder
 
@@ -34,10 +34,10 @@ def checkpoint(tmp_path_factory):
 def nautile(tmp_path, monkeypatch, capsys):
     """Run a command over an empty store; returns exit code, standard output, standard error."""
 
-    def call(*arguments, asked=""):
+    def call(*arguments, stdin=""):
         monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
         monkeypatch.setattr(sys, "argv", ["nautile", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(asked))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as ending:
             cli.main()
         out, err = capsys.readouterr()
@@ -53,10 +53,10 @@ def reply(nautile, checkpoint, *options, prompt="2 + 2"):
 
 
 def test_the_seed_fixes_a_reply(nautile, checkpoint):
-    one, same, other = (reply(nautile, checkpoint, "--seed", seed) for seed in (1, 1, 2))
-    assert one["thinking"] == same["thinking"] != other["thinking"]
-    assert 1 <= one["tokens"] <= 24
-    assert one["finished"] == (one["tokens"] < 24)
+    first, same, other = (reply(nautile, checkpoint, "--seed", seed) for seed in (1, 1, 2))
+    assert first["thinking"] == same["thinking"] != other["thinking"]
+    assert 1 <= first["tokens"] <= 24
+    assert first["finished"] == (first["tokens"] < 24)
 
 
 def test_a_thinking_budget_brings_an_answer(nautile, checkpoint):
@@ -66,7 +66,7 @@ def test_a_thinking_budget_brings_an_answer(nautile, checkpoint):
     assert budgeted["tokens"] > 5
 
 
-def test_what_is_written_as_it_comes_is_the_reply(nautile, checkpoint):
+def test_the_streamed_text_is_the_reply(nautile, checkpoint):
     options = ("--thinking-budget", 6)
     whole = reply(nautile, checkpoint, *options)
     code, out, _ = nautile("chat", checkpoint, "--prompt", "2 + 2", "--max-tokens", 24, *options)
@@ -77,16 +77,16 @@ def test_what_is_written_as_it_comes_is_the_reply(nautile, checkpoint):
     assert 0 < len(answer.strip()) < len(out.strip())
 
 
-def test_questions_are_read_until_they_end(nautile, checkpoint):
-    """An over-long one is refused by itself, and the next is answered."""
-    code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, asked=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
+def test_questions_are_read_until_standard_input_ends(nautile, checkpoint):
+    """A question that is too long is refused, and the next one is answered."""
+    code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
     assert code == 0
     assert out.count("tokens long in the chat template, and there is room for 56") == 1
     assert len([line for line in out.splitlines() if line.strip()]) >= 3
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["nothing"], "no artifact 'nothing'"),
         ([], "no checkpoint in"),
@@ -97,21 +97,21 @@ def test_questions_are_read_until_they_end(nautile, checkpoint):
         (["CHECKPOINT", "--json"], "--json needs --prompt"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(nautile, checkpoint, options, said):
+def test_bad_input_is_one_message_and_exit_code_2(nautile, checkpoint, options, message):
     code, out, err = nautile("chat", *(checkpoint if option == "CHECKPOINT" else option for option in options))
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in out + err
 
 
-def test_an_export_reads_back_bit_for_bit_and_talks(nautile, checkpoint, tmp_path):
+def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_path):
     code, out, err = nautile("export", checkpoint, tmp_path / "out", "--json")
     assert code == 0, err
     names = {path.rsplit("/", 1)[-1] for path in json.loads(out)}
     assert names == {"weights.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"}
-    one, other = load_weights(checkpoint), load_weights(tmp_path / "out")
-    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
-    assert one[1:] == other[1:]
+    original, exported = load_weights(checkpoint), load_weights(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, original[0], exported[0])
+    assert original[1:] == exported[1:]
     assert reply(nautile, tmp_path / "out")["thinking"] == reply(nautile, checkpoint)["thinking"]
     code, _, err = nautile("export", checkpoint, tmp_path / "out")
     assert (code, "already holds something" in err) == (2, True)
@@ -119,8 +119,8 @@ def test_an_export_reads_back_bit_for_bit_and_talks(nautile, checkpoint, tmp_pat
 
 def test_the_authors_weights_become_a_checkpoint(nautile, tmp_path):
     rng = np.random.default_rng(0)
-    theirs = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in author_shapes(MODEL)}
-    save_file(theirs, tmp_path / "theirs.safetensors")
+    weights = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in author_shapes(MODEL)}
+    save_file(weights, tmp_path / "theirs.safetensors")
     (tmp_path / "small.toml").write_text(small_config(), encoding="utf-8")
     options = (tmp_path / "theirs.safetensors", tmp_path / "ours", "--config", tmp_path / "small.toml")
     code, _, err = nautile("import", *options)

@@ -1,4 +1,4 @@
-"""`nautile compare`: two evaluations by id or by folder, for people and as JSON, and what it refuses."""
+"""`nautile compare`: two evaluations by folder, as text and as JSON, and what it refuses."""
 
 import io
 import json
@@ -17,7 +17,7 @@ ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for
 
 
 def evaluation(folder, name, right):
-    """A folder of an evaluation by a model that is right where `right(n)`."""
+    """The folder of an evaluation of a model that answers question n correctly if `right(n)`."""
     model = Known(ITEMS, lambda item: item.expected if right(item.index) else "0", name)
     evaluate(model, ITEMS, folder / "rows.jsonl")
     (folder / "scores.json").write_text(json.dumps({"model": name}))
@@ -34,26 +34,26 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def rendered(comparison, shown):
+def render(comparison, shown):
     console = Console(width=160, file=io.StringIO())
     console.print(comparison_view(comparison, shown))
     return console.file.getvalue()
 
 
-def test_folders_are_compared_and_shown(sides, store):
+def test_two_folders_are_compared_and_shown(sides, store):
     comparison = compare_evaluations(store, *sides, "strict", "generate")
     assert comparison["benchmarks"]["sums"]["only_a"] == 3
     assert comparison["benchmarks"]["sums"]["only_b"] == 6
     assert (comparison["a"], comparison["b"]) == ("a (one)", "b (two)")
     assert json.loads(json.dumps(comparison))["common"] == 12
-    text = rendered(comparison, 2)
+    text = render(comparison, 2)
     assert "9 samples changed: 3 lost, 6 gained" in text
     assert "lost: sums 0, expected 1" in text
     assert "B (wrong) 0" in text
     assert "7 more" in text
 
 
-def test_a_file_that_is_still_being_written_is_read_and_left_as_it_is(sides, store, tmp_path):
+def test_a_file_that_is_still_being_written_is_read_and_not_changed(sides, store, tmp_path):
     path = tmp_path / "b" / "rows.jsonl"
     torn = path.read_bytes()[:-20]
     path.write_bytes(torn)
@@ -70,7 +70,7 @@ def test_a_file_that_is_still_being_written_is_read_and_left_as_it_is(sides, sto
         ("empty", ("strict", "generate"), r"has no rows\.jsonl"),
     ],
 )
-def test_what_is_no_evaluation_is_refused_by_name(sides, store, tmp_path, first, options, message):
+def test_a_folder_without_an_evaluation_is_refused_by_name(sides, store, tmp_path, first, options, message):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):
         compare_evaluations(store, str(tmp_path / first), sides[1], *options)

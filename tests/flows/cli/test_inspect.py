@@ -1,4 +1,4 @@
-"""The read commands' data over a made toy chain, and over stores that are empty, partial or damaged."""
+"""The rows of the read commands, from the toy chain's store and from empty, partial and damaged stores."""
 
 import shutil
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("toy_stages")
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """A store of the test's own, to be damaged."""
+    """A copy of the store that the test may damage."""
     shutil.copytree(made[0].root, tmp_path / "store")
     return Store(tmp_path / "store")
 
@@ -25,7 +25,7 @@ def states(store, toy):
     return {row["label"]: row["state"] for row in inspect.status(store, toy)}
 
 
-def test_status_of_a_made_chain(made, toy):
+def test_status_of_a_complete_chain(made, toy):
     store, outputs = made
     rows = inspect.status(store, toy)
     assert {row["state"] for row in rows} == {"made"}
@@ -35,7 +35,7 @@ def test_status_of_a_made_chain(made, toy):
     assert {row["seconds"] for row in rows} == {1.5}
 
 
-def test_status_of_nothing(tmp_path, toy):
+def test_status_without_a_store(tmp_path, toy):
     assert set(states(Store(tmp_path / "none"), toy).values()) == {"not made"}
     assert not (tmp_path / "none").exists()
 
@@ -49,9 +49,9 @@ def test_status_tells_running_from_interrupted_and_not_made(copy, toy):
     copy.staging(key["align"])
     copy.staging(key["reason"])
     with copy.lock(key["align"]):
-        found = states(copy, toy)
-    assert (found["align"], found["reason"], found["self_distill"]) == ("running", "interrupted", "not made")
-    assert found["pretrain"] == "made"
+        state = states(copy, toy)
+    assert (state["align"], state["reason"], state["self_distill"]) == ("running", "interrupted", "not made")
+    assert state["pretrain"] == "made"
 
 
 def test_status_names_a_damaged_manifest(copy, made, toy):
@@ -98,19 +98,19 @@ def test_verify_names_damage_in_files_and_manifests(copy, made):
     _, outputs = made
     flip_byte(copy.get(outputs["distill"]["documents"]).path / "documents.jsonl")
     flip_byte(copy.get(outputs["align"]["rollouts"]).path / "manifest.json")
-    found = inspect.verify(copy, None)
-    assert found["artifacts"] == 21
-    assert found["damaged"] == {
+    result = inspect.verify(copy, None)
+    assert result["artifacts"] == 21
+    assert result["damaged"] == {
         outputs["distill"]["documents"]: ["documents.jsonl (its digest differs)"],
         outputs["align"]["rollouts"]: ["manifest.json"],
     }
-    assert found["remedies"] == {
+    assert result["remedies"] == {
         outputs["distill"]["documents"]: "run its stage again: `nautile run CONFIG --only distill --force`",
         outputs["align"]["rollouts"]: "`nautile run CONFIG` names the stage to run again",
     }
 
 
-def test_garbage_is_told_before_it_goes(copy):
+def test_garbage_is_listed_before_it_is_removed(copy):
     rest = copy.root / "staging" / ".trash-1"
     rest.mkdir()
     (rest / "x").write_text("x")
@@ -121,7 +121,7 @@ def test_garbage_is_told_before_it_goes(copy):
     assert not rest.exists()
 
 
-def test_the_newest_report_or_the_one_named(made, tmp_path):
+def test_the_newest_report_or_the_named_one(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]
     assert inspect.latest_report(store).id == report

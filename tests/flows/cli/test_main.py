@@ -1,4 +1,4 @@
-"""The command line without a run: what it says of bad input, how fast it starts, and its read commands' two forms."""
+"""The command line without a run: bad input, fast start-up, and the read commands as text and JSON."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("toy_stages")
 
 @pytest.fixture
 def nautile(made, monkeypatch, capsys):
-    """Run a command over the made chain; returns exit code, standard output, standard error."""
+    """Run a command in the toy chain's store; returns exit code, standard output, standard error."""
 
     def call(*arguments: str, store=made[0].root):
         monkeypatch.setenv("NAUTILE_STORE", str(store))
@@ -34,7 +34,7 @@ def nautile(made, monkeypatch, capsys):
     return call
 
 
-def test_help_loads_nothing_heavy(tmp_path):
+def test_help_imports_nothing_heavy(tmp_path):
     program = (
         "import sys; from flows.cli import main as cli; sys.argv = ['nautile', '--help']\n"
         "try: cli.main()\nexcept SystemExit as e: assert not e.code\n"
@@ -53,12 +53,12 @@ def test_help_loads_nothing_heavy(tmp_path):
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["store"], ["store", "gc"], ["sql"], ["lineage"]])
-def test_every_command_explains_itself(command):
+def test_every_command_has_help(command):
     assert "Usage" in CliRunner().invoke(cli.app, [*command, "--help"]).output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["run", "nowhere"], "no configuration 'nowhere'"),
         (["run", str(TOY), "--only", "dream"], "--only: no stage 'dream'; there are held_out, ingest, index"),
@@ -71,16 +71,16 @@ def test_every_command_explains_itself(command):
         (["status", "/"], "no configuration '/'"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(nautile, arguments, said):
+def test_bad_input_is_one_message_and_exit_code_2(nautile, arguments, message):
     code, out, err = nautile(*arguments)
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in out + err
     if "Usage" not in err:
         assert len(err.splitlines()) == 1
 
 
-def test_a_wrong_query_is_told_in_the_databases_words(nautile):
+def test_a_wrong_query_is_refused_with_the_databases_message(nautile):
     code, _, err = nautile("sql", "SELEKT 1")
     assert code == 2
     assert err.startswith("the query was refused: Parser Error")
@@ -88,7 +88,7 @@ def test_a_wrong_query_is_told_in_the_databases_words(nautile):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name = ", "is not TOML"),
         ('name = "x"\nseed = -1', "seed"),
@@ -96,22 +96,22 @@ def test_a_wrong_query_is_told_in_the_databases_words(nautile):
         ('extends = "toy.toml"\n[reason]\nrollout = { prompts = 2, max_tokens = 8, group = 1 }', "rollout.group"),
     ],
 )
-def test_a_bad_configuration_is_named_with_its_file_and_field(nautile, tmp_path, text, said):
+def test_a_bad_configuration_is_named_with_its_file_and_field(nautile, tmp_path, text, message):
     (tmp_path / "toy.toml").write_text(TOY.read_text())
     (tmp_path / "bad.toml").write_text(text)
     code, _, err = nautile("run", str(tmp_path / "bad.toml"))
     assert code == 2
     assert "bad.toml" in err
-    assert said in err
+    assert message in err
 
 
-def test_a_missing_input_names_what_makes_it(nautile, tmp_path):
+def test_a_missing_input_names_the_command_that_makes_it(nautile, tmp_path):
     code, _, err = nautile("run", str(TOY), "--only", "reason", store=tmp_path / "store")
     assert code == 2
     assert f"`nautile run {TOY} --until align`" in err
 
 
-def test_reading_makes_no_store(nautile, tmp_path):
+def test_read_commands_create_no_store(nautile, tmp_path):
     for arguments in (["status", str(TOY)], ["artifacts"], ["store", "verify"], ["report"], ["sql", "SELECT 1"]):
         code, _, err = nautile(*arguments, store=tmp_path / "store")
         assert code in (0, 2)
@@ -159,13 +159,13 @@ def test_damage_found_by_verify_is_exit_code_2(nautile, made, tmp_path):
     assert "21 artifacts, 1 damaged" in out
 
 
-def test_the_report_in_the_terminal_ends_with_its_page(nautile, made):
+def test_the_printed_report_ends_with_the_path_of_its_page(nautile, made):
     _, out, _ = nautile("report")
     assert "After SFT (baseline)" in out
     assert out.strip().splitlines()[-1].endswith(f"{made[0].get(made[1]['report']['report']).path}/report.html")
 
 
-def test_text_from_outside_reaches_the_terminal_without_its_escapes(nautile):
+def test_terminal_escapes_in_texts_are_not_printed(nautile):
     for arguments in (["sql", "SELECT fields FROM samples"], ["report"]):
         _, out, _ = nautile(*arguments)
         assert "alert(1)" in out
@@ -173,7 +173,7 @@ def test_text_from_outside_reaches_the_terminal_without_its_escapes(nautile):
     assert "\x1b" in HOSTILE
 
 
-def test_an_unexpected_failure_is_one_line_and_its_trace_is_kept(nautile, monkeypatch, tmp_path):
+def test_an_unexpected_failure_is_one_line_and_its_stack_trace_is_saved(nautile, monkeypatch, tmp_path):
     def broken(*arguments):
         raise ZeroDivisionError("by zero")
 
@@ -186,7 +186,7 @@ def test_an_unexpected_failure_is_one_line_and_its_trace_is_kept(nautile, monkey
     assert "in broken" in (tmp_path / "logs" / "errors.log").read_text()
 
 
-def test_watching_the_status_goes_on_until_it_is_stopped(nautile, monkeypatch):
+def test_status_watch_runs_until_it_is_stopped(nautile, monkeypatch):
     pauses = []
 
     def sleep(seconds):

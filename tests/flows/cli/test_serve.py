@@ -1,4 +1,4 @@
-"""`nautile serve` as an operator has it: what is refused at the start, keys, a kill, and an end in good order."""
+"""`nautile serve` for the operator: refusals at the start, API keys, a kill, and a graceful shutdown."""
 
 import signal
 import socket
@@ -23,56 +23,58 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mismatched(checkpoint, tmp_path_factory):
-    """A tokenizer with more ids than the model has rows."""
+    """A checkpoint whose tokenizer has more ids than the model has embedding rows."""
     folder = tmp_path_factory.mktemp("mismatched")
     save_weights(folder, load_weights(checkpoint)[0], MODEL, TOKENIZER.model_copy(update={"ranks": 300}))
     return folder
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["nothing"], "no artifact 'nothing'"),
         ([], "no checkpoint in"),
         (["/"], "is not a checkpoint folder"),
-        (["MISMATCHED"], "a tokenizer of 305 ids with a model of 261 rows"),
+        (["MISMATCHED"], "a tokenizer of 305 ids with a model of 261 embedding rows"),
         (["CHECKPOINT", "--slots", "0"], "--slots"),
         (["CHECKPOINT", "--port", "TAKEN"], "cannot listen there"),
         (["CHECKPOINT", "--host", "192.0.2.1", "--port", "0"], "cannot listen there"),
         (["CHECKPOINT", "--key-env", "NOT_SET"], "--key-env NOT_SET: this environment variable is not set"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(checkpoint, mismatched, options, said, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_message_and_exit_code_2(
+    checkpoint, mismatched, options, message, tmp_path, monkeypatch, capsys
+):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        meant = {
+        values = {
             "CHECKPOINT": str(checkpoint),
             "MISMATCHED": str(mismatched),
             "TAKEN": str(taken.getsockname()[1]),
         }
         monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["nautile", "serve", *(meant.get(option, option) for option in options)])
+        monkeypatch.setattr(sys, "argv", ["nautile", "serve", *(values.get(option, option) for option in options)])
         with pytest.raises(SystemExit) as ending:
             cli.main()
     out, err = capsys.readouterr()
     assert ending.value.code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in out + err
 
 
 @pytest.mark.slow
-def test_keys_a_kill_and_an_end_in_good_order(checkpoint, tmp_path):
+def test_keys_a_kill_and_a_graceful_shutdown(checkpoint, tmp_path):
     options = (checkpoint, tmp_path / "store", "--key-env", "SERVING_KEY")
     with serving(*options, SERVING_KEY=KEY) as server:
-        for shown in ("wrong", f"{KEY}x"):
+        for key in ("wrong", f"{KEY}x"):
             with pytest.raises(openai.AuthenticationError):
-                server.client(shown).completions.create(**LONG)
+                server.client(key).completions.create(**LONG)
             with pytest.raises(openai.AuthenticationError):
-                server.client(shown).models.list()
+                server.client(key).models.list()
         assert httpx.post(f"{server.root}/tokenize", json={"prompt": "x"}).status_code == 401
         assert server.client(KEY).models.list().data[0].id == NAME
 
-        # kill -9: the client hears of it, and the port is free for the next one.
+        # kill -9: the client gets an error, and the port is free for the next server.
         stream = server.client(KEY).completions.create(**LONG, n=64, stream=True)
         next(stream)
         server.process.kill()

@@ -5,7 +5,7 @@ import pytest
 from configs.operation import ScheduleConfig
 from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
 from store.artifacts import Store
-from tests.support.standing import ITEMS, checkpoint, evaluation
+from tests.support.evaluations import ITEMS, checkpoint, evaluation
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 
 from store.artifacts import Store
+from tests.support.evaluations import checkpoint, evaluation
 from tests.support.fake_webhook import SECRET, FakeWebhook
-from tests.support.standing import checkpoint, evaluation
 from tests.support.toy_cli import ROOT, environment
 from tests.support.toy_stages import TOY
 
@@ -22,14 +21,14 @@ from configs.operation import ScheduleConfig
 from flows.nightly.evaluation import evaluation
 toy = load(sys.argv[1])
 for line in sys.stdin:
-    asked = json.loads(line)
-    config = toy.model_copy(update={"schedule": ScheduleConfig(**asked["schedule"])})
+    call = json.loads(line)
+    config = toy.model_copy(update={"schedule": ScheduleConfig(**call["schedule"])})
     try:
-        state = evaluation(config, checkpoint=asked.get("checkpoint", ""), return_state=True)
-        told = {"state": state.type.value, "message": state.message, "data": state.result()}
+        state = evaluation(config, checkpoint=call.get("checkpoint", ""), return_state=True)
+        reply = {"state": state.type.value, "message": state.message, "data": state.result()}
     except Exception as error:
-        told = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(told), flush=True)
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(reply), flush=True)
 """
 
 
@@ -40,9 +39,9 @@ def webhook():
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory, prefect_url, webhook):
-    """ask(schedule, checkpoint) -> how the flow ended; the store it works in."""
-    store = Store(tmp_path_factory.mktemp("standing") / "store")
+def run_flow(tmp_path_factory, prefect_url, webhook):
+    """run(schedule, checkpoint) -> how the flow ended, in a process of its own; and its store."""
+    store = Store(tmp_path_factory.mktemp("nightly") / "store")
     store.prepare()
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(store.root / "prefect"), "HOOK": webhook.secret_url}
     process = subprocess.Popen(
@@ -63,21 +62,12 @@ def ask(tmp_path_factory, prefect_url, webhook):
     try:
         yield run, store
     finally:
-        _, said = process.communicate(timeout=60)
-        assert SECRET not in said
+        _, log = process.communicate(timeout=60)
+        assert SECRET not in log
 
 
-def events(url):
-    body = {"filter": {"event": {"name": ["nautile.regression"]}}}
-    request = urllib.request.Request(
-        f"{url}/events/filter", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.loads(reply.read())["events"]
-
-
-def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, webhook):
-    run, store = ask
+def test_a_regression_is_raised_once(run_flow, toy, webhook):
+    run, store = run_flow
     assert "No checkpoint" in run()["message"]
     good = evaluation(store, toy, checkpoint(store, "good"), lambda item: item.index < 38)
     first = run()
@@ -91,10 +81,10 @@ def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, webhook):
     assert "has REGRESSED" in raised["message"]
     assert "The webhook in HOOK failed: status 404." in raised["message"]
     assert SECRET not in json.dumps(raised)
-    assert [(one["benchmark"], one["against"]) for one in raised["data"]["regressions"]] == [("sums", "last and best")]
-    kept = store.get(raised["data"]["comparison"])
-    assert set(kept.manifest["files"]) == {"comparison.json", "comparison.md", "comparison.html"}
-    assert kept.manifest["inputs"] == {"new": bad.full_id, "last": good.full_id, "best": good.full_id}
+    assert [(row["benchmark"], row["against"]) for row in raised["data"]["regressions"]] == [("sums", "last and best")]
+    published = store.get(raised["data"]["comparison"])
+    assert set(published.manifest["files"]) == {"comparison.json", "comparison.md", "comparison.html"}
+    assert published.manifest["inputs"] == {"new": bad.full_id, "last": good.full_id, "best": good.full_id}
     assert len(webhook.messages) == 1
     assert webhook.messages[0]["after"] == bad.id
     again = run({"webhook": "HOOK"})
@@ -107,7 +97,7 @@ def test_the_story_of_a_checkpoint_that_is_worse(ask, toy, webhook):
     assert named["data"]["evaluation"] == good.id
 
 
-def test_what_is_no_checkpoint_is_refused(ask):
-    run, store = ask
+def test_an_artifact_that_is_not_a_checkpoint_is_refused(run_flow):
+    run, store = run_flow
     (first, *_) = store.list("evaluation")
     assert "schedule.checkpoint" in run(name=first.id)["error"]

@@ -15,9 +15,9 @@ from configs.load import load
 from flows.operate import services
 from flows.operate.deployments import deployments
 from store.artifacts import Store
+from tests.support.evaluations import checkpoint, evaluation
 from tests.support.fake_webhook import SECRET, FakeWebhook
 from tests.support.listening import listening
-from tests.support.standing import checkpoint, evaluation
 from tests.support.toy_cli import environment
 
 pytestmark = pytest.mark.slow

@@ -15,22 +15,11 @@ from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.weights.files import load_weights
 from tests.support.listening import listening
-from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER, save_checkpoint, serving
+from tests.support.serving import CONTEXT, NAME, QUEUE, SLOTS, TOKENIZER
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "2 + 2"}]
 LONG = {"model": NAME, "prompt": "xy", "max_tokens": 100, "temperature": 0}  # it meets no stop id: see the first test
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("served") / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint, tmp_path_factory):
-    with serving(checkpoint, tmp_path_factory.mktemp("serving") / "store") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Checkpoints and evaluations published straight into a store, as a model of known skill would have left them."""
+"""Publish checkpoints and evaluations of a model of known skill, without running a stage."""
 
 import json
 from collections.abc import Callable
@@ -21,9 +21,9 @@ ITEMS = [
 
 
 def checkpoint(store: Store, name: str, label: str = "pretrain", model: str = "small") -> Artifact:
-    """A checkpoint without weights; `model` stands for its shape."""
+    """Publish a checkpoint without weights; `model` stands for its shape."""
     key = stage_key("pretrain", 1, {"name": name}, {})
-    folder = store.staging(key) / "made"
+    folder = store.staging(key) / "output"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model": model}))
     return store.publish(
@@ -40,10 +40,10 @@ def evaluation(
     items: list[BenchmarkItem] = ITEMS,
     protocol: dict[str, object] | None = None,
 ) -> Artifact:
-    """What the stage `evaluate` would publish under its own key, had the model been right so."""
+    """Publish what the stage `evaluate` would, for a model that answers an item correctly if `right(item)`."""
     section, stage = evaluate_section(config), evaluate_stage
     key = stage.key(section, {"checkpoint": made_of.full_id})
-    folder = store.staging(key) / "made"
+    folder = store.staging(key) / "output"
     folder.mkdir()
     rows = evaluate(Known(items, lambda item: item.expected if right(item) else "0"), items, folder / "rows.jsonl")
     (folder / "scores.json").write_text(json.dumps(summarise(rows, "known", protocol or {"shots": 0})))
