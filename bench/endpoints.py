@@ -57,12 +57,12 @@ def ours(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None)
         began, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
         took, spent_cpu = time.monotonic() - began, time.process_time() - cpu
-        pace = pool.pace()["fake"] if pool.pace() else {}
+        rates = pool.rates()["fake"] if pool.rates() else {}
         spent = pool.spent
     writer.close()
     answered = sum(isinstance(one, ChatReply) for one in outcomes)
     row = {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * spent_cpu / count, "dollars": spent}
-    return {**row, "refused_share": pace.get("refused_share")}
+    return {**row, "refused_share": rates.get("refused_share")}
 
 
 def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""Hard limits in dollars and tokens: both are set aside for a request before it is sent, so no answer can overrun."""
+"""Hard limits in dollars and tokens. The most that a request may cost is reserved before it is sent, so no reply can
+overrun a limit; what it did cost is booked when it ends."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,85 +23,87 @@ NO_USAGE = Usage()
 
 
 class SpendingLimit:
-    """`limit` (0: none of that kind), of which `spent` is gone. To be used from one event loop."""
+    """A `limit` (0: no limit of that kind), of which `spent` is used up. To be used from one event loop."""
 
     def __init__(self, limit: Usage = NO_USAGE, spent: Usage = NO_USAGE, name: str = "the budget") -> None:
         self.limit, self.spent, self.name = limit, spent, name
-        self._reserved, self._under_way = NO_USAGE, 0
+        self._reserved, self._in_flight = NO_USAGE, 0
         self._settled = asyncio.Condition()
 
     def hold(self, amount: Usage) -> None:
-        """Set `amount` aside though it may not fit: it was asked for by an earlier process."""
-        self._reserved, self._under_way = self._reserved + amount, self._under_way + 1
+        """Reserve `amount` though it may not fit: an earlier process sent the request already."""
+        self._reserved, self._in_flight = self._reserved + amount, self._in_flight + 1
 
     async def reserve(self, amount: Usage) -> bool:
-        """Set `amount` aside; waits while what is under way may still cost less than was set aside for it.
+        """Reserve `amount`. Waits while requests in flight may still cost less than was reserved for them.
 
-        False: even then it would not fit.
+        False: it does not fit even when all of them have ended.
         """
         if not self.fits(amount):
             async with self._settled:
-                await self._settled.wait_for(lambda: self.fits(amount) or not self._under_way)
+                await self._settled.wait_for(lambda: self.fits(amount) or not self._in_flight)
         if fits := self.fits(amount):
             self.hold(amount)
         return fits
 
     async def settle(self, reserved: Usage, spent: Usage) -> None:
-        """Give back what was set aside and count what was really spent."""
-        self.spent, self._under_way = self.spent + spent, self._under_way - 1
-        # Sums of floats drift: nothing under way must mean nothing reserved.
-        self._reserved = self._reserved - reserved if self._under_way else NO_USAGE
+        """Release a reservation and book what was spent."""
+        self.spent, self._in_flight = self.spent + spent, self._in_flight - 1
+        # Sums of floats drift: nothing in flight must mean nothing reserved.
+        self._reserved = self._reserved - reserved if self._in_flight else NO_USAGE
         if self.limit != NO_USAGE:
             async with self._settled:
                 self._settled.notify_all()
 
     def fits(self, amount: Usage) -> bool:
-        """Whether `amount` could be set aside now."""
-        most = self.spent + self._reserved + amount
-        dollars = not self.limit.dollars or most.dollars <= self.limit.dollars + 1e-12
-        return dollars and (not self.limit.tokens or most.tokens <= self.limit.tokens)
+        """Whether `amount` could be reserved now."""
+        needed = self.spent + self._reserved + amount
+        dollars = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12
+        return dollars and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
 
     def __str__(self) -> str:
-        """What is left of it, for a message."""
-        said = []
+        """What is spent of it, for a message."""
+        parts = []
         if self.limit.dollars:
-            said.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
+            parts.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
         if self.limit.tokens:
-            said.append(f"{self.spent.tokens:,} of {self.limit.tokens:,} tokens")
-        return f"of {self.name}, {' and '.join(said)} are spent"
+            parts.append(f"{self.spent.tokens:,} of {self.limit.tokens:,} tokens")
+        return f"of {self.name}, {' and '.join(parts)} are spent"
 
 
 class Budget:
-    """Several budgets that are asked together: an endpoint's own, then the pool's."""
+    """All limits that a request must fit into: its endpoint's own, then the pool's."""
 
-    def __init__(self, *budgets: SpendingLimit) -> None:
-        self._budgets = budgets
+    def __init__(self, *limits: SpendingLimit) -> None:
+        self._limits = limits
 
     def fits(self, amount: Usage) -> bool:
-        """Whether `amount` could be set aside now in all of them."""
-        return all(budget.fits(amount) for budget in self._budgets)
+        """Whether `amount` could be reserved now in all of them."""
+        return all(limit.fits(amount) for limit in self._limits)
 
     def hold(self, amount: Usage) -> None:
-        for budget in self._budgets:
-            budget.hold(amount)
+        """As `SpendingLimit.hold`, in all of them."""
+        for limit in self._limits:
+            limit.hold(amount)
 
     async def reserve(self, amount: Usage) -> SpendingLimit | None:
-        """As `SpendingLimit.reserve`; the budget that it does not fit into, None if it is set aside in all."""
-        for index, budget in enumerate(self._budgets):
+        """As `SpendingLimit.reserve`; the limit that it does not fit into, None once it is reserved in all of them."""
+        for index, limit in enumerate(self._limits):
             try:
-                fits = await budget.reserve(amount)
+                fits = await limit.reserve(amount)
             except asyncio.CancelledError:
-                await self._undo(index, amount)
+                await self._release(index, amount)
                 raise
             if not fits:
-                await self._undo(index, amount)
-                return budget
+                await self._release(index, amount)
+                return limit
         return None
 
     async def settle(self, reserved: Usage, spent: Usage) -> None:
-        for budget in self._budgets:
-            await budget.settle(reserved, spent)
+        """As `SpendingLimit.settle`, in all of them."""
+        for limit in self._limits:
+            await limit.settle(reserved, spent)
 
-    async def _undo(self, count: int, amount: Usage) -> None:
-        for budget in self._budgets[:count]:
-            await budget.settle(amount, NO_USAGE)
+    async def _release(self, count: int, amount: Usage) -> None:
+        for limit in self._limits[:count]:
+            await limit.settle(amount, NO_USAGE)

@@ -1,4 +1,7 @@
-"""What goes to a chat endpoint and what comes back, as plain values. A request's digest is its reply's identity."""
+"""Chat requests, replies and failures as plain values, what they cost, and their rows on disk.
+
+A request's digest identifies its reply: the same digest is never paid for twice.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,9 +21,9 @@ FailureReason = Literal[
     "invalid_reply",  # 200, but no chat completion in it
     "refused",  # this request is not accepted (400, 413, 422, …)
     "misconfigured",  # no request is accepted: key, model or address (401, 403, 404)
-    "outage",  # the endpoint had stopped answering anybody
+    "outage",  # the endpoint answers nobody any more
     "expired",  # a batch job ended without it
-    "budget",  # the money or the tokens are spent
+    "budget",  # the dollars or tokens are spent
 ]
 TRANSIENT = frozenset(
     {"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage", "expired"}
@@ -29,10 +32,10 @@ TRANSIENT = frozenset(
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One question to an endpoint, named as in `[endpoints]`.
+    """A request to an endpoint, named as in `[endpoints]`.
 
-    `schema` (JSON schema) and `grammar` (GBNF) bound the reply where the endpoint's `structured` says that it can; both
-    may be given. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger.
+    `schema` (JSON schema) and `grammar` (GBNF) constrain the reply; the endpoint's `structured` decides which one is
+    sent, and both may be given. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger.
     """
 
     endpoint: str
@@ -48,9 +51,9 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """An answer. `finish`: "stop", "length", …; token counts are None when the endpoint gave none; `cached`: not asked
-    now but remembered; `latency_s` is None for a batch job's. `digest` is that of the request, and `endpoint` the one
-    that answered: where there are fallbacks, perhaps another one than was asked."""
+    """A reply. `finish`: "stop", "length", …; token counts are None where the endpoint stated none; `cached`: it comes
+    from the reply cache; `latency_s` is None for a batch job's. `digest` is that of the request, and `endpoint` the one
+    that answered, which with fallbacks may be another than the one in the request."""
 
     text: str
     finish: str
@@ -64,7 +67,7 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class ChatFailure:
-    """No answer, and why, after `attempts` requests were sent."""
+    """No reply, and why, after `attempts` requests were sent."""
 
     reason: FailureReason
     message: str
@@ -73,7 +76,7 @@ class ChatFailure:
 
 @dataclass
 class CallError(Exception):
-    """One attempt that brought no reply. `status`: the HTTP status, or the reason where there was none."""
+    """An attempt without a reply. `status`: the HTTP status, or the reason where there was none."""
 
     reason: FailureReason
     message: str
@@ -84,20 +87,19 @@ class CallError(Exception):
         self.status = self.status or self.reason
 
     @property
-    def worth_another(self) -> bool:
+    def retryable(self) -> bool:
         return self.reason in TRANSIENT
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
-    """sha256 of all that decides the reply: model, messages, sampling, bounds. Not where the model is served."""
+    """sha256 of all that decides the reply: model, messages, sampling, constraint. Not where the model is served."""
     sampling = [request.max_tokens, request.temperature, request.seed]
-    return fingerprint(
-        [config.kind, config.model, list(request.messages), sampling, output_constraint(request, config)]
-    )
+    constraint = output_constraint(request, config)
+    return fingerprint([config.kind, config.model, list(request.messages), sampling, constraint])
 
 
 def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
-    """The bound on the reply's form that is really sent: a grammar, a schema or nothing."""
+    """The constraint on the reply that is sent to this endpoint: a grammar, a schema or none."""
     if config.structured == "grammar" and request.grammar:
         return {"grammar": request.grammar}
     if config.structured != "none" and request.schema:
@@ -106,7 +108,7 @@ def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str,
 
 
 def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | None) -> float | None:
-    """Price of a reply, a batch job's at its discount; None when its tokens are not known and cost something."""
+    """Dollars of a reply, a batch job's at its discount; None if its tokens are not known and cost something."""
     if not (config.dollars_per_million_in or config.dollars_per_million_out):
         return 0.0
     if tokens_in is None or tokens_out is None:
@@ -116,13 +118,13 @@ def reply_cost(config: EndpointConfig, tokens_in: int | None, tokens_out: int | 
 
 
 def max_usage(config: EndpointConfig, request: ChatRequest) -> Usage:
-    """What a reply may use up: every token allowed, and a generous guess (3 bytes a token) of the prompt's length."""
+    """The most a reply may use: all tokens it is allowed, and a generous guess (3 bytes a token) of the prompt's."""
     size = sum(len(message["content"].encode()) // 3 + 8 for message in request.messages)
     return Usage(reply_cost(config, size, request.max_tokens) or 0.0, size + request.max_tokens)
 
 
 def actual_usage(reply: ChatReply, cost: float | None, reserved: Usage) -> Usage:
-    """What a reply did use up; what was set aside for it where the endpoint did not say."""
+    """What a reply used; what was reserved for it where the endpoint stated no counts."""
     counted = reply.tokens_in is not None and reply.tokens_out is not None
     tokens = (reply.tokens_in or 0) + (reply.tokens_out or 0) if counted else reserved.tokens
     return Usage(reserved.dollars if cost is None else cost, tokens)
@@ -133,14 +135,14 @@ def call_row(
     digest: str,
     endpoint: str,
     config: EndpointConfig,
-    outcome: ChatReply | CallError,
+    result: ChatReply | CallError,
     *,
     attempt: int = 0,
     latency_s: float | None = 0.0,
     cost: float | None = 0.0,
     **more: Any,
 ) -> dict[str, Any]:
-    """The ledger row of an attempt at an endpoint; attempt 0 is a remembered reply, which costs nothing."""
+    """The ledger row of an attempt at an endpoint; attempt 0 is a cached reply, which costs nothing."""
     parameters = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
     row: dict[str, Any] = {
         "endpoint": endpoint,
@@ -149,7 +151,7 @@ def call_row(
         "tag": request.tag,
         "digest": digest,
         "attempt": attempt,
-        "cached": isinstance(outcome, ChatReply) and outcome.cached,
+        "cached": isinstance(result, ChatReply) and result.cached,
         "latency_s": latency_s,
         "dollars": cost,
         "parameters": {**parameters, "bound": next(iter(output_constraint(request, config)), None)},
@@ -157,15 +159,15 @@ def call_row(
     }
     if request.endpoint != endpoint:
         row["in_place_of"] = request.endpoint
-    if isinstance(outcome, CallError):
-        return {**row, "status": outcome.status, "error": outcome.message, "dollars": 0.0}
-    said = hashlib.sha256(outcome.text.encode("utf-8", "replace")).hexdigest()
-    counts = {"tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out}
-    return {**row, **counts, "status": "ok", "finish": outcome.finish, "reply": said}
+    if isinstance(result, CallError):
+        return {**row, "status": result.status, "error": result.message, "dollars": 0.0}
+    text_digest = hashlib.sha256(result.text.encode("utf-8", "replace")).hexdigest()
+    counts = {"tokens_in": result.tokens_in, "tokens_out": result.tokens_out}
+    return {**row, **counts, "status": "ok", "finish": result.finish, "reply": text_digest}
 
 
 def reply_to_row(reply: ChatReply, spent: Usage) -> dict[str, Any]:
-    """The reply as it is remembered; what the ledger adds up comes first, so that it need not read the text."""
+    """A reply as it is cached; what the cache adds up comes first, so that it need not parse the text."""
     return {
         "digest": reply.digest,
         "endpoint": reply.endpoint,
@@ -180,8 +182,14 @@ def reply_to_row(reply: ChatReply, spent: Usage) -> dict[str, Any]:
 
 
 def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
-    """A remembered reply."""
-    counts = (row["tokens_in"], row["tokens_out"])
+    """A cached reply."""
     return ChatReply(
-        row["text"], row["finish"], *counts, row["latency_s"], True, row["digest"], row.get("endpoint", "")
+        text=row["text"],
+        finish=row["finish"],
+        tokens_in=row["tokens_in"],
+        tokens_out=row["tokens_out"],
+        latency_s=row["latency_s"],
+        cached=True,
+        digest=row["digest"],
+        endpoint=row.get("endpoint", ""),
     )

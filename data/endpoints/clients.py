@@ -1,12 +1,12 @@
-"""One interface over the vendors' SDKs: a chat completion, or a `CallError` that says whether to ask again.
+"""What the clients of both vendors share: HTTP connections, keys, the request's JSON, reading replies and errors.
 
-The SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment
-by name when a request is sent, and struck out of every text that comes back.
+A client sends one chat completion and returns a `RawReply` or raises a `CallError` that says whether to try again. The
+SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment by name
+when a request is sent, and removed from every text that comes back.
 
-Two things make 256 requests under way cheap (bench/endpoints.py; 1,000 requests, a server that takes 50 ms): they go
-through lanes of 8 connections each, because httpcore looks at every connection of a pool for every request (one lane:
-415 requests/s and 2.4 ms of a core each; 32 lanes: 889/s and 1.1 ms), and OpenAI's replies are read as plain JSON, for
-what the SDK's models add in checks the pool does again (335/s with them and one lane).
+256 requests in flight go through HTTP clients of 8 connections each, because httpcore looks at every connection of a
+client for every request (bench/endpoints.py, 1,000 requests, a server that takes 50 ms: one client 415 requests/s and
+2.4 ms of a core each, 32 clients 889/s and 1.1 ms).
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 
 CONNECT_S = 5.0
-LONGEST_MESSAGE = 300
-LANE = 8  # connections
+MAX_MESSAGE = 300  # characters of an error message
+CONNECTIONS_PER_CLIENT = 8
 Result = TypeVar("Result")
-OnHeaders = Callable[[Mapping[str, str]], None]  # is told the headers of every response
+OnHeaders = Callable[[Mapping[str, str]], None]  # is called with the headers of every response
 
 
 @dataclass(frozen=True)
 class RawReply:
-    """What an endpoint said; counts are None where it gave none."""
+    """A completion as the endpoint sent it; counts are None where it stated none."""
 
     text: str
     finish: str
@@ -40,7 +40,7 @@ class RawReply:
 
 
 class Client(Protocol):
-    """One endpoint behind one address. Both calls raise `CallError`."""
+    """One endpoint at one address. The calls raise `CallError`."""
 
     url: str
 
@@ -51,34 +51,23 @@ class Client(Protocol):
     async def close(self) -> None: ...
 
 
-def client_for(config: EndpointConfig, url: str, heard: OnHeaders) -> Client:
-    """The client of an endpoint served at `url`."""
-    if config.kind == "mistral":  # either SDK takes 0.8 s to import, which planning a run has no use for
-        from data.endpoints.vendors import MISTRAL_URL, MistralClient
+def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.AsyncClient]:
+    """HTTP clients that share `concurrency` connections."""
 
-        return MistralClient(config, url or MISTRAL_URL, heard)
-    from data.endpoints.vendors import OpenAIClient
+    async def on_response(response: httpx2.Response) -> None:
+        on_headers(response.headers)
 
-    return OpenAIClient(config, url, heard)
-
-
-def http_clients(config: EndpointConfig, heard: OnHeaders) -> list[httpx2.AsyncClient]:
-    """HTTP clients that share `concurrency` connections among them."""
-
-    async def hear(response: httpx2.Response) -> None:
-        heard(response.headers)
-
-    own = config.kind != "embedded"  # a proxy has no business between us and our own process
-    tls = httpx2.create_ssl_context(trust_env=own)
+    trust_environment = config.kind != "embedded"  # no proxy between us and our own process
+    tls = httpx2.create_ssl_context(trust_env=trust_environment)
     return [
         httpx2.AsyncClient(
             timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * LANE),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
             verify=tls,
-            trust_env=own,
-            event_hooks={"response": [hear]},
+            trust_env=trust_environment,
+            event_hooks={"response": [on_response]},
         )
-        for _ in range(-(-config.concurrency // LANE))
+        for _ in range(-(-config.concurrency // CONNECTIONS_PER_CLIENT))
     ]
 
 
@@ -101,8 +90,14 @@ def key_of(config: EndpointConfig) -> str:
     return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
 
 
+def redact_key(text: str, config: EndpointConfig) -> str:
+    """`text` without the endpoint's key, in case a server repeats it."""
+    key = key_of(config)
+    return text.replace(key, "[key]") if key else text
+
+
 def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
-    """The JSON of a chat completion's request, as both vendors and their batch interfaces take it."""
+    """The JSON of a request, as both vendors and their batch interfaces take it."""
     body: dict[str, Any] = {
         "model": config.model,
         "messages": list(request.messages),
@@ -110,17 +105,29 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
         "temperature": request.temperature,
         "random_seed" if config.kind == "mistral" else "seed": request.seed,
     }
-    bound = output_constraint(request, config)
-    if "grammar" in bound and config.kind != "mistral":
-        body |= bound
-    if "schema" in bound:
-        form = {"name": "reply", "schema": bound["schema"], "strict": True}
+    constraint = output_constraint(request, config)
+    if "grammar" in constraint and config.kind != "mistral":
+        body |= constraint
+    if "schema" in constraint:
+        form = {"name": "reply", "schema": constraint["schema"], "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     return body
 
 
+def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
+    """Text and counts of a completion, as JSON data. Raises `TypeError`, `LookupError` or `AttributeError` if none."""
+    choice, usage = reply["choices"][0], reply.get("usage")
+    content = choice["message"].get("content") or ""
+    if isinstance(content, list):  # chunks, of which the text counts and the thinking does not
+        content = "".join(chunk.get("text") or "" for chunk in content)
+    counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
+    if not isinstance(content, str) or not all(count is None or type(count) is int for count in counts):
+        raise TypeError("not text and whole numbers")
+    return RawReply(redact_key(content, config), choice.get("finish_reason") or "stop", *counts)
+
+
 def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawReply:
-    """Read the JSON of a chat completion. Raises `CallError` if it is none."""
+    """Text and counts of a completion's JSON text. Raises `CallError` if it is none."""
     try:
         return parse_completion(json.loads(content), config)
     except (ValueError, RecursionError):
@@ -129,36 +136,32 @@ def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawRep
         raise CallError("invalid_reply", f"no chat completion in the answer of {url}") from None
 
 
-def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
-    """Text and counts of a completion, as JSON data. Raises `TypeError`, `LookupError` or `AttributeError` if none."""
-    choice, usage = reply["choices"][0], reply.get("usage")
-    content = choice["message"].get("content") or ""
-    if isinstance(content, list):  # pieces, of which the text counts and the thinking does not
-        content = "".join(piece.get("text") or "" for piece in content)
-    counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
-    if not isinstance(content, str) or not all(count is None or type(count) is int for count in counts):
-        raise TypeError("not text and whole numbers")
-    return RawReply(redact_key(content, config), choice.get("finish_reason") or "stop", *counts)
-
-
 async def call_with_timeout(
-    call: Awaitable[Result], config: EndpointConfig, url: str, explain: Callable[[Exception], CallError | None]
+    call: Awaitable[Result], config: EndpointConfig, url: str, to_call_error: Callable[[Exception], CallError | None]
 ) -> Result:
-    """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in."""
+    """Await an SDK's call within the endpoint's timeout, which also ends bodies that only trickle in.
+
+    Raises the `CallError` that `to_call_error` makes of the SDK's error, without the key; what it returns None for is
+    raised as it is.
+    """
     try:
         return await asyncio.wait_for(call, config.timeout_s)
     except TimeoutError:
         raise CallError("timeout", f"{url} did not answer within {config.timeout_s:g} s") from None
-    except Exception as error:
-        told = explain(error)
-        if told is None:
+    except Exception as raised:
+        error = to_call_error(raised)
+        if error is None:
             raise
-        message = " ".join(redact_key(told.message, config).split())[:LONGEST_MESSAGE]
-        raise CallError(told.reason, message, told.status, told.retry_after) from None
+        raise CallError(error.reason, safe_message(error.message, config), error.status, error.retry_after) from None
+
+
+def safe_message(text: str, config: EndpointConfig) -> str:
+    """A server's message as one short line without the key."""
+    return " ".join(redact_key(text, config).split())[:MAX_MESSAGE]
 
 
 def transport_error(error: BaseException, url: str) -> CallError:
-    """What went wrong below HTTP."""
+    """The `CallError` of a failure below HTTP."""
     if isinstance(error, httpx2.TimeoutException):
         return CallError("timeout", f"{url} did not answer in time")
     if isinstance(error, (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.DecodingError)):
@@ -166,9 +169,3 @@ def transport_error(error: BaseException, url: str) -> CallError:
     if isinstance(error, ValueError):
         return CallError("invalid_reply", f"the answer of {url} is not JSON of a chat completion")
     return CallError("connection", f"{url} cannot be reached ({error or type(error).__name__})")
-
-
-def redact_key(text: str, config: EndpointConfig) -> str:
-    """`text` without the endpoint's key, in case a server repeats it."""
-    key = key_of(config)
-    return text.replace(key, "[key]") if key else text

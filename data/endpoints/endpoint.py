@@ -1,13 +1,16 @@
-"""One endpoint of a pool: how it is checked, reached, asked, and what its failures mean for the other requests."""
+"""One endpoint of a pool: how it is checked and reached, how a request is sent until it has a reply or has failed."""
 
 import asyncio
 import logging
 import os
 import time
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError, Retryable
+from common.retry import retry_async
 from configs.endpoint import EndpointConfig
+from data.endpoints import circuit_breaker
 from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit
 from data.endpoints.chat_types import (
     CallError,
@@ -19,37 +22,49 @@ from data.endpoints.chat_types import (
     max_usage,
     reply_cost,
 )
-from data.endpoints.circuit_breaker import CircuitBreaker, Permit, backoff
-from data.endpoints.clients import Client, RawReply, check_key, client_for
+from data.endpoints.circuit_breaker import CircuitBreaker, Permit
+from data.endpoints.clients import Client, OnHeaders, RawReply, check_key
 from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
 from data.endpoints.rate_limit import RateLimiter
 from data.endpoints.reply_cache import ReplyCache
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-CHECKS, REACH_S = 3, 8.0  # tries to reach an endpoint before anything is sent, and how long one waits
+CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
+
+
+def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Client:
+    """The client of an endpoint at `url`."""
+    # Imported here because OpenAI's SDK takes 1.6 s of a core and Mistral's 1.1 s, and most commands send no request.
+    if config.kind == "mistral":
+        from data.endpoints.mistral_client import MISTRAL_URL, MistralClient
+
+        return MistralClient(config, url or MISTRAL_URL, on_headers)
+    from data.endpoints.openai_client import OpenAIClient
+
+    return OpenAIClient(config, url, on_headers)
 
 
 class Endpoint:
-    """One endpoint: its client or, embedded, its replicas and their clients; its gate and its money.
+    """One endpoint: its client or, if embedded, its replicas and their clients; its circuit breaker and its budget.
 
-    `own` is its budget, `shared` the pool's. Lives in the pool's loop.
+    `own` is its spending limit, `shared` the pool's. Lives in the pool's event loop.
     """
 
     def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
-        self.name, self.config, self.purse = name, config, Budget(own, shared)
+        self.name, self.config, self.budget = name, config, Budget(own, shared)
         embedded = config.kind == "embedded"
         self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
-        # Many in flight fail together when a server goes down: that is one breakdown, not many in a row.
-        self.pace = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
-        self.gate = CircuitBreaker(self.pace, threshold=max(5, self.concurrency))
-        self._local: EmbeddedServer | None = None
+        self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
+        # All requests in flight fail together when a server goes down: that is one breakdown, not many in a row.
+        self.circuit_breaker = CircuitBreaker(self.rate_limiter, threshold=max(5, self.concurrency))
+        self._server: EmbeddedServer | None = None
         self._clients: list[Client] = []
-        self._free: asyncio.Queue[Client] = asyncio.Queue()
+        self._idle_replicas: asyncio.Queue[Client] = asyncio.Queue()
         self._starting = asyncio.Lock()
 
-    def check(self) -> None:
-        """What can be seen without asking. Raises `ConfigError`."""
+    def check_config(self) -> None:
+        """Check address, key and files without sending anything. Raises `ConfigError`."""
         config = self.config
         if config.kind == "embedded":
             if config.model != MODEL:
@@ -61,34 +76,48 @@ class Endpoint:
             raise ConfigError(f"endpoint {self.name!r}: `url` {config.url!r} is not an http(s) address")
         check_key(self.name, config)
 
-    async def reach(self) -> None:
-        """Whether the endpoint answers, takes the key and has the model. Embedded ones are started instead."""
+    async def check_reachable(self) -> None:
+        """Check that the endpoint answers, takes the key and has the model. An embedded one is started instead.
+
+        Raises `ConfigError`, or `Retryable` naming the URL if it does not answer.
+        """
         if self.config.kind == "embedded":
-            await self._started()
+            await self._start_server()
             return
-        for attempt in range(1, CHECKS + 1):
+        client = await self._client()
+        where = f"endpoint {self.name!r} at {client.url}"
+
+        async def list_models() -> list[str] | None:
             try:
-                client = await self._client()
-                async with asyncio.timeout(REACH_S):
-                    names = await client.models()
-            except (CallError, TimeoutError) as caught:
-                error = caught if isinstance(caught, CallError) else CallError("timeout", f"silent for {REACH_S:g} s")
-                if error.reason == "invalid_reply":
-                    return  # it answers, if not to this question
-                if not error.worth_another:
-                    raise ConfigError(f"endpoint {self.name!r} at {client.url}: {error.message}") from None
-                if attempt == CHECKS:
-                    where = f"endpoint {self.name!r} at {client.url}"
-                    raise Retryable(f"{where} does not answer: {error.message}") from None
-                await asyncio.sleep(min(5.0, error.retry_after or backoff(attempt)))
-                continue
-            if names and self.config.model not in names:
-                known = ", ".join(sorted(names)[:12])
-                raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
-            return
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    return await client.models()
+            except TimeoutError:
+                raise CallError("timeout", f"no answer within {CHECK_TIMEOUT_S:g} s") from None
+
+        try:
+            names = await retry_async(
+                list_models,
+                replace(
+                    circuit_breaker.BACKOFF,
+                    attempts=CHECK_ATTEMPTS,
+                    longest_s=CHECK_PAUSE_S,
+                    longest_retry_after_s=CHECK_PAUSE_S,
+                ),
+                should_retry=lambda e: isinstance(e, CallError) and e.retryable and e.reason != "invalid_reply",
+                retry_after_s=lambda e: e.retry_after if isinstance(e, CallError) else None,
+            )
+        except CallError as error:
+            if error.reason == "invalid_reply":
+                return  # it answers, if not to this request
+            if error.retryable:
+                raise Retryable(f"{where} does not answer: {error.message}") from None
+            raise ConfigError(f"{where}: {error.message}") from None
+        if names and self.config.model not in names:
+            known = ", ".join(sorted(names)[:12])
+            raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
 
     async def complete(self, request: ChatRequest) -> RawReply:
-        """Ask once. Raises `CallError`."""
+        """Send a request once. Raises `CallError`."""
         if self.config.kind != "embedded":
             try:
                 check_key(self.name, self.config)
@@ -96,30 +125,30 @@ class Endpoint:
                 raise CallError("misconfigured", str(error), "no key") from None
             return await (await self._client()).complete(request)
         try:
-            await self._started()
+            await self._start_server()
         except (ConfigError, Retryable) as error:
             raise CallError("connection", str(error), "not started") from None
-        client = await self._free.get()
+        client = await self._idle_replicas.get()
         try:
             return await client.complete(request)
         finally:
-            if client in self._clients:  # not if its replicas were started anew meanwhile
-                self._free.put_nowait(client)
+            if client in self._clients:  # not if its replica was restarted meanwhile
+                self._idle_replicas.put_nowait(client)
 
-    def tell_gate(self, turn: Permit, error: CallError) -> None:
-        """What a failed attempt means for the other requests. Ends the turn."""
+    def report_error(self, permit: Permit, error: CallError) -> None:
+        """Hand back the permit of a failed attempt, with what the failure means for other requests."""
         if error.reason == "misconfigured":
-            self.gate.give_up(error)
+            self.circuit_breaker.fail_all(error)
         if error.reason == "rate_limited":
-            self.gate.refused(turn, error.retry_after or 0.0)
+            self.circuit_breaker.on_rate_limit(permit, error.retry_after or 0.0)
         elif error.reason in ("connection", "timeout", "server_error", "cut"):
-            self.gate.failed(turn, error)
+            self.circuit_breaker.on_failure(permit, error)
         else:
-            self.gate.answered(turn)
+            self.circuit_breaker.on_reply(permit)
 
-    def given_up(self, attempts: int) -> ChatFailure:
-        """The failure of a request that is not sent any more."""
-        error = self.gate.given_up
+    def outage_failure(self, attempts: int) -> ChatFailure:
+        """The failure of a request that is not sent because the circuit breaker fails all."""
+        error = self.circuit_breaker.outage
         assert error is not None
         if error.reason == "misconfigured":
             return ChatFailure("misconfigured", f"endpoint {self.name!r}: {error.message}", attempts)
@@ -128,93 +157,95 @@ class Endpoint:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-        if self._local is not None:
-            self._local.close()
+        if self._server is not None:
+            self._server.close()
 
     async def _client(self) -> Client:
         if not self._clients:
-            self._clients = [client_for(self.config, self.config.url, self.pace.told)]
+            self._clients = [client_for(self.config, self.config.url, self.rate_limiter.on_headers)]
         return self._clients[0]
 
-    async def _started(self) -> None:
-        """The embedded endpoint, running: started when first needed, and anew when one of its processes has died."""
+    async def _start_server(self) -> None:
+        """Start the embedded server if it is needed for the first time, or if one of its processes has died."""
         async with self._starting:
-            if self._local is None:
-                self._local = EmbeddedServer(self.concurrency)
-            elif self._local.alive and self._clients:
+            if self._server is None:
+                self._server = EmbeddedServer(self.concurrency)
+            elif self._server.alive and self._clients:
                 return
             else:
-                log.warning("endpoint %r: a process of the embedded model has ended; it is started again", self.name)
-            self._local.spawn()  # in this thread, which stays as long as the pool
-            urls = await asyncio.to_thread(self._local.wait)
+                logger.warning("endpoint %r: restarting the embedded model, one of its processes has died", self.name)
+            self._server.spawn()  # in this thread, because the processes end with it: it lives as long as the pool
+            urls = await asyncio.to_thread(self._server.wait)
             for client in self._clients:
                 await client.close()
-            self._clients = [client_for(self.config, url, self.pace.told) for url in urls]
-            while not self._free.empty():
-                self._free.get_nowait()
+            self._clients = [client_for(self.config, url, self.rate_limiter.on_headers) for url in urls]
+            while not self._idle_replicas.empty():
+                self._idle_replicas.get_nowait()
             for client in self._clients:
-                self._free.put_nowait(client)
+                self._idle_replicas.put_nowait(client)
 
 
-async def ask_now(
-    endpoint: Endpoint, request: ChatRequest, digest: str, ledger: ReplyCache, *, elsewhere: bool
+async def send_request(
+    endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
-    """Ask until there is a reply, or no point in asking again. `elsewhere`: another endpoint can be asked instead.
+    """Send a request until it has a reply or no attempt is left. `has_fallback`: another endpoint can take it.
 
-    The reply is on disk when this returns. Raises `OSError` if it cannot be kept.
+    The reply is on disk when this returns. Raises `OSError` if it cannot be written.
     """
-    config, gate = endpoint.config, endpoint.gate
+    config, breaker = endpoint.config, endpoint.circuit_breaker
     reserved = max_usage(config, request)
-    error = CallError("outage", "it is down and waits for a probe")
+    error = CallError("outage", "it is down, and another request probes it")
     for attempt in range(1, config.attempts + 1):
-        turn = await gate.admit(reserved.tokens, elsewhere=elsewhere)
-        if turn is None:
-            return endpoint.given_up(attempt - 1)
-        if turn == "elsewhere":
+        # The permit first, then the money: reserved money that waits for a permit would keep others from sending.
+        permit = await breaker.acquire(reserved.tokens, has_fallback=has_fallback)
+        if permit is None:
+            return endpoint.outage_failure(attempt - 1)
+        if permit == "use_fallback":
             return ChatFailure("outage", f"endpoint {endpoint.name!r}: {error.message}", attempt - 1)
         try:
-            if (spent_up := await endpoint.purse.reserve(reserved)) is not None:
-                gate.abandoned(turn)
-                return ChatFailure("budget", str(spent_up), attempt - 1)
+            if (spent_limit := await endpoint.budget.reserve(reserved)) is not None:
+                breaker.release(permit)
+                return ChatFailure("budget", str(spent_limit), attempt - 1)
         except asyncio.CancelledError:
-            gate.abandoned(turn)
+            breaker.release(permit)
             raise
+        # From here on the reservation is settled whatever happens, also when this is cancelled.
         spent, began = NO_USAGE, time.monotonic()
         try:
-            outcome = await _attempt(endpoint, request, digest, turn)
+            result = await _attempt(endpoint, request, digest, permit)
             latency = time.monotonic() - began
-            if isinstance(outcome, ChatReply):
-                cost = reply_cost(config, outcome.tokens_in, outcome.tokens_out)
-                spent = actual_usage(outcome, cost, reserved)
+            if isinstance(result, ChatReply):
+                cost = reply_cost(config, result.tokens_in, result.tokens_out)
+                spent = actual_usage(result, cost, reserved)
                 row = call_row(
-                    request, digest, endpoint.name, config, outcome, attempt=attempt, latency_s=latency, cost=cost
+                    request, digest, endpoint.name, config, result, attempt=attempt, latency_s=latency, cost=cost
                 )
-                await ledger.record(row, outcome, spent)
-                return outcome
+                await cache.record(row, result, spent)
+                return result
         finally:
-            await asyncio.shield(endpoint.purse.settle(reserved, spent))
-        error = outcome
-        row = call_row(request, digest, endpoint.name, config, error, attempt=attempt, latency_s=latency)
-        await ledger.record(row)
-        if not error.worth_another:
+            await asyncio.shield(endpoint.budget.settle(reserved, spent))
+        error = result
+        await cache.record(call_row(request, digest, endpoint.name, config, error, attempt=attempt, latency_s=latency))
+        if not error.retryable:
             return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", attempt)
-        if attempt < config.attempts and error.retry_after is None and not gate.open:
-            await asyncio.sleep(backoff(attempt))  # else the gate makes it wait
+        # With a Retry-After or an open breaker the next permit is late enough by itself.
+        if attempt < config.attempts and error.retry_after is None and not breaker.is_open:
+            await asyncio.sleep(circuit_breaker.BACKOFF.pause_s(attempt))
     return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", config.attempts)
 
 
-async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, turn: Permit) -> ChatReply | CallError:
-    """Ask once; the turn is ended, whatever comes."""
+async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit: Permit) -> ChatReply | CallError:
+    """Send a request once, and hand back the permit whatever happens."""
     began = time.monotonic()
     try:
-        said = await endpoint.complete(request)
+        raw = await endpoint.complete(request)
     except CallError as error:
-        endpoint.tell_gate(turn, error)
+        endpoint.report_error(permit, error)
         return error
     except BaseException:
-        endpoint.gate.abandoned(turn)
+        endpoint.circuit_breaker.release(permit)
         raise
-    total = None if said.tokens_in is None or said.tokens_out is None else said.tokens_in + said.tokens_out
-    endpoint.gate.answered(turn, total)
+    tokens = None if raw.tokens_in is None or raw.tokens_out is None else raw.tokens_in + raw.tokens_out
+    endpoint.circuit_breaker.on_reply(permit, tokens)
     latency = time.monotonic() - began
-    return ChatReply(said.text, said.finish, said.tokens_in, said.tokens_out, latency, False, digest, endpoint.name)
+    return ChatReply(raw.text, raw.finish, raw.tokens_in, raw.tokens_out, latency, False, digest, endpoint.name)

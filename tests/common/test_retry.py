@@ -6,6 +6,8 @@ import itertools
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.retry import Backoff, retry, retry_after, retry_async
 
@@ -126,3 +128,20 @@ def test_a_coroutine_is_retried_alike():
 )
 def test_retry_after_headers(headers, seconds):
     assert retry_after(headers) == seconds
+
+
+@given(st.text())
+def test_an_unreadable_retry_after_is_none(text):
+    seconds = retry_after({"retry-after": text})
+    assert seconds is None or seconds >= 0
+
+
+def test_a_retry_after_date_in_the_future():
+    assert 50 < retry_after({"retry-after": email.utils.formatdate(time.time() + 60, usegmt=True)}) <= 61
+
+
+@given(st.integers(1, 60))
+def test_a_pause_doubles_to_a_bound_and_half_of_it_is_random(attempt):
+    backoff = Backoff(first_s=0.5, longest_s=20.0)
+    longest = min(20.0, 0.5 * 2 ** (attempt - 1))
+    assert longest / 2 <= backoff.pause_s(attempt) <= longest

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError, Retryable
 from common.events import silent
+from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from configs.training import JudgeConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.pool import EndpointPool
 from rl.calibration import calibrate, corrupted
 from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse
@@ -21,8 +22,8 @@ GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(retry, "OUTAGE_S", 0.1)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
 
 
 @pytest.fixture

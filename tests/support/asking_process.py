@@ -53,7 +53,7 @@ def die_at(moment: str) -> None:
         if moment == "after create":
             vendor.create = dying_after(vendor.create)
         if moment == "while polling":
-            vendor.look = dying_after(vendor.look)
+            vendor.status = dying_after(vendor.status)
     if moment == "amid replies":
         batches.GROUP = 2
         ReplyCache.record = dying_after(ReplyCache.record, 5)

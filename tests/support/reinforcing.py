@@ -11,9 +11,10 @@ from typing import Any
 
 from common.errors import Retryable
 from common.events import Emit, silent
+from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.pool import EndpointPool
 from model.nautile import initialise
 from model.weights.files import save_weights
@@ -31,7 +32,7 @@ JUDGE = JudgeConfig(endpoint="judge")
 
 def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: Any) -> dict:
     """Align, in this process. `changes` are of the policy."""
-    retry.FIRST_BACKOFF_S, retry.OUTAGE_S = 0.01, 0.1
+    circuit_breaker.BACKOFF, circuit_breaker.OUTAGE_S = Backoff(first_s=0.01), 0.1
     folder.mkdir(parents=True, exist_ok=True)
     endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
     model = tiny_model()

@@ -7,10 +7,11 @@ import shutil
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from configs.base import TaskConfig
 from configs.distill import IndexConfig
 from configs.model import TokenizerConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.sources.corpus_source import synth_record
 from data.sources.reasoning_gym import problems
 from data.tokens.exemplar_sample import write_exemplars
@@ -25,8 +26,8 @@ KEY = "sk-planted-fedcba9876543210"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(retry, "OUTAGE_S", 0.1)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Batch jobs on disk, so that whatever kills this process, the next one knows what it had asked for.
+"""Batch jobs on disk, so that whatever kills this process, the next one knows what was sent.
 
-A job is two files in a folder beside the replies: its requests, written first, and its state, which says how far it is.
-`phase` moves on before the step that follows it: "written", "creating" (the vendor may have the job although its id was
-not kept), "created" (the id is known).
+A job is two files in a folder beside the replies: its requests, written first, and its state. `phase` is saved before
+the step that follows it: "written", "creating" (the vendor may have the job although its id was not saved), "created"
+(the id is known).
 """
 
 import json
@@ -24,7 +24,7 @@ Phase = Literal["written", "creating", "created"]
 
 @dataclass
 class PendingJob:
-    """A job of one endpoint: its requests by digest, and what was set aside for them."""
+    """A job of one endpoint: its requests by digest, and what is reserved for them."""
 
     folder: Path
     endpoint: str
@@ -41,7 +41,7 @@ class PendingJob:
     def write(
         cls, folder: Path, endpoint: str, requests: dict[str, ChatRequest], reserved: Usage, attempts: dict[str, int]
     ) -> "PendingJob":
-        """A new job, on disk. Raises `OSError` if it cannot be written."""
+        """Write a new job. Raises `OSError`."""
         job = cls(folder, endpoint, uuid.uuid4().hex, requests, reserved, time.time(), attempts)
         rows = (
             {"digest": digest, "attempt": attempts.get(digest, 1), "request": asdict(request)}
@@ -52,7 +52,7 @@ class PendingJob:
         return job
 
     def save(self) -> None:
-        """Keep how far it is."""
+        """Write the state."""
         state = {
             "endpoint": self.endpoint,
             "label": self.label,
@@ -65,16 +65,16 @@ class PendingJob:
         write_atomically(self._path(STATE), json.dumps(state).encode())
 
     def remove(self) -> None:
-        """Forget it: all its replies are in the ledger. The state goes first, for without it there is no job."""
+        """Delete the files, once all replies are cached. The state goes first: without it there is no job."""
         self._path(STATE).unlink(missing_ok=True)
         self._path(REQUESTS).unlink(missing_ok=True)
 
-    def _path(self, ending: str) -> Path:
-        return self.folder / f"{self.label}{ending}"
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self.label}{suffix}"
 
 
 def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
-    """The jobs that an earlier process left, the oldest first. Raises `ConfigError` if one is unreadable."""
+    """The jobs of earlier processes, the oldest first. Raises `ConfigError` if one is unreadable."""
     jobs = []
     for path in sorted(folder.glob(f"*{STATE}")):
         try:
@@ -96,7 +96,7 @@ def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
 
 
 def refuse_forgotten_jobs(folder: Path, endpoints: Iterable[str]) -> None:
-    """Raise `ConfigError` if there are jobs under way that none of these endpoints would take up: they are paid for."""
+    """Raise `ConfigError` if there is a job that none of these endpoints would resume: it is paid for."""
     for path in sorted(folder.glob(f"*{STATE}")):
         try:
             state = json.loads(path.read_bytes())
@@ -105,16 +105,13 @@ def refuse_forgotten_jobs(folder: Path, endpoints: Iterable[str]) -> None:
             raise ConfigError(_unreadable(path, error)) from None
         if name not in endpoints:
             raise ConfigError(
-                f"endpoint {name!r} has batch job {job} under way, but is not of mode 'batch' now: set it back until "
-                f"the job has ended, or cancel the job at the vendor's and delete {path}"
+                f"endpoint {name!r} has batch job {job} in progress, but its mode is no longer 'batch': set it back "
+                f"until the job has ended, or cancel the job at the vendor's and delete {path}"
             )
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    return (
-        f"{path}: the batch job that it tells of cannot be taken up ({error}); cancel the job at the vendor's and "
-        "delete the file"
-    )
+    return f"{path}: its batch job cannot be resumed ({error}); cancel the job at the vendor's and delete the file"
 
 
 def _request(fields: dict) -> ChatRequest:

@@ -1,9 +1,9 @@
-"""An endpoint asked through its vendor's batch interface: half the price, an answer within a day, no request twice.
+"""An endpoint used through its vendor's batch interface: half the price, a reply within a day, no request sent twice.
 
-Requests are gathered into jobs. Money is set aside and a job is on disk before anything is sent, and its id is kept as
-soon as there is one. A process that finds jobs of an earlier one goes on with them: it polls what was created, looks
-among the vendor's jobs for one whose id was lost, and sends only what was never sent. Replies go into the ledger one by
-one, so a process killed amid them goes on where it was.
+Requests are collected into jobs. Money is reserved and a job is on disk before anything is sent, and its id is saved as
+soon as there is one. A process that finds jobs of an earlier one resumes them: it polls a job that was created, looks
+among the vendor's jobs for one whose id was lost, and sends only what was never sent. Replies are cached in small
+groups, so that a process killed in between resumes where it was.
 """
 
 import asyncio
@@ -13,12 +13,15 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ConfigError
+from common.retry import retry_async
+from data.endpoints import circuit_breaker
 from data.endpoints.batch.jobs import PendingJob, pending_jobs
-from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, read_line
+from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, parse_result_line
 from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.chat_types import (
     CallError,
@@ -30,155 +33,162 @@ from data.endpoints.chat_types import (
     max_usage,
     reply_cost,
 )
-from data.endpoints.circuit_breaker import backoff
-from data.endpoints.clients import LONGEST_MESSAGE, check_key, parse_completion, redact_key
+from data.endpoints.clients import check_key, parse_completion, safe_message
 from data.endpoints.endpoint import Endpoint
 from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 1.0  # without a new request, after which what there is becomes a job
-PATIENCE_S = 900.0  # with a vendor that does not answer; the job goes on meanwhile
-SLOWEST_POLL = 20  # times the first
-LONGEST_REST_S = 600.0  # before a job that the vendor had no room for is tried again
+LINGER_S = 1.0  # without a new request, after which the queue becomes a job
+GIVE_UP_S = 900.0  # on a vendor that does not answer; the job itself continues meanwhile
+SLOWEST_POLL = 20  # times the first pause
+LONGEST_REST_S = 600.0  # before a job that the vendor had no room for is sent again
 GROUP = 256  # replies recorded together
 Value = TypeVar("Value")
-Result = ChatReply | ChatFailure | CallError  # the last: the request may be put into another job
+JobResult = ChatReply | ChatFailure | CallError  # of a request; after a `CallError` it may be put into another job
 
 
 def jobs_folder(cache: Path) -> Path:
-    """Where the jobs of a file of replies are kept."""
+    """The folder of the jobs whose replies go into the file `cache`."""
     return cache.with_name(f"{cache.name}.batches")
 
 
 class BatchQueue:
-    """The batch interface of one endpoint. Lives in the pool's loop. Raises `ConfigError` for unreadable job files."""
+    """The batch interface of one endpoint. Lives in the pool's loop. Raises `ConfigError` for unreadable job files.
 
-    def __init__(self, endpoint: Endpoint, folder: Path, ledger: ReplyCache) -> None:
-        self._endpoint, self._folder, self._ledger = endpoint, folder, ledger
+    The way of a request: `ask` puts it into `_queue` with a future in `_results`; `_collect_jobs` takes it into a
+    `PendingJob`; `_finish_job` sends the job, polls it, records its replies and sets the future.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: Path, cache: ReplyCache) -> None:
+        self._endpoint, self._folder, self._cache = endpoint, folder, cache
         self._config, self._batch = endpoint.config, endpoint.config.batch
-        self._made: BatchClient | None = None
-        self._waiting: dict[str, asyncio.Future[Result]] = {}
-        self._queue: deque[tuple[str, ChatRequest, int]] = deque()
-        self._arrived = asyncio.Event()
-        self._slots = asyncio.Semaphore(self._batch.jobs_at_once)
-        self._gathering: asyncio.Task[None] | None = None
+        self._opened_client: BatchClient | None = None
+        self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests without a result yet
+        self._queue: deque[tuple[str, ChatRequest, int]] = deque()  # digest, request, attempt
+        self._arrival = asyncio.Event()
+        self._job_slots = asyncio.Semaphore(self._batch.jobs_at_once)
+        self._collector: asyncio.Task[None] | None = None
         self._jobs: dict[str, PendingJob] = {}  # by label
-        self._under_way: set[str] = set()  # digests of the requests in them
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._digests_in_jobs: set[str] = set()
+        self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
         for job in pending_jobs(folder, endpoint.name):
-            self._take_up(job)
-            endpoint.purse.hold(job.reserved)
-            logger.info("endpoint %r: batch job %s is taken up again", endpoint.name, job.id or job.label)
+            self._register(job)
+            endpoint.budget.hold(job.reserved)
+            logger.info("endpoint %r: resuming batch job %s", endpoint.name, job.id or job.label)
 
     @property
     def capacity(self) -> int:
-        """Requests that may be under way together."""
+        """Requests that may be in jobs at once."""
         return self._batch.requests_per_job * self._batch.jobs_at_once
 
     async def ask(self, digest: str, request: ChatRequest) -> ChatReply | ChatFailure:
         """The reply, or why there is none after as many jobs as the endpoint has `attempts`."""
         attempts = self._config.attempts
         for attempt in range(1, attempts + 1):
-            outcome = await asyncio.shield(self._submit(digest, request, attempt))
-            if not isinstance(outcome, CallError):
-                return outcome
-            if not outcome.worth_another or attempt == attempts:
+            result = await asyncio.shield(self._submit(digest, request, attempt))
+            if not isinstance(result, CallError):
+                return result
+            if not result.retryable or attempt == attempts:
                 break
-            if outcome.reason == "rate_limited":
+            if result.reason == "rate_limited":
                 await asyncio.sleep(min(LONGEST_REST_S, self._batch.poll_s * 2**attempt))
-        return ChatFailure(outcome.reason, f"endpoint {self._endpoint.name!r}: {outcome.message}", attempt)
+        return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
 
     def resume(self) -> None:
-        """Go on with every job that nobody sees to: an earlier process left it, or the vendor did not answer."""
+        """Continue every job without a task: an earlier process left it, or the vendor did not answer."""
         for job in list(self._jobs.values()):
-            self._see_to(job)
+            self._start(job)
 
     async def close(self) -> None:
-        """The jobs go on at the vendor's, and stay on disk for the next process."""
-        if self._made is not None:
-            await self._made.close()
+        """Close the client. The jobs continue at the vendor's, and stay on disk for the next process."""
+        if self._opened_client is not None:
+            await self._opened_client.close()
 
     @property
     def _client(self) -> BatchClient:
-        if self._made is None:
-            self._made = batch_client(self._config, self._endpoint.pace.told)
-        return self._made
+        if self._opened_client is None:
+            self._opened_client = batch_client(self._config, self._endpoint.rate_limiter.on_headers)
+        return self._opened_client
 
-    def _submit(self, digest: str, request: ChatRequest, attempt: int) -> asyncio.Future[Result]:
-        """Wait for the job that has the request; put it into the next one if none has."""
-        if digest not in self._waiting:
-            self._waiting[digest] = asyncio.get_running_loop().create_future()
-            if digest in self._under_way:
+    def _submit(self, digest: str, request: ChatRequest, attempt: int) -> asyncio.Future[JobResult]:
+        """The result of the job that has the request; the request is queued for the next job if none has."""
+        if digest not in self._results:
+            self._results[digest] = asyncio.get_running_loop().create_future()
+            if digest in self._digests_in_jobs:
                 self.resume()
             else:
                 self._queue.append((digest, request, attempt))
-                self._arrived.set()
-                if self._gathering is None or self._gathering.done():
-                    self._gathering = asyncio.create_task(self._gather())
-        return self._waiting[digest]
+                self._arrival.set()
+                if self._collector is None or self._collector.done():
+                    self._collector = asyncio.create_task(self._collect_jobs())
+        return self._results[digest]
 
-    def _tell(self, digest: str, result: Result | Exception) -> None:
-        future = self._waiting.pop(digest, None)
+    def _set_result(self, digest: str, result: JobResult | OSError) -> None:
+        future = self._results.pop(digest, None)
         if future is None or future.done():
             return
-        if isinstance(result, Exception) and not isinstance(result, CallError):
+        if isinstance(result, OSError):
             future.set_exception(result)
         else:
             future.set_result(result)
 
-    async def _gather(self) -> None:
-        """Make jobs of what is asked, as many at once as are allowed."""
+    async def _collect_jobs(self) -> None:
+        """Make jobs of the queue until it is empty, as many at once as are allowed."""
         while self._queue:
-            await self._quiet()
-            await self._slots.acquire()
+            await self._wait_for_full_job()
+            await self._job_slots.acquire()
             job = None
             try:
                 job = await self._next_job()
             except OSError as error:
                 for digest, *_ in self._queue:
-                    self._tell(digest, error)
+                    self._set_result(digest, error)
                 self._queue.clear()
             finally:
                 if job is None:
-                    self._slots.release()
+                    self._job_slots.release()
             if job is not None:
-                self._take_up(job)
-                self._see_to(job).add_done_callback(lambda _: self._slots.release())
+                self._register(job)
+                self._start(job).add_done_callback(lambda _: self._job_slots.release())
 
-    async def _quiet(self) -> None:
-        """Until a job is full, or nothing has come for a while."""
+    async def _wait_for_full_job(self) -> None:
+        """Wait until the queue fills a job, or no request has arrived for `LINGER_S`."""
         while len(self._queue) < self._batch.requests_per_job:
-            self._arrived.clear()
+            self._arrival.clear()
             try:
                 async with asyncio.timeout(LINGER_S):
-                    await self._arrived.wait()
+                    await self._arrival.wait()
             except TimeoutError:
                 return
 
     async def _next_job(self) -> PendingJob | None:
-        """The first requests of the queue as a job on disk, as many as it may hold and as there is money for."""
-        purse, taken, size, reserved = self._endpoint.purse, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
+        """A job on disk of the first requests in the queue: as many as it may hold and the budget allows.
+
+        None if the budget allows no request that is left.
+        """
+        budget, taken, size, reserved = self._endpoint.budget, list[tuple[str, ChatRequest, int]](), 0, NO_USAGE
         while self._queue and len(taken) < self._batch.requests_per_job:
             digest, request, _ = self._queue[0]
-            size += len(self._line(digest, request))
+            size += len(self._input_line(digest, request))
             amount = max_usage(self._config, request)
-            if taken and (size > self._batch.bytes_per_job or not purse.fits(reserved + amount)):
+            if taken and (size > self._batch.bytes_per_job or not budget.fits(reserved + amount)):
                 break
-            if not taken and not purse.fits(amount):
-                spent_up = await purse.reserve(amount)  # waits for the jobs under way: they may cost less
-                if spent_up is None:
-                    await purse.settle(amount, NO_USAGE)
+            if not taken and not budget.fits(amount):
+                # Not even one request fits now. Jobs in progress may cost less than was reserved for them: wait for
+                # that. If it fits then, release it again and start over; else this request fails.
+                if (spent_limit := await budget.reserve(amount)) is None:
+                    await budget.settle(amount, NO_USAGE)
                 else:
                     self._queue.popleft()
-                    self._tell(digest, ChatFailure("budget", str(spent_up), 0))
+                    self._set_result(digest, ChatFailure("budget", str(spent_limit), 0))
                 size = 0
                 continue
             reserved += amount
             taken.append(self._queue.popleft())
         if not taken:
             return None
-        purse.hold(reserved)
+        budget.hold(reserved)
         requests = {digest: request for digest, request, _ in taken}
         attempts = {digest: attempt for digest, _, attempt in taken}
         try:
@@ -187,64 +197,71 @@ class BatchQueue:
             )
         except OSError as error:
             for digest in requests:
-                self._tell(digest, error)
+                self._set_result(digest, error)
             raise
 
-    def _take_up(self, job: PendingJob) -> None:
+    def _register(self, job: PendingJob) -> None:
         self._jobs[job.label] = job
-        self._under_way |= job.requests.keys()
+        self._digests_in_jobs |= job.requests.keys()
 
-    def _see_to(self, job: PendingJob) -> asyncio.Task[None]:
-        task = self._tasks.get(job.label)
+    def _start(self, job: PendingJob) -> asyncio.Task[None]:
+        """The task of a job; a new one if it has none that runs."""
+        task = self._job_tasks.get(job.label)
         if task is None or task.done():
-            task = self._tasks[job.label] = asyncio.create_task(self._see_through(job))
+            task = self._job_tasks[job.label] = asyncio.create_task(self._finish_job(job))
         return task
 
-    async def _see_through(self, job: PendingJob) -> None:
-        """From wherever the job is to its end. A failure of ours or the vendor's leaves it for the next time."""
+    async def _finish_job(self, job: PendingJob) -> None:
+        """Take a job to its end, from wherever it is. After a failure of ours or the vendor's it stays on disk."""
         try:
             if job.phase != "created" and (refusal := await self._send(job)) is not None:
                 results, spent = dict.fromkeys(job.requests, refusal), NO_USAGE
             else:
-                results, spent = await self._collect(job, await self._poll(job))
+                results, spent = await self._record_results(job, await self._poll(job))
         except CallError as error:
-            told = ChatFailure(error.reason, f"endpoint {self._endpoint.name!r}: {error.message}", 1)
+            failure = ChatFailure(error.reason, f"endpoint {self._endpoint.name!r}: {error.message}", 1)
             for digest in job.requests:
-                self._tell(digest, told)
+                self._set_result(digest, failure)
             return
         except OSError as error:
             for digest in job.requests:
-                self._tell(digest, error)
+                self._set_result(digest, error)
             return
+        # All replies are on disk: only now is the job forgotten.
         await asyncio.to_thread(job.remove)
         del self._jobs[job.label]
-        self._under_way -= job.requests.keys()
-        await self._endpoint.purse.settle(job.reserved, spent)
+        self._digests_in_jobs -= job.requests.keys()
+        await self._endpoint.budget.settle(job.reserved, spent)
         for digest, result in results.items():
-            self._tell(digest, result)
+            self._set_result(digest, result)
 
     async def _send(self, job: PendingJob) -> CallError | None:
-        """Have the vendor make the job, once. What it says if it will not."""
-        unsure = job.phase == "creating"
+        """Upload and create a job, exactly once. Returns the vendor's refusal, if it refuses.
+
+        When it is uncertain whether the vendor has created the job (an earlier process died, or an answer was lost), it
+        is looked for by its label first.
+        """
+        may_exist = job.phase == "creating"
 
         async def create() -> str:
-            nonlocal unsure
-            if unsure and (found := await self._client.find(job.label, job.written)) is not None:
-                return found
-            unsure = True
+            nonlocal may_exist
+            if may_exist and (job_id := await self._client.find(job.label, job.written)) is not None:
+                return job_id
+            may_exist = True
             try:
                 return await self._client.create(str(job.file), job.label)
             except CallError as error:
-                unsure = error.worth_another and error.reason != "rate_limited"
+                # A refusal, also for the rate, is certain: the job was not created.
+                may_exist = error.retryable and error.reason != "rate_limited"
                 raise
 
         try:
             if job.phase == "written":
-                lines = b"".join(self._line(digest, request) for digest, request in job.requests.items())
-                job.file = await self._patiently(lambda: self._client.upload(f"{job.label}.jsonl", lines))
+                lines = b"".join(self._input_line(digest, request) for digest, request in job.requests.items())
+                job.file = await self._call(lambda: self._client.upload(f"{job.label}.jsonl", lines))
                 job.phase = "creating"
                 await asyncio.to_thread(job.save)
-            job.id = await self._patiently(create)
+            job.id = await self._call(create)
         except CallError as error:
             if error.reason in ("refused", "misconfigured"):
                 return error
@@ -252,85 +269,102 @@ class BatchQueue:
         job.phase = "created"
         await asyncio.to_thread(job.save)
         count, name = len(job.requests), self._endpoint.name
-        logger.info("endpoint %r: batch job %s of %d requests is under way", name, job.id, count)
+        logger.info("endpoint %r: batch job %s of %d requests was created", name, job.id, count)
         return None
 
     async def _poll(self, job: PendingJob) -> BatchJob:
-        wait = self._batch.poll_s
+        """Ask for a job's status, at growing pauses, until it has ended."""
+        pause = self._batch.poll_s
         while True:
-            seen = await self._patiently(lambda: self._client.look(str(job.id)))
-            if seen.ended:
-                return seen
+            status = await self._call(lambda: self._client.status(str(job.id)))
+            if status.ended:
+                return status
             if time.time() - job.written > self._batch.give_up_hours * 3600:
                 hours = self._batch.give_up_hours
-                raise CallError("outage", f"batch job {job.id} is still {seen.state!r} after {hours:g} hours")
-            await asyncio.sleep(wait * random.uniform(0.8, 1.0))
-            wait = min(wait * 2, self._batch.poll_s * SLOWEST_POLL)
+                raise CallError("outage", f"batch job {job.id} is still {status.state!r} after {hours:g} hours")
+            await asyncio.sleep(pause * random.uniform(0.8, 1.0))
+            pause = min(pause * 2, self._batch.poll_s * SLOWEST_POLL)
 
-    async def _collect(self, job: PendingJob, seen: BatchJob) -> tuple[dict[str, Result], Usage]:
-        """The results of a job that has ended, all of them in the ledger, and what they used up."""
+    async def _record_results(self, job: PendingJob, status: BatchJob) -> tuple[dict[str, JobResult], Usage]:
+        """Download the results of a job that has ended and record them all; returns them and what they used."""
         bodies: dict[str, dict[str, Any] | CallError] = {}
-        for file in seen.files:
-            for line in (await self._patiently(lambda file=file: self._client.read(file))).splitlines():
+        for file in status.files:
+            content = await self._call(lambda file=file: self._client.download(file))
+            for line in content.splitlines():
                 try:
-                    digest, body = read_line(line)
+                    digest, body = parse_result_line(line)
                 except (ValueError, LookupError, TypeError, AttributeError):
-                    logger.warning("batch job %s: a line of %d bytes is no result: passed over", job.id, len(line))
+                    logger.warning("batch job %s: skipping a line of %d bytes that is no result", job.id, len(line))
                     continue
                 if digest in job.requests:
                     bodies[digest] = body
-        why = CallError("expired", f"batch job {job.id} ended as {seen.state!r} without it", seen.state)
-        if seen.failed:
-            full = "limit" in seen.message
-            why = CallError("rate_limited" if full else "refused", f"batch job {job.id}: {seen.message}", seen.state)
-        results, spent = dict[str, Result](), NO_USAGE
+        # The error of requests without a line: the whole job failed, or it ended before it got to them.
+        missing = CallError("expired", f"batch job {job.id} ended as {status.state!r} without it", status.state)
+        if status.failed:
+            reason = "rate_limited" if "limit" in status.message else "refused"
+            missing = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
+        results, spent = dict[str, JobResult](), NO_USAGE
         digests = list(job.requests)
         for start in range(0, len(digests), GROUP):
             group = digests[start : start + GROUP]
-            recorded = await asyncio.gather(*(self._record(job, one, bodies.get(one, why)) for one in group))
+            recorded = await asyncio.gather(
+                *(self._record_result(job, digest, bodies.get(digest, missing)) for digest in group)
+            )
             for digest, (result, amount) in zip(group, recorded, strict=True):
                 results[digest] = result
                 spent += amount
         return results, spent
 
-    async def _record(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> tuple[Result, Usage]:
+    async def _record_result(
+        self, job: PendingJob, digest: str, body: dict[str, Any] | CallError
+    ) -> tuple[JobResult, Usage]:
+        """Record the reply or error of one request; returns it and what it used."""
         request, name, config = job.requests[digest], self._endpoint.name, self._config
         row = {"attempt": job.attempts.get(digest, 1), "latency_s": None, "job": job.id}
-        if (known := self._ledger.reply(digest)) is not None:
-            return known, NO_USAGE  # by an earlier process, which counted it
+        if (cached := self._cache.reply(digest)) is not None:
+            return cached, NO_USAGE  # an earlier process recorded and counted it
         try:
             if isinstance(body, CallError):
                 raise body
-            said = parse_completion(body, config)
+            raw = parse_completion(body, config)
         except (CallError, AttributeError, TypeError, LookupError) as caught:
             error = caught if isinstance(caught, CallError) else CallError("invalid_reply", "no chat completion in it")
-            message = " ".join(redact_key(error.message, config).split())[:LONGEST_MESSAGE]
-            error = CallError(error.reason, message, error.status)
-            await self._ledger.record(call_row(request, digest, name, config, error, **row))
+            error = CallError(error.reason, safe_message(error.message, config), error.status)
+            await self._cache.record(call_row(request, digest, name, config, error, **row))
             return error, NO_USAGE
-        reply = ChatReply(said.text, said.finish, said.tokens_in, said.tokens_out, None, False, digest, name)
-        cost = reply_cost(config, said.tokens_in, said.tokens_out)
+        reply = ChatReply(raw.text, raw.finish, raw.tokens_in, raw.tokens_out, None, False, digest, name)
+        cost = reply_cost(config, raw.tokens_in, raw.tokens_out)
         spent = actual_usage(reply, cost, max_usage(config, request))
-        await self._ledger.record(call_row(request, digest, name, config, reply, cost=cost, **row), reply, spent)
+        await self._cache.record(call_row(request, digest, name, config, reply, cost=cost, **row), reply, spent)
         return reply, spent
 
-    async def _patiently(self, call: Callable[[], Awaitable[Value]]) -> Value:
-        """Call until the vendor answers. Raises `CallError`: its own refusal, or an outage."""
-        until, attempt = time.monotonic() + PATIENCE_S, 0
-        while True:
-            attempt += 1
+    async def _call(self, call: Callable[[], Awaitable[Value]]) -> Value:
+        """Call the vendor until it answers. Raises `CallError`: its refusal, or an outage after `GIVE_UP_S`."""
+        name = self._endpoint.name
+
+        async def call_with_key() -> Value:
             try:
-                check_key(self._endpoint.name, self._config)
-                return await call()
+                check_key(name, self._config)
             except ConfigError as error:
                 raise CallError("misconfigured", str(error), "no key") from None
-            except CallError as error:
-                if not error.worth_another:
-                    raise
-                if time.monotonic() > until:
-                    raise CallError("outage", f"its batch interface has stopped answering: {error.message}") from None
-                logger.warning("endpoint %r: batch interface: %s; asked again", self._endpoint.name, error.message)
-                await asyncio.sleep(error.retry_after if error.retry_after is not None else backoff(attempt))
+            return await call()
 
-    def _line(self, digest: str, request: ChatRequest) -> bytes:
-        return json.dumps(self._client.line(digest, request)).encode() + b"\n"
+        def log_pause(error: Exception, attempt: int, pause_s: float) -> None:
+            message = error.message if isinstance(error, CallError) else error
+            logger.warning("endpoint %r: batch interface: %s; trying again in %.1f s", name, message, pause_s)
+
+        try:
+            return await retry_async(
+                call_with_key,
+                replace(circuit_breaker.BACKOFF, give_up_s=GIVE_UP_S),
+                should_retry=lambda error: isinstance(error, CallError) and error.retryable,
+                retry_after_s=lambda error: error.retry_after if isinstance(error, CallError) else None,
+                before_pause=log_pause,
+            )
+        except CallError as error:
+            if not error.retryable:
+                raise
+            raise CallError("outage", f"its batch interface has stopped answering: {error.message}") from None
+
+    def _input_line(self, digest: str, request: ChatRequest) -> bytes:
+        return json.dumps(self._client.input_line(digest, request)).encode() + b"\n"

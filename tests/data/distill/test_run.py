@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
 from data.distill import ask
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord, from_dict
 from data.retrieval.embedders import Encoder
@@ -25,8 +26,8 @@ from tests.support.fake_openai import FakeOpenAI, always, mixed, useful
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(retry, "OUTAGE_S", 0.2)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.2)
 
 
 @pytest.fixture(scope="module")

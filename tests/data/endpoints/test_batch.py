@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from common.retry import Backoff
 from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.batch import queue as batches
 from data.endpoints.batch.jobs import PendingJob
 from data.endpoints.budget import Usage
@@ -25,7 +26,7 @@ PER_MILLION = (1e5, 2e5)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
     monkeypatch.setattr(batches, "LINGER_S", 0.05)
     monkeypatch.setenv("FAKE_KEY", KEY)
 
@@ -170,7 +171,7 @@ def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, 
         (request,) = requests(1)
         digest = request_digest(request, endpoint(server, kind))
         job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Usage(), {})
-        with pytest.raises(ConfigError, match=f"batch job {job.label} under way"):
+        with pytest.raises(ConfigError, match=f"batch job {job.label} in progress"):
             pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
         (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))
     assert reply.digest == digest

@@ -68,8 +68,8 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
             for draft, reply, prompt in zip(drafts, replies, PROMPTS, strict=True)
         ]
         assert kept.count(None) >= 2
-        local = pool._endpoints["local"]._local
-        first = local.pids
+        server = pool._endpoints["local"]._server
+        first = [replica.process.pid for replica in server._replicas]
         assert [listening(pid) for pid in first] == [{"127.0.0.1"}] * len(first)
         os.kill(first[0], signal.SIGKILL)
         (again,) = pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 121, 0.0, 0)])
@@ -82,11 +82,11 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
 def test_a_replica_ends_with_a_parent_that_is_killed():
     program = (
         "import sys, time\n"
-        "from data.endpoints.embedded import LocalEndpoint\n"
-        "endpoint = LocalEndpoint(1)\n"
+        "from data.endpoints.embedded import EmbeddedServer\n"
+        "endpoint = EmbeddedServer(1)\n"
         "endpoint.spawn()\n"
         "endpoint.wait()\n"
-        "sys.stdout.write(f'{endpoint.pids[0]}\\n')\n"
+        "sys.stdout.write(f'{endpoint._replicas[0].process.pid}\\n')\n"
         "sys.stdout.flush()\n"
         "time.sleep(600)\n"
     )

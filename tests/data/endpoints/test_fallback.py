@@ -1,8 +1,9 @@
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support.fake_openai import FakeOpenAI, always
@@ -10,8 +11,8 @@ from tests.support.fake_openai import FakeOpenAI, always
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(retry, "OUTAGE_S", 0.3)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_what_another_endpoint_answered_is_not_asked_again(pool_for, servers):
 
 
 def test_the_first_is_used_again_when_it_answers_again(pool_for, servers, monkeypatch):
-    monkeypatch.setattr(retry, "OUTAGE_S", 30.0)
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 30.0)
     first, second = servers
     first.faults = lambda arrival: "500" if arrival < 8 else None
     second.delay_s = 0.02
@@ -116,7 +117,7 @@ def test_an_endpoint_whose_own_budget_is_spent_hands_over_to_the_next(pool_for, 
     replies = pool.ask(ask(40))
     assert {reply.endpoint for reply in replies} == {"first", "second"}
     assert 70 < first.tokens_in + first.tokens_out <= 100
-    assert pool.spent_tokens == first.tokens_in + first.tokens_out + second.tokens_in + second.tokens_out
+    assert pool._limit.spent.tokens == first.tokens_in + first.tokens_out + second.tokens_in + second.tokens_out
     alone = pool_for(first=own.model_copy(update={"fallback": ()})).ask(ask(41))
     assert alone[-1].reason == "budget"
     assert "of the budget of endpoint 'first'" in alone[-1].message

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support import asking_process
@@ -20,8 +21,8 @@ KEY = "sk-planted-0123456789abcdef"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(retry, "OUTAGE_S", 0.3)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
 
 
 class Events(list):
@@ -195,7 +196,7 @@ def test_a_server_that_is_not_there_is_given_up_and_tried_again_later(pool_for):
 
 
 def test_an_outage_that_passes_costs_nothing(pool_for, monkeypatch):
-    monkeypatch.setattr(retry, "OUTAGE_S", 30.0)
+    monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 30.0)
     with FakeOpenAI(faults=lambda arrival: "500" if 3 <= arrival < 12 else None) as server:
         pool = pool_for(fake=openai(server, concurrency=3))
         outcomes = pool.ask([request(str(i)) for i in range(20)])

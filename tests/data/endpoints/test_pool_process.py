@@ -35,15 +35,15 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
         with EndpointPool({"fake": config}, cache, lambda kind, **row: events.append(row)) as pool:
             told = []
             outcomes = pool.ask(asking_process.requests(COUNT), lambda index, _: told.append(index))
-            spent, pace = pool.spent, pool.pace()["fake"]
+            spent, rates = pool.spent, pool.rates()["fake"]
         counts = server.counts()
     assert all(isinstance(one, ChatReply) for one in outcomes)
     assert sorted(told) == list(range(COUNT))
     assert counts["answered"] == counts["prompts"] == len(rows(cache)) == COUNT
     assert spent == pytest.approx(counts["dollars"])
     assert sum(row["dollars"] for row in events) == pytest.approx(counts["dollars"])
-    assert len(events) == counts["arrived"] == pace["sent"]
-    assert pace["refused"] == counts["statuses"]["429"]
+    assert len(events) == counts["arrived"] == rates["sent"]
+    assert rates["refused"] == counts["statuses"]["429"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The pace against servers that keep time by the same clock as it: no real second passes."""
+"""The rate limiter against servers that share its simulated clock: no real second passes."""
 
 import heapq
 import math
@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.endpoints.rate_limit import HEADROOM, RateLimiter, seconds
+from data.endpoints.rate_limit import HEADROOM, RateLimiter, parse_duration
 
 LATENCY_S = 0.05
 
 
 class Server:
-    """Lets `rate` requests a second through, `burst` at once; may say so."""
+    """Accepts `rate` requests a second, `burst` at once, and may state that in headers."""
 
-    def __init__(self, rate, burst, states_it):
-        self.rate, self.burst, self.states_it = rate, burst, states_it
-        self.level, self.at, self.through, self.refused = burst, 0.0, 0, 0
+    def __init__(self, rate, burst, states_limit):
+        self.rate, self.burst, self.states_limit = rate, burst, states_limit
+        self.level, self.at, self.accepted, self.refused = burst, 0.0, 0, 0
 
     def take(self, now):
         self.level = min(self.burst, self.level + (now - self.at) * self.rate)
@@ -26,12 +26,12 @@ class Server:
             self.refused += 1
             return False
         self.level -= 1
-        self.through += 1
+        self.accepted += 1
         return True
 
     @property
     def headers(self):
-        if not self.states_it:
+        if not self.states_limit:
             return {}
         reset = f"{1000 * (self.burst - self.level) / self.rate:.0f}ms"
         return {
@@ -41,101 +41,109 @@ class Server:
         }
 
 
-def drive(server, pace, until, *, retry_after=0.0, clock):
-    """Send as fast as the pace allows for `until` seconds of the server's time."""
-    answers, under_way, paused = [], 0, 0.0
+def drive(server, limiter, until, *, retry_after=0.0, clock):
+    """Send as fast as the limiter allows until the clock shows `until` seconds."""
+    responses, in_flight, paused = [], 0, 0.0
     while clock[0] < until:
-        while answers and answers[0][0] <= clock[0]:
-            _, _, sent_at, good, headers = heapq.heappop(answers)
-            under_way -= 1
-            pace.told(headers)
+        while responses and responses[0][0] <= clock[0]:
+            _, _, sent_at, good, headers = heapq.heappop(responses)
+            in_flight -= 1
+            limiter.on_headers(headers)
             if good:
-                pace.answered(0, None)
+                limiter.on_reply(0, None)
             else:
-                pace.refused(sent_at, retry_after)
+                limiter.on_rate_limit(sent_at, retry_after)
                 paused = max(paused, clock[0] + retry_after)
-        wait = max(pace.delay(), paused - clock[0])
-        if wait <= 0 and under_way < min(256, pace.window):
+        wait = max(limiter.delay(), paused - clock[0])
+        if wait <= 0 and in_flight < min(256, limiter.max_in_flight):
             good = server.take(clock[0])
-            under_way += 1
-            heapq.heappush(answers, (clock[0] + LATENCY_S, pace.sent_count, pace.sent(0), good, server.headers))
+            in_flight += 1
+            heapq.heappush(
+                responses, (clock[0] + LATENCY_S, limiter.sent_count, limiter.on_sent(0), good, server.headers)
+            )
             continue
-        times = [answers[0][0]] if answers else []
+        times = [responses[0][0]] if responses else []
         if wait > 0:
             times.append(clock[0] + wait)
         clock[0] = max(min(times), clock[0] + 1e-6)
 
 
-def run(rate, *, burst, states_it, seconds, retry_after=0.0, **limits):
+def run(rate, *, burst, states_limit, seconds, retry_after=0.0, **limits):
     clock = [0.0]
-    server, pace = Server(rate, burst, states_it), RateLimiter(**limits, clock=lambda: clock[0])
-    drive(server, pace, seconds, retry_after=retry_after, clock=clock)
-    return server, pace
+    server, limiter = Server(rate, burst, states_limit), RateLimiter(**limits, clock=lambda: clock[0])
+    drive(server, limiter, seconds, retry_after=retry_after, clock=clock)
+    return server, limiter
 
 
 @pytest.mark.parametrize("burst", [5, 50])
-def test_a_stated_limit_is_held_without_a_refusal(burst):
-    server, pace = run(50, burst=burst, states_it=True, seconds=120)
-    assert server.through >= 0.97 * 50 * 120
-    assert pace.refused_count <= 16, "at most the few that were sent before anything was known"
+def test_a_stated_limit_is_used_without_a_refusal(burst):
+    server, limiter = run(50, burst=burst, states_limit=True, seconds=120)
+    assert server.accepted >= 0.97 * 50 * 120
+    assert limiter.refused_count <= 16, "at most the few that were sent before anything was known"
 
 
 @pytest.mark.parametrize("retry_after", [0.0, 1.0])
 @pytest.mark.parametrize("burst", [5, 50])
 @pytest.mark.parametrize("rate", [2, 50, 400])
-def test_a_limit_that_nobody_states_is_found(rate, burst, retry_after):
-    server, pace = run(rate, burst=burst, states_it=False, seconds=200, retry_after=retry_after)
-    assert server.through >= 0.8 * rate * 200
-    assert pace.refused_count <= 0.06 * pace.sent_count + 150, "many only while the limit is looked for"
+def test_an_unstated_limit_is_found(rate, burst, retry_after):
+    server, limiter = run(rate, burst=burst, states_limit=False, seconds=200, retry_after=retry_after)
+    assert server.accepted >= 0.8 * rate * 200
+    assert limiter.refused_count <= 0.06 * limiter.sent_count + 150, "many only while the limit is searched for"
 
 
 def test_a_limit_that_is_raised_is_found_again():
     clock = [0.0]
-    server, pace = Server(20, 20, False), RateLimiter(clock=lambda: clock[0])
-    drive(server, pace, 60, clock=clock)
+    server, limiter = Server(20, 20, False), RateLimiter(clock=lambda: clock[0])
+    drive(server, limiter, 60, clock=clock)
     server.rate = 60
-    drive(server, pace, 180, clock=clock)
-    before = server.through
-    drive(server, pace, 240, clock=clock)
-    assert server.through - before >= 0.9 * 60 * 60
+    drive(server, limiter, 180, clock=clock)
+    before = server.accepted
+    drive(server, limiter, 240, clock=clock)
+    assert server.accepted - before >= 0.9 * 60 * 60
 
 
-def test_a_configured_limit_is_kept_and_a_stated_one_below_it_too():
+def test_the_lower_of_a_configured_and_a_stated_limit_is_kept():
     clock = [0.0]
-    pace = RateLimiter(600, clock=lambda: clock[0])
+    limiter = RateLimiter(600, clock=lambda: clock[0])
     for _ in range(20):
-        clock[0] += pace.delay()
-        pace.sent(0)
+        clock[0] += limiter.delay()
+        limiter.on_sent(0)
     assert clock[0] == pytest.approx(1.9, abs=0.06)
-    pace.told({"x-ratelimit-limit-req-minute": "300", "x-ratelimit-remaining-req-minute": "299"})
-    assert pace.requests.rate == pytest.approx(5 * HEADROOM)
+    limiter.on_headers({"x-ratelimit-limit-req-minute": "300", "x-ratelimit-remaining-req-minute": "299"})
+    assert limiter.requests.rate == pytest.approx(5 * HEADROOM)
 
 
 @pytest.mark.parametrize(
     "name", ["x-ratelimit-limit-tokens", "x-ratelimit-limit-tokens-minute", "ratelimitbysize-limit"]
 )
-def test_tokens_are_paced_by_what_is_set_aside_and_then_by_what_was_used(name):
+def test_tokens_are_limited_by_what_is_reserved_and_then_by_what_was_used(name):
     clock = [0.0]
-    pace = RateLimiter(clock=lambda: clock[0])
-    pace.told({name: "60000"})
-    pace.sent(2000)
-    assert pace.delay() == pytest.approx(2000 / 1000 / HEADROOM, abs=0.06)
-    pace.answered(2000, 500)
-    assert pace.delay() == pytest.approx(500 / 1000 / HEADROOM, abs=0.06)
+    limiter = RateLimiter(clock=lambda: clock[0])
+    limiter.on_headers({name: "60000"})
+    limiter.on_sent(2000)
+    assert limiter.delay() == pytest.approx(2000 / 1000 / HEADROOM, abs=0.06)
+    limiter.on_reply(2000, 500)
+    assert limiter.delay() == pytest.approx(500 / 1000 / HEADROOM, abs=0.06)
 
 
-def test_a_limit_a_day_is_spread_over_what_is_left_of_it():
-    pace = RateLimiter(clock=lambda: 0.0)
+def test_a_daily_limit_is_spread_over_what_is_left_of_the_day():
+    limiter = RateLimiter(clock=lambda: 0.0)
     headers = {"x-ratelimit-limit-requests": "10000", "x-ratelimit-reset-requests": "60m0s"}
-    pace.told({**headers, "x-ratelimit-remaining-requests": "9600"})
-    assert pace.requests.rate == pytest.approx(HEADROOM * 160)
-    pace.told({**headers, "x-ratelimit-remaining-requests": "6"})
-    assert pace.requests.rate == pytest.approx(HEADROOM * 9994 / 3600)
+    limiter.on_headers({**headers, "x-ratelimit-remaining-requests": "9600"})
+    assert limiter.requests.rate == pytest.approx(HEADROOM * 160)
+    limiter.on_headers({**headers, "x-ratelimit-remaining-requests": "6"})
+    assert limiter.requests.rate == pytest.approx(HEADROOM * 9994 / 3600)
 
 
-def test_durations_are_read_as_the_vendors_write_them():
-    assert [seconds(text) for text in ("1s", "6m0s", "12ms", "59.5", "1h2m3.5s")] == [1, 360, 0.012, 59.5, 3723.5]
-    assert seconds(None) is seconds("soon") is None
+def test_durations_are_parsed_as_the_vendors_write_them():
+    assert [parse_duration(text) for text in ("1s", "6m0s", "12ms", "59.5", "1h2m3.5s")] == [
+        1,
+        360,
+        0.012,
+        59.5,
+        3723.5,
+    ]
+    assert parse_duration(None) is parse_duration("soon") is None
 
 
 @given(
@@ -144,8 +152,8 @@ def test_durations_are_read_as_the_vendors_write_them():
         st.text(),
     )
 )
-def test_headers_that_nobody_can_read_change_nothing_or_leave_a_rate(headers):
-    pace = RateLimiter(clock=lambda: 0.0)
-    pace.told(headers)
-    assert pace.requests.rate > 0
-    assert math.isfinite(pace.delay())
+def test_unreadable_headers_leave_a_usable_rate(headers):
+    limiter = RateLimiter(clock=lambda: 0.0)
+    limiter.on_headers(headers)
+    assert limiter.requests.rate > 0
+    assert math.isfinite(limiter.delay())

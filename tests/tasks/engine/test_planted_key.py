@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
+from common.retry import Backoff
 from configs.endpoint import BatchConfig, EndpointConfig
-from data.endpoints import circuit_breaker as retry
+from data.endpoints import circuit_breaker
 from data.endpoints.batch import queue as batches
 from data.endpoints.chat_types import ChatRequest
 from data.endpoints.pool import EndpointPool
@@ -20,7 +21,7 @@ KEY = "sk-planted-3141592653589793"
 @pytest.mark.parametrize("mode", ["live", "batch"])
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
 def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, caplog, kind, mode):
-    monkeypatch.setattr(retry, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.01))
     monkeypatch.setattr(batches, "LINGER_S", 0.02)
     monkeypatch.setenv("PLANTED_KEY", KEY)
     caplog.set_level(logging.DEBUG)

@@ -1,0 +1,86 @@
+"""The client of Mistral's endpoints, over Mistral's SDK."""
+
+import itertools
+import json
+from collections.abc import Awaitable
+
+import httpx2
+from mistralai.client import Mistral
+from mistralai.client.errors import MistralError, ResponseValidationError
+
+from common.retry import retry_after
+from configs.endpoint import EndpointConfig
+from data.endpoints.chat_types import CallError, ChatRequest
+from data.endpoints.circuit_breaker import reason_of
+from data.endpoints.clients import (
+    OnHeaders,
+    RawReply,
+    Result,
+    call_with_timeout,
+    chat_body,
+    http_clients,
+    key_of,
+    parse_completion,
+    transport_error,
+)
+
+MISTRAL_URL = "https://api.mistral.ai"
+
+
+class MistralClient:
+    """One Mistral endpoint; `url` with or without its /v1."""
+
+    def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
+        self.url, self._config = url, config
+        self._http = http_clients(config, on_headers)
+        self._clients = [
+            Mistral(
+                api_key=lambda: key_of(config),
+                server_url=url.rstrip("/").removesuffix("/v1"),
+                async_client=client,
+                retry_config=None,
+                timeout_ms=int(config.timeout_s * 1000),
+            )
+            for client in self._http
+        ]
+        self._next = itertools.cycle(self._clients)
+
+    @property
+    def sdk(self) -> Mistral:
+        """The vendor's client, for its other interfaces."""
+        return self._clients[0]
+
+    async def complete(self, request: ChatRequest) -> RawReply:
+        """Send a request once."""
+        reply = await self.send(next(self._next).chat.complete_async(**chat_body(request, self._config)))
+        try:
+            return parse_completion(reply.model_dump(mode="json"), self._config)
+        except (AttributeError, TypeError, LookupError):
+            raise CallError("invalid_reply", f"no chat completion in the answer of {self.url}") from None
+
+    async def models(self) -> list[str] | None:
+        """Names of the models this key may use, aliases included."""
+        page = await self.send(self.sdk.models.list_async())
+        names = [name for entry in page.data or [] for name in (entry.id, *(getattr(entry, "aliases", None) or []))]
+        return names or None
+
+    async def send(self, call: Awaitable[Result]) -> Result:
+        """Await a call of the SDK. Raises `CallError`."""
+        return await call_with_timeout(call, self._config, self.url, self._to_call_error)
+
+    async def close(self) -> None:
+        for client in self._http:
+            await client.aclose()
+
+    def _to_call_error(self, error: Exception) -> CallError | None:
+        not_completion = CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
+        if isinstance(error, ResponseValidationError):
+            return not_completion
+        if isinstance(error, MistralError):
+            status = error.status_code
+            if status < 400:
+                return not_completion
+            return CallError(reason_of(status), error.message, str(status), retry_after(error.headers))
+        if isinstance(error, (httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)):
+            return transport_error(error, self.url)
+        return None
