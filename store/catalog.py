@@ -1,10 +1,11 @@
-"""The catalog: six DuckDB tables over the manifests and event files, built from them and rebuilt at any time.
+"""The catalog: six DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
 
-While one process has a DuckDB file open to write, every other open of it fails, read-only ones too. So nobody keeps
-it open: each transaction is open, work, close (about 50 ms). Who opens it queues at a lock of ours first: DuckDB's own
-can only be polled, and it does not keep apart one process that closes the file and one that opens it (eight that
-committed at once broke it, in one of three trials; bench/commits.py). Others that open the file are waited for still.
-A bookkeeping table says how far each file has been taken in; a cursor and its rows are written in one transaction.
+While one process has a DuckDB file open for writing, every other attempt to open it fails, read-only ones too. So no
+process keeps it open: each transaction opens the file, works, and closes it (about 50 ms). Before that it takes a lock
+of ours, because DuckDB's own does not protect a process that opens the file while another one closes it: eight
+processes that committed at once damaged it in one of three trials (bench/commits.py). Programs that do not take our
+lock, such as DuckDB's shell, are waited for by polling. The table `ingested` holds how far each file has been read; a
+position and the rows up to it are written in one transaction.
 """
 
 import atexit
@@ -14,7 +15,6 @@ import random
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,18 +23,18 @@ from typing import Any
 import duckdb
 
 from common.errors import ConfigError, Retryable
-from common.files import writing
+from common.files import atomic_path, writing
 from store.artifacts import Store
 from store.events import READ_LIMIT, read_events
 from store.locks import flock_until
 from store.manifest import MANIFEST
 from store.schema import (
     ARTIFACTS,
-    BY_EVENT,
     INPUTS,
     LINEAGE_WITH_CALLS,
     MACROS,
     SCHEMA,
+    TABLE_OF_EVENT,
     TABLES,
     CatalogTable,
     NewerCatalog,
@@ -49,11 +49,11 @@ from store.schema import (
 CatalogRow = dict[str, Any]  # of a query: column -> value
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 60.0
-# DuckDB would look for extensions on the network; the two threads are enough for transactions this small.
+PATIENCE_S = 60.0  # how long to wait for other processes
+# Off: looking for extensions on the network. Two threads are enough for transactions this small.
 _SETTINGS = {"autoinstall_known_extensions": False, "threads": 2}
 
-_within = threading.RLock()  # one process cannot open the file twice with different settings
+_one_connection = threading.RLock()  # a process cannot open the file twice with different settings
 
 
 @atexit.register
@@ -68,11 +68,11 @@ def _hide_leak_report() -> None:
 
 
 class CatalogBusy(Retryable):
-    """Another process kept the catalog open longer than we were ready to wait. Nothing is lost by it."""
+    """Another process kept the catalog open for longer than we wait. Nothing is lost: the next ingestion catches up."""
 
 
 class _Outdated(Exception):
-    """The file holds tables of another schema, or (its first transaction never ended) none."""
+    """The file has tables of another schema, or none, because its first transaction did not finish."""
 
 
 class Catalog:
@@ -83,30 +83,30 @@ class Catalog:
         self.path = store.catalog_path
 
     def ingest(self, *, patience: float = PATIENCE_S) -> int:
-        """Take in what has been written since the last time; returns the number of rows written.
+        """Read manifests and events written since the last call; returns the number of rows written.
 
-        Idempotent, and safe beside other processes doing the same. Raises `CatalogBusy` after `patience` seconds
-        behind a lock, `ConfigError` if the file is not a catalog or the store cannot be written.
+        Idempotent, and safe while other processes do the same. Raises `CatalogBusy` after `patience` seconds of waiting
+        for a lock, `ConfigError` if the file is not a catalog or the store cannot be written.
         """
         rows = 0
         more = True
-        while more:  # a long backlog goes in several short transactions
+        while more:  # a long backlog takes several short transactions
             with self._transaction(patience) as connection:
-                written, more = self._take_in(connection)
+                written, more = self._ingest_some(connection)
                 rows += written
         return rows
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
         """Empty every table and fill it from manifests and events, in one transaction. Returns rows by table.
 
-        A file that is no catalog any more is replaced. Raises as `ingest` does.
+        A file that is damaged is replaced. Raises as `ingest` does.
         """
         try:
             return self._rebuild(patience)
         except NewerCatalog:
             raise
         except ConfigError as error:
-            logger.warning("the catalog is begun anew: %s", error)
+            logger.warning("the catalog is replaced by a new one: %s", error)
         with writing(self.store.root):
             for path in (self.path, self.path.with_name(self.path.name + ".wal")):
                 path.unlink(missing_ok=True)
@@ -120,9 +120,9 @@ class Catalog:
     def select(
         self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Column names and rows of a read-only query, of what has been ingested so far.
+        """Column names and rows of a read-only query over everything ingested so far.
 
-        Raises `ConfigError` with DuckDB's own words if the query is wrong or would write, `CatalogBusy` as `ingest`.
+        Raises `ConfigError` with DuckDB's message if the query is wrong or would write, `CatalogBusy` as `ingest`.
         """
         if not self.path.exists():
             self.ingest(patience=patience)
@@ -133,33 +133,31 @@ class Catalog:
             return self._select(sql, parameters, patience)
 
     def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
-        """Write `table` to the Parquet file `out`, whole or not at all; returns its rows.
+        """Write `table` to the Parquet file `out`, whole or not at all; returns the number of rows.
 
-        Raises `ConfigError` for an unknown table, a file that is there (without `overwrite`) or cannot be written.
+        Raises `ConfigError` for an unknown table, a file that exists (without `overwrite`) or cannot be written.
         """
-        known = [known.name for known in TABLES]
-        if table not in known:
-            raise ConfigError(f"no table {table!r}: there are {', '.join(known)}")
+        keys = {known.name: ", ".join(known.key) for known in TABLES}
+        if table not in keys:
+            raise ConfigError(f"no table {table!r}: there are {', '.join(keys)}")
         if out.exists() and not overwrite:
-            raise ConfigError(f"{out} is there already: name another file, or say --overwrite")
-        temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
-        where = str(temporary).replace("'", "''")
-        keys = ", ".join(next(known.key for known in TABLES if known.name == table))
+            raise ConfigError(f"{out} exists: name another file, or add --overwrite")
         try:
-            _, rows = self.select(
-                f"COPY (FROM {table} ORDER BY {keys}) TO '{where}' (FORMAT parquet, COMPRESSION zstd)",
-                patience=patience,
-            )
-            temporary.replace(out)
+            with atomic_path(out) as temporary:
+                target = str(temporary).replace("'", "''")
+                _, rows = self.select(
+                    f"COPY (FROM {table} ORDER BY {keys[table]}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)",
+                    patience=patience,
+                )
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
         return rows[0][0]
 
     def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
-        """Every artifact that `artifact_id` was made from, itself first: a row of `artifacts` each, with `depth`, the
-        `name` under which `made` read it, and `calls`, the number of endpoint calls of its making.
+        """Every artifact that `artifact_id` was made from, itself first.
+
+        A row of `artifacts` for each, with `depth`, the `name` under which the artifact `made` read it, and `calls`,
+        the number of endpoint calls of its execution.
 
         Raises `ConfigError` if there is no such artifact.
         """
@@ -179,17 +177,17 @@ class Catalog:
 
     def _rebuild(self, patience: float) -> dict[str, int]:
         with self._transaction(patience) as connection:
-            _drop(connection)
+            _create_empty(connection)
             more = True
             while more:
-                _, more = self._take_in(connection)
+                _, more = self._ingest_some(connection)
             counts = {table.name: f"SELECT count(*) FROM {table.name}" for table in TABLES}
             return {name: connection.execute(sql).fetchall()[0][0] for name, sql in counts.items()}
 
-    def _take_in(self, connection: duckdb.DuckDBPyConnection) -> tuple[int, bool]:
-        """One transaction's worth: the rows written, and whether there is more."""
+    def _ingest_some(self, connection: duckdb.DuckDBPyConnection) -> tuple[int, bool]:
+        """Read about `READ_LIMIT` bytes of events; returns the rows written, and whether there is more to read."""
         known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
-        written = self._take_in_artifacts(connection, known)
+        written = self._ingest_manifests(connection, known)
         budget = READ_LIMIT
         for name, size in self._event_files():
             position = known.get(name, 0)
@@ -200,7 +198,7 @@ class Catalog:
                 if reached == position:
                     break  # a line that is still being written
                 written += _insert_events(connection, events, name)
-                _advance(connection, name, reached)
+                _set_position(connection, name, reached)
                 budget -= reached - position
                 position = reached
         return written, False
@@ -213,31 +211,34 @@ class Catalog:
         with os.scandir(folder) as entries:
             return sorted((f"events/{e.name}", e.stat().st_size) for e in entries if e.name.endswith(".jsonl"))
 
-    def _take_in_artifacts(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
-        """Rows for manifests that are new or have moved; none for those that are gone."""
-        root, found, new = self.store.root, set(), []
+    def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
+        """Write the rows of manifests that are new or have changed, and delete those of manifests that are gone.
+
+        The position of a manifest in `ingested` is its modification time in nanoseconds.
+        """
+        root, present, new = self.store.root, set(), []
         for kind, key, number, folder in self.store.folders():
             name = str((folder / MANIFEST).relative_to(root))
             try:
                 stamp = (folder / MANIFEST).stat().st_mtime_ns
             except OSError:
                 continue
-            found.add(name)
+            present.add(name)
             if known.get(name) == stamp:
                 continue
             artifact = self.store.read(kind, key, number, folder)
             if artifact is None:
-                found.discard(name)
+                present.discard(name)
                 continue
             new.append((name, stamp, artifact))
-        gone = [name for name in known if name.startswith("artifacts/") and name not in found]
+        gone = [name for name in known if name.startswith("artifacts/") and name not in present]
         for name in (*gone, *(name for name, _, _ in new)):
-            _forget(connection, name)
+            _delete_artifact(connection, name)
         if new:
             _insert(connection, ARTIFACTS, [artifact_row(artifact) for _, _, artifact in new])
             _insert(connection, INPUTS, [row for _, _, artifact in new for row in input_rows(artifact)])
             for name, stamp, _ in new:
-                _advance(connection, name, stamp)
+                _set_position(connection, name, stamp)
         return len(new)
 
     @contextmanager
@@ -248,22 +249,22 @@ class Catalog:
             try:
                 version = schema_of(connection)
                 refuse_newer(self.path, version)
-                whole = version == SCHEMA or (version > 0 and migrate(connection, self.path, version))
+                usable = version == SCHEMA or (version > 0 and migrate(connection, self.path, version))
                 connection.execute("BEGIN")
-                if not whole:
-                    _drop(connection)
+                if not usable:
+                    _create_empty(connection)
                 yield connection
                 connection.execute("COMMIT")
             except duckdb.Error as error:
-                raise ConfigError(_broken(self.path, error)) from error
+                raise ConfigError(_unusable(self.path, error)) from error
 
     @contextmanager
     def _open(self, patience: float, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         deadline = time.monotonic() + patience
         queue = self.store.root / "locks" / "catalog.lock"
-        with _within, flock_until(queue, deadline, shared=read_only) as mine:
-            if not mine:
-                raise CatalogBusy(f"{self.path} is kept busy by other processes of this machine")
+        with _one_connection, flock_until(queue, deadline, shared=read_only) as acquired:
+            if not acquired:
+                raise CatalogBusy(f"{self.path} is in use by other processes of this machine")
             connection = self._connect(deadline, read_only)
             try:
                 yield connection
@@ -278,20 +279,20 @@ class Catalog:
             except duckdb.Error as error:
                 text = str(error).strip().splitlines()[0]
                 if "lock" not in text.lower():
-                    raise ConfigError(_broken(self.path, error)) from None
+                    raise ConfigError(_unusable(self.path, error)) from None
                 if time.monotonic() > deadline:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
 
 
-def _broken(path: Path, error: duckdb.Error) -> str:
+def _unusable(path: Path, error: duckdb.Error) -> str:
     text = str(error).strip().splitlines()[0]
-    return f"the catalog {path} cannot be used ({text}); if it is damaged, `nautile store rebuild` mends it"
+    return f"the catalog {path} cannot be used ({text}); if it is damaged, `nautile store rebuild` replaces it"
 
 
-def _drop(connection: duckdb.DuckDBPyConnection) -> None:
-    """Begin with empty tables of this schema."""
+def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:
+    """Replace all tables by empty ones of the current schema."""
     connection.execute("DROP TABLE IF EXISTS ingested")
     connection.execute("CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT)")
     for table in TABLES:
@@ -299,26 +300,26 @@ def _drop(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(table.create())
     for macro in MACROS:
         connection.execute(macro)
-    _advance(connection, "schema", SCHEMA)
+    _set_position(connection, "schema", SCHEMA)
 
 
 def _insert_events(connection: duckdb.DuckDBPyConnection, events: list[dict[str, Any]], name: str) -> int:
-    """Insert the events; one that has no place in its table is logged and passed over, as a torn line is."""
-    by_table: dict[str, dict[str, dict[str, Any]]] = {}
+    """Insert the events; one that does not fit its table is logged and skipped, as a torn line is."""
+    by_table: dict[str, dict[str, dict[str, Any]]] = {}  # kind -> id -> row: a statement may set a row only once
     for event in events:
-        if event["kind"] not in BY_EVENT:
-            logger.warning("%s: an event of unknown kind %r is passed over", name, event["kind"])
+        if event["kind"] not in TABLE_OF_EVENT:
+            logger.warning("%s: an event of unknown kind %r is skipped", name, event["kind"])
             continue
         try:
             row = event_row(event)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            logger.warning("%s: event %s is passed over: %s", name, event["id"], error)
+            logger.warning("%s: event %s is skipped: %s", name, event["id"], error)
             continue
-        rows, order = by_table.setdefault(event["kind"], {}), BY_EVENT[event["kind"]].order
-        if row["id"] not in rows or order(row) >= order(rows[row["id"]]):
+        rows, precedence = by_table.setdefault(event["kind"], {}), TABLE_OF_EVENT[event["kind"]].precedence
+        if row["id"] not in rows or precedence(row) >= precedence(rows[row["id"]]):
             rows[row["id"]] = row
     for kind, rows in by_table.items():
-        _insert(connection, BY_EVENT[kind], list(rows.values()))
+        _insert(connection, TABLE_OF_EVENT[kind], list(rows.values()))
     return sum(len(rows) for rows in by_table.values())
 
 
@@ -327,15 +328,15 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: CatalogTable, rows: li
         connection.execute(table.upsert(), [[row[name] for row in rows] for name in table.columns])
 
 
-def _advance(connection: duckdb.DuckDBPyConnection, name: str, position: int) -> None:
+def _set_position(connection: duckdb.DuckDBPyConnection, name: str, position: int) -> None:
     connection.execute("INSERT OR REPLACE INTO ingested VALUES (?, ?)", [name, position])
 
 
-def _forget(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Drop the rows of the artifact whose manifest was at `name`."""
+def _delete_artifact(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Delete the rows of the artifact whose manifest was at `name`."""
     _, kind, folder, _ = name.split("/")
     key, dot, number = folder.partition(".")
-    artifact_id = f"{kind}/{key[:12]}{dot}{number}"
+    artifact_id = f"{kind}/{key[:12]}{dot}{number}"  # as `short_id` writes it
     connection.execute("DELETE FROM inputs WHERE artifact = ?", [artifact_id])
     connection.execute("DELETE FROM artifacts WHERE id = ?", [artifact_id])
     connection.execute("DELETE FROM ingested WHERE path = ?", [name])

@@ -1,8 +1,8 @@
-"""What a process reports, one JSON object a line, in a file of its own: the truth that the catalog is built from.
+"""Event files: what a process reports, one JSON object a line, in a file of its own. The catalog is built from them.
 
-A line is handed to the kernel in one write, so a killed process loses nothing it was told had been taken; lines of
-`call` are fsynced too, for a paid reply cannot be measured again. Ids of metrics and samples are derived from what
-they measure: a stage that resumes and measures a step twice yields one row.
+A line is written by one system call, so a killed process loses no event that `EventWriter` has accepted; lines of
+`call` are fsynced too, because what a paid reply cost cannot be measured again. Ids of metrics and samples are derived
+from what they measure: a stage that resumes and measures a step twice yields one row.
 """
 
 import json
@@ -23,14 +23,14 @@ from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 logger = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 0.3
-READ_LIMIT = 8 * 2**20
+READ_LIMIT = 8 * 2**20  # bytes read at a time
 
 
 class EventWriter:
     """The `common.events.Emit` of one process. Safe to call from several threads.
 
-    `live`: a small JSON file kept at the newest progress and metric values, for whoever watches; it is replaced at
-    most every 0.3 s. Raises `ValueError` on an event that lacks its required fields and `OSError` if the disk is full.
+    `live`: a small JSON file with the newest progress and metric values, for displays; it is replaced at most every
+    0.3 s. Raises `ValueError` on an event without its required fields, and `OSError` if the disk is full.
     """
 
     def __init__(self, path: Path, execution: str, *, stage: str = "", live: Path | None = None) -> None:
@@ -49,30 +49,31 @@ class EventWriter:
         self._torn = _ends_torn(self._descriptor)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Take one event: `metric`, `sample`, `call`, `run` or `progress` (which only moves the live file)."""
+        """Write one event: `metric`, `sample`, `call`, `run` or `progress` (which only updates the live file)."""
         if kind == "progress":
             with self._lock:
                 self._live.update(fields)
-                self._show(now=fields.get("done") is not None and fields.get("done") == fields.get("total"))
+                self._update_live(now=fields.get("done") is not None and fields.get("done") == fields.get("total"))
             return
         if kind == "metric" and fields.get("value", 0) is None:
-            return  # not measured; there is no row for what is not known
+            return  # not measured, so there is no row
         self.many(kind, [fields])
 
     def many(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take several events of one kind; calls are on disk when this returns, after one wait for it."""
+        """Write several events of one kind; calls are on disk when this returns, after a single fsync."""
         identities = [self._identity(kind, fields) for fields in rows]
         with self._lock:
             if self._descriptor is None:
                 raise ValueError(f"{self.path}: the event file is closed")
             for fields, identity in zip(rows, identities, strict=True):
-                self._take(kind, fields, identity)
+                self._append(kind, fields, identity)
         if kind == "call":
-            self.sync()  # outside the lock: endpoints answer in many threads, and none should wait for another's disk
+            self.sync()  # outside the lock: endpoints answer in many threads, which can share one wait for the disk
 
-    def _take(self, kind: str, fields: Mapping[str, Any], identity: list[Any] | None) -> None:
+    def _append(self, kind: str, fields: Mapping[str, Any], identity: list[Any] | None) -> None:
+        """Write one event as a line. The caller holds the lock."""
         self._count += 1
-        # Strictly rising within a writer, so that the newest of two events with one id is never in doubt.
+        # Strictly increasing within a writer, so that the newer of two events with one id is always known.
         self._last_us = max(self._last_us + 1, time.time_ns() // 1000)
         event = {
             "id": fingerprint(identity)[:32] if identity else f"{self._writer}-{self._count}",
@@ -87,13 +88,13 @@ class EventWriter:
         line = to_json(event).encode() + b"\n"
         if len(line) > LARGEST_EVENT:
             raise ValueError(
-                f"an event {kind!r} of {self.stage or 'a stage'} has {len(line)} bytes: {LARGEST_EVENT} at most"
+                f"an event {kind!r} of {self.stage or 'a stage'} has {len(line)} bytes, over {LARGEST_EVENT}"
             )
         self._write(line)
         self._count_live(kind, fields)
 
     def sync(self) -> None:
-        """Wait until everything that was taken is on disk."""
+        """Wait until every event written so far is on disk."""
         with self._lock:
             descriptor = None if self._descriptor is None else os.dup(self._descriptor)
         if descriptor is not None:
@@ -103,16 +104,16 @@ class EventWriter:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Show the last live values, sync and close. Later events are refused."""
+        """Write the last live values, fsync and close. Later events are refused."""
         with self._lock:
             if self._descriptor is not None:
-                self._show(now=True)
+                self._update_live(now=True)
                 os.fsync(self._descriptor)
                 os.close(self._descriptor)
                 self._descriptor = None
 
     def _identity(self, kind: str, fields: Mapping[str, Any]) -> list[Any] | None:
-        """What makes two events the same one; None for those that never are."""
+        """The fields that identify what an event measures; None for a call, of which every event counts."""
         try:
             if kind == "metric":
                 float(fields["value"])
@@ -136,7 +137,7 @@ class EventWriter:
         return None
 
     def _write(self, line: bytes) -> None:
-        """One write; if the disk takes only a part, the next line starts on a line of its own."""
+        """Write one line. If the disk takes only a part of it, the next event begins a new line."""
         assert self._descriptor is not None
         rest = b"\n" + line if self._torn else line
         while rest:
@@ -149,9 +150,9 @@ class EventWriter:
             self._live["metrics"][str(fields["name"])] = float(fields["value"])
         elif kind in ("sample", "call"):
             self._live[f"{kind}s"] += 1
-        self._show(now=False)
+        self._update_live(now=False)
 
-    def _show(self, *, now: bool) -> None:
+    def _update_live(self, *, now: bool) -> None:
         moment = time.monotonic()
         if self._live_path is None or not (now or moment - self._live_at >= LIVE_EVERY_S):
             return
@@ -165,16 +166,17 @@ class EventWriter:
 
 
 def read_live(path: Path) -> dict[str, Any]:
-    """The newest progress and metric values of a child, empty if it has not shown any yet."""
+    """The newest progress and metric values of a child process, empty if it has not written any yet."""
     live = read_json(path)
     return live if isinstance(live, dict) else {}
 
 
 def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[list[dict[str, Any]], int]:
-    """The events from byte `offset` on, in about `limit` bytes, and the offset to go on from.
+    """The events from byte `offset` on, in about `limit` bytes, and the offset to continue from.
 
-    A last line without its newline is left for the next time; a whole line that is not an event (torn by a crash
-    that was written on after, nested too deep, over 32 MiB) is passed over and logged, a longer one piece by piece.
+    A last line without its newline is left for the next call, because it is still being written. A line that is not an
+    event (torn by a crash, nested too deep, over 32 MiB) is skipped and logged; one that is longer than a block is
+    skipped block by block.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -182,7 +184,7 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
         while block and b"\n" not in block[-limit:] and len(block) <= LARGEST_EVENT and (more := file.read(limit)):
             block += more  # a line longer than the limit
     if len(block) > LARGEST_EVENT and b"\n" not in block:
-        logger.warning("%s: a line of over %d bytes at byte %d is passed over", path, LARGEST_EVENT, offset)
+        logger.warning("%s: a line of over %d bytes at byte %d is skipped", path, LARGEST_EVENT, offset)
         return [], offset + len(block)
     whole = bytes(block[: block.rfind(b"\n") + 1])
     events = []
@@ -191,19 +193,20 @@ def read_events(path: Path, offset: int = 0, limit: int = READ_LIMIT) -> tuple[l
         if event is not None:
             events.append(event)
         elif line.strip():
-            logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is passed over", path, len(line))
+            logger.warning("%s: a torn line (or one too long or too deep) of %d bytes is skipped", path, len(line))
     return events, offset + len(whole)
 
 
 def to_json(value: Any) -> str:
-    """One line of strict JSON; numpy and jax arrays become lists, their scalars numbers, a NaN or infinity its name."""
+    """One line of strict JSON. Arrays of numpy and jax become lists, their scalars numbers; NaN becomes "nan"."""
     try:
         return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(_named(value), separators=(",", ":"), allow_nan=False)
+        return json.dumps(_with_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    """`value`, which json cannot write, as plain data."""
     for name in ("tolist", "model_dump"):
         if hasattr(value, name):
             return getattr(value, name)()
@@ -214,28 +217,29 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"an event cannot hold a {type(value).__name__}")
 
 
-def _named(value: Any) -> Any:
+def _with_finite(value: Any) -> Any:
     """`value` as plain JSON data, with NaN and infinities as the strings "nan", "inf", "-inf"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(name): _named(item) for name, item in value.items()}
+        return {str(name): _with_finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_named(item) for item in value]
+        return [_with_finite(item) for item in value]
     if value is None or isinstance(value, (str, int, bool)):
         return value
-    return _named(_plain(value))
+    return _with_finite(_plain(value))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event in a line, None if it is none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event):
         return None
-    whole = isinstance(event, dict) and isinstance(event.get("fields"), dict)
-    return event if whole and {"id", "kind", "execution", "time"} <= event.keys() else None
+    valid = isinstance(event, dict) and isinstance(event.get("fields"), dict)
+    return event if valid and {"id", "kind", "execution", "time"} <= event.keys() else None
 
 
 def _ends_torn(descriptor: int) -> bool:

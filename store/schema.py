@@ -1,8 +1,8 @@
-"""The catalog's tables, and how a manifest or an event becomes a row of one.
+"""The catalog's tables, how manifests and events become rows of them, the lineage macros, and migrations.
 
-Times are UTC. Every column that is not known is NULL. Rows are keyed by ids that the truth carries, so that taking a
-file in twice changes nothing; of two events with one id the newer is the row. But the end of a run is its end, even by
-a clock that was set back since it began, or by the clock of another host.
+Times are UTC. A column whose value is not known is NULL. Rows are keyed by ids that manifests and events carry, so that
+ingesting a file twice changes nothing; of two events with one id the newer becomes the row. A run that has ended stays
+ended, whatever the times say: a clock may have been set back since it began, or be another host's.
 """
 
 import json
@@ -20,39 +20,45 @@ import duckdb
 from common.errors import ConfigError
 from store.artifacts import Artifact
 
-SCHEMA = 2  # another one wants a step in store/schema.py
+logger = logging.getLogger(__name__)
+
+SCHEMA = 2  # a new version needs an entry in MIGRATIONS
 
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """Name, columns with their types, and the columns that make a row's identity."""
+    """One table of the catalog: its name, its columns with their types, and its primary key."""
 
     name: str
     columns: dict[str, str]
     key: tuple[str, ...]
-    open_state: str = ""  # of a row with a `state`: the one that any other ends, whatever the clocks say
+    open_state: str = ""  # value of the column `state` that any other value replaces, whatever the times say
 
-    def order(self, row: dict[str, Any]) -> tuple[bool, datetime]:
-        """Of two rows with one id, the one that is greater by this stays."""
+    def precedence(self, row: dict[str, Any]) -> tuple[bool, datetime]:
+        """A sort key of rows with one id: the greatest is kept."""
         return bool(self.open_state) and row["state"] != self.open_state, row["time"]
 
     def create(self) -> str:
+        """The statement that creates the table."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
 
     def upsert(self) -> str:
-        """Insert rows given as one list a column; an older event never replaces a newer."""
+        """The statement that inserts rows, given as one list per column. An older event never replaces a newer one."""
         names = list(self.columns)
         values = ", ".join(f"unnest(?::{self.columns[name].split()[0]}[])" for name in names)
         others = [name for name in names if name not in self.key]
-        newer = f" WHERE {self._order('excluded')} >= {self._order(self.name)}" if "time" in names else ""
+        newer = (
+            f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}" if "time" in names else ""
+        )
         updates = ", ".join(f"{name} = excluded.{name}" for name in others)
         return (
             f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
         )
 
-    def _order(self, row: str) -> str:
+    def _sql_precedence(self, row: str) -> str:
+        """`precedence` as an SQL expression."""
         ended = f"{row}.state IS DISTINCT FROM '{self.open_state}'" if self.open_state else "FALSE"
         return f"({ended}, {row}.time)"
 
@@ -77,25 +83,25 @@ ARTIFACTS = CatalogTable(
         "config": "JSON",
         "facts": "JSON",
         "files": "JSON",  # path -> {bytes, sha256}
-        "label": "VARCHAR",  # the stage and its use: evaluate:align
+        "label": "VARCHAR",  # of the step: evaluate:align
     },
     ("id",),
 )
 INPUTS = CatalogTable(
     "inputs",
     {
-        "artifact": "VARCHAR",  # artifacts.id of what was made
+        "artifact": "VARCHAR",  # artifacts.id of the artifact that was made
         "name": "VARCHAR",
         "kind": "VARCHAR",
         "key": "VARCHAR",
-        "execution": "VARCHAR",  # which making of the input was read
+        "execution": "VARCHAR",  # of the input: which version of it was read
     },
     ("artifact", "name"),
 )
 RUNS = CatalogTable(
     "runs",
     {
-        "id": "VARCHAR",  # one attempt at one stage
+        "id": "VARCHAR",  # of one attempt at one step
         "run": "VARCHAR",
         "config": "VARCHAR",
         "stage": "VARCHAR",
@@ -153,7 +159,7 @@ CALLS = CatalogTable(
         "latency_s": "DOUBLE",
         "dollars": "DOUBLE",
         "error": "VARCHAR",
-        "fields": "JSON",  # whatever else the call carried
+        "fields": "JSON",  # all other fields of the event
         "time": "TIMESTAMP",
     },
     ("id",),
@@ -172,10 +178,11 @@ SAMPLES = CatalogTable(
     ("id",),
 )
 TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES)
-BY_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
+TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
 
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
+    """The row of an artifact in `artifacts`."""
     manifest = artifact.manifest
     return {
         **{name: manifest[name] for name in ("stage", "label", "version", "execution", "run", "digest")},
@@ -192,6 +199,7 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
 
 
 def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
+    """The rows of an artifact's inputs in `inputs`."""
     executions = artifact.manifest["input_executions"]
     return [
         {"artifact": artifact.id, "name": name, "kind": kind, "key": key, "execution": executions.get(name)}
@@ -201,45 +209,42 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
 
 
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    """The row of a run, metric, call or sample event. Raises `ValueError` or `TypeError` if it has no place."""
+    """The row of a run, metric, call or sample event. Raises `ValueError` or `TypeError` if a value does not fit."""
     kind, fields = event["kind"], event["fields"]
-    table = BY_EVENT[kind]
+    table = TABLE_OF_EVENT[kind]
     common = {"id": str(event["id"]), "time": _from_us(event["time"])}
     if kind != "run":
         common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
     named = [name for name in table.columns if name not in common and name != "fields" and name in fields]
-    row = {name: None for name in table.columns} | {name: _cast(table.columns[name], fields[name]) for name in named}
+    row = {name: None for name in table.columns} | {
+        name: None if fields[name] is None else _CASTS[table.columns[name]](fields[name]) for name in named
+    }
     row |= common
     if "fields" in table.columns:
         row["fields"] = _json({name: value for name, value in fields.items() if name not in named})
     return row
 
 
-def _cast(kind: str, value: Any) -> Any:
-    if value is None:
-        return None
-    return _CASTS[kind](value)
-
-
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text to DuckDB
+    return text.encode("utf-8", "replace").decode()  # DuckDB refuses half a surrogate pair
 
 
 def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False)
+        text = json.dumps(_with_finite(value), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
 
 
-def _finite(value: Any) -> Any:
+def _with_finite(value: Any) -> Any:
+    """`value` with NaN and infinities as strings, which JSON has no numbers for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+        return {name: _with_finite(item) for name, item in value.items()}
+    return [_with_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _iso(value: str) -> datetime:
@@ -280,7 +285,7 @@ WITH RECURSIVE up(id, depth, name, made) AS (
     FROM up JOIN inputs i ON i.artifact = up.id
     JOIN artifacts a ON a.kind = i.kind AND a.key = i.key AND (
         a.execution = i.execution
-        -- the very making that was read is gone: what now has its key is the nearest there is
+        -- the version that was read is gone: show the one that has its key now
         OR (a.superseded = 0 AND NOT EXISTS (
             SELECT 1 FROM artifacts x WHERE x.kind = i.kind AND x.key = i.key AND x.execution = i.execution)))
 )
@@ -302,53 +307,53 @@ SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(arti
 
 MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 
-# What `Catalog.lineage` answers: one row an artifact and use, with the number of calls of its making.
+# `Catalog.lineage`: one row for each artifact and use, with the number of endpoint calls that its execution made.
 LINEAGE_WITH_CALLS = """
 SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls
 FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
 """
 
 
-logger = logging.getLogger(__name__)
-
-# A manifest whose row gains a column is forgotten, so that it is read again.
+# Version -> the statements that lead to the next one. Where a table of manifests gains a column, the position of every
+# manifest is deleted, so that it is read again.
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
 }
 
 
 class NewerCatalog(ConfigError):
-    """The catalog has tables that this program does not know."""
+    """The catalog has a schema that this version of the code does not know."""
 
 
 def schema_of(connection: duckdb.DuckDBPyConnection) -> int:
     """The version of the tables in the file, 0 if there are none."""
     try:
-        found = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
+        row = connection.execute("SELECT position FROM ingested WHERE path = 'schema'").fetchone()
     except duckdb.CatalogException:
         return 0  # no such table
-    return found[0] if found else 0
+    return row[0] if row else 0
 
 
 def refuse_newer(path: Path, version: int) -> None:
-    """Raise `NewerCatalog` if `version` is beyond what this program knows."""
+    """Raise `NewerCatalog` if `version` is newer than `SCHEMA`."""
     if version > SCHEMA:
         raise NewerCatalog(
             f"the catalog {path} has schema {version}, and this nautile knows {SCHEMA} at most: use the newer nautile "
-            "that wrote it, or move the file away and it is built again from manifests and events"
+            "that wrote it, or move the file away: it is then rebuilt from manifests and events"
         )
 
 
 def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> bool:
-    """Take the catalog from `version` to `SCHEMA`; False if there is no way and it must be built anew."""
+    """Migrate the catalog from `version` to `SCHEMA` in one transaction, after a backup of its tables; False if that is
+    not possible and the catalog must be rebuilt."""
     _back_up(connection, path.with_name(f"{path.stem}.schema{version}{path.suffix}"))
-    if not all(step in MIGRATIONS for step in range(version, SCHEMA)):
-        logger.warning("%s: schema %d cannot be migrated; it is built anew", path, version)
+    if not all(number in MIGRATIONS for number in range(version, SCHEMA)):
+        logger.warning("%s: schema %d cannot be migrated; the catalog is rebuilt", path, version)
         return False
     connection.execute("BEGIN")
     try:
-        for step in range(version, SCHEMA):
-            for statement in MIGRATIONS[step]:
+        for number in range(version, SCHEMA):
+            for statement in MIGRATIONS[number]:
                 connection.execute(statement)
         for macro in MACROS:
             connection.execute(macro)
@@ -356,17 +361,17 @@ def migrate(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> 
         connection.execute("COMMIT")
     except duckdb.Error as error:
         connection.execute("ROLLBACK")
-        logger.warning("%s: schema %d cannot be migrated (%s); it is built anew", path, version, error)
+        logger.warning("%s: schema %d cannot be migrated (%s); the catalog is rebuilt", path, version, error)
         return False
     logger.info("%s: migrated from schema %d to %d", path, version, SCHEMA)
     return True
 
 
 def _back_up(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
-    """Copy the tables to `target` by DuckDB itself.
+    """Copy the tables to `target`, through DuckDB.
 
-    To open the file a second time, as a copy by bytes would, would drop the lock that DuckDB holds on it: a POSIX lock
-    goes when its process closes any descriptor of the file.
+    Copying the file's bytes would drop the lock that DuckDB holds on it: a process loses its POSIX locks on a file when
+    it closes any descriptor of that file.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
@@ -381,5 +386,5 @@ def _back_up(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
             connection.execute("DETACH backup")
         temporary.replace(target)
     finally:
-        for rest in (temporary, temporary.with_name(temporary.name + ".wal")):
-            rest.unlink(missing_ok=True)
+        for path in (temporary, temporary.with_name(temporary.name + ".wal")):
+            path.unlink(missing_ok=True)
