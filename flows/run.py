@@ -101,7 +101,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         label = next((s.label for s in progress.steps.values() if s.state in ("running", "cancelled")), None)
         where = f" in {label}" if label else ""
         err.print(Text(f"stopped{where}; its processes are ended and what was finished is kept."), soft_wrap=True)
-        err.print(Text(f"Go on with: {prepared.resume_command(label)}"), soft_wrap=True)
+        err.print(Text(f"Continue with: {prepared.resume_command(label)}"), soft_wrap=True)
         return ExitCode.INTERRUPTED
     finally:
         unsubscribe()
@@ -140,7 +140,7 @@ def reason_of(update: StageUpdate) -> str:
 
 def print_failure(err: Console, label: str, cause: BaseException | None, run: PreparedRun, log_file: Path) -> None:
     """Print which step failed, why, what to do, and the resume command. A crash carries the last lines of its log."""
-    why = with_config(visible(str(cause).removeprefix(f"stage {label}: ")), run.argument)
+    why = with_config(visible(str(cause)), run.argument)
     err.print(Text(f"stage {label} failed: {why}", style="red"), soft_wrap=True)
     err.print(Text(advice(cause)), soft_wrap=True)
     err.print(Text(f"{RESUME_HEADING} {run.resume_command(label)}"), soft_wrap=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -102,7 +103,7 @@ def test_a_stage_refused_for_bad_input_is_accounted_for(bench):
     done = bench.run("run", str(TOY), "--from", "align", "--until", "align", "--force", **fault)
     assert done.returncode == 2
     assert "stage align failed: align.steps: three is a crowd" in done.stderr
-    assert f"Go on with: nautile run {TOY} --from align --until align --force" in done.stderr
+    assert f"Continue with: nautile run {TOY} --from align --until align --force" in done.stderr
     assert "nanobind" not in done.stderr
     assert "align: failed" in done.stdout
     (account,) = (bench.store / "logs" / "failures").glob("align-*.md")
@@ -118,16 +119,14 @@ def test_exit_codes(cause, code):
 
 def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_way_on(tmp_path):
     err = Console(file=io.StringIO(), width=60)
-    crash = StageCrash(
-        "stage reason: its process ended with exit code 1. The log is /x; its last lines:\n[a]\nKeyError: 1"
-    )
+    crash = StageCrash("its process ended with exit code 1", log=Path("/x"), log_tail="[a]\nKeyError: 1")
     run = PreparedRun("my.toml", Selection(last="report"), [], {})
     print_failure(err, "reason", crash, run, tmp_path / "nautile.log")
     lines = err.file.getvalue().splitlines()
     assert lines[0].startswith("stage reason failed: its process ended with exit code 1. The log is /x")
     assert lines[1:3] == ["[a]", "KeyError: 1"]
     assert lines[3].startswith("This is a fault of the code or the machine")
-    assert lines[4] == "What was finished is kept. Go on with: nautile run my.toml --until report"
+    assert lines[4] == "What was finished is kept. Continue with: nautile run my.toml --until report"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,7 +138,7 @@ def test_stopping_a_run_ends_its_processes_and_says_how_to_go_on(bench, tmp_path
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "stopped in pretrain" in err
-    assert f"Go on with: nautile run {TOY} --only pretrain --force" in err
+    assert f"Continue with: nautile run {TOY} --only pretrain --force" in err
     assert "Traceback" not in out + err
     assert "nanobind" not in err
     until(lambda: all(gone(pid) for pid in others), 10)
