@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.processes import free_port
-from flows.operate.prefect_server import healthy, quiet
+from flows.operate.prefect_server import configure_prefect, healthy
 from store.artifacts import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,7 +74,7 @@ def stage(options: argparse.Namespace) -> None:
     """An empty stage through Prefect, by itself, and as a bare process."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
-        quiet(store)
+        configure_prefect(store)
         with server(store.root / "prefect") as url:
             os.environ["PREFECT_API_URL"] = url
             from overhead_stages import empty

@@ -66,7 +66,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         prepared = prepare_run(config, selection, store, argument)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
-    log_file = prefect_server.quiet(store)
+    log_file = prefect_server.configure_prefect(store)
     progress = RunProgress(step.label for step in prepared.steps)
     if "PREFECT_API_URL" not in os.environ:
         progress.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"
@@ -76,7 +76,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     begun = time.monotonic()
     unsubscribe = subscribe(ProgressListener(progress, view))
     try:
-        with _terminable(), view, prefect_server.api():
+        with _terminable(), view, prefect_server.prefect_api():
             # Prefect reads its settings as it is imported: only now are they all set.
             from prefect import tags
 

@@ -39,9 +39,9 @@ def deploy(
     from flows.operate import prefect_server
 
     run_config = load(config)
-    prefect_server.quiet(the_store())
+    prefect_server.configure_prefect(the_store())
     prefect_server.require_api()
-    # Imports Prefect, which reads its settings once: after `quiet` has set them.
+    # Imports Prefect, which reads its settings once: after `configure_prefect` has set them.
     from flows.operate.deployments import register, serve
 
     if pool is not None:
@@ -106,14 +106,14 @@ def reconcile(as_json: Json = False) -> None:
 
     store, results = the_store(), []
     if store.root.exists():
-        prefect_server.quiet(store)
+        prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
             if store.lost_runs():  # Prefect shows these as running too: only then is its server needed
                 if url := url_of(store, "server"):
                     os.environ.setdefault("PREFECT_API_URL", url)
                 stack.enter_context(console_for(stderr=True).status("asking Prefect"))
-                stack.enter_context(prefect_server.api())
-            # Imports Prefect, which reads its settings once: after `quiet` and `api` have set them.
+                stack.enter_context(prefect_server.prefect_api())
+            # Imports Prefect, which reads its settings once: after `configure_prefect` and `prefect_api` have set them.
             from flows.operate.reconcile import reconcile, unfinished
 
             results = [*reconcile(store), *unfinished(store)]

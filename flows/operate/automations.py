@@ -1,8 +1,8 @@
-"""What Prefect's server does by itself on events: it settles runs whose process is gone, and shows what has regressed.
+"""Automations of Prefect's server: end the runs whose process is gone, and show what has regressed.
 
-A flow run tells every 30 s that it lives. One that was killed together with whoever served it has nobody left to say
-so, and stays RUNNING for ever: the automation declared here marks it Crashed once it has been silent for 90 s. That is
-three beats, so that a process that was stopped for half a minute is not taken for dead.
+A flow run sends a heartbeat every 30 s. One that was killed together with the process that served it would stay RUNNING
+for ever: the automation declared here marks it Crashed after 90 s of silence. That is three heartbeats, so that a
+process that was stopped for half a minute is not taken for dead.
 """
 
 import logging
@@ -27,10 +27,10 @@ _ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
 def silent_runs() -> AutomationCore:
-    """Marks runs of ours whose heartbeats stopped as Crashed; those of others on the same server are let be."""
+    """Mark runs of this project whose heartbeats stopped as Crashed; other runs on the same server are left alone."""
     return AutomationCore(
         name=SILENT,
-        description=f"No heartbeat for {SILENT_S} s: the process is gone, and so is whoever served it.",
+        description=f"No heartbeat for {SILENT_S} s: the process is gone, and so is the one that served it.",
         trigger=EventTrigger(
             after={_BEAT},
             expect={_BEAT, *(f"prefect.flow-run.{end}" for end in _ENDS)},
@@ -46,14 +46,14 @@ def silent_runs() -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"It has said nothing for {SILENT_S} s: its process is gone. What was finished is kept.",
+                message=f"No heartbeat for {SILENT_S} s: its process is gone. What was finished is kept.",
             )
         ],
     )
 
 
 def on_regression(config: RunConfig) -> DeploymentEventTrigger:
-    """Starts the deployment it belongs to (`flows.nightly.regression`) when an evaluation of this configuration
+    """Start the deployment it belongs to (`flows.nightly.regression`) when an evaluation of this configuration
     regresses."""
     return DeploymentEventTrigger(
         name=f"nautile: show regressions of {config.name}",
@@ -71,7 +71,7 @@ _SIDES = ("after", "before")
 
 
 async def declare(client: PrefectClient, automation: AutomationCore) -> None:
-    """Create the automation, or bring the one of its name up to date. Further ones of the name are removed."""
+    """Create the automation, or update the one with its name. Duplicates of the name are removed."""
     known = await client.read_automations_by_name(automation.name)
     for extra in known[1:]:
         await client.delete_automation(extra.id)
@@ -79,4 +79,4 @@ async def declare(client: PrefectClient, automation: AutomationCore) -> None:
         await client.update_automation(known[0].id, automation)
     else:
         await client.create_automation(automation)
-    logger.info("automation %r stands", automation.name)
+    logger.info("automation %r is declared", automation.name)

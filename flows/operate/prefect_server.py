@@ -1,6 +1,7 @@
-"""Prefect without noise: settings for a run from the terminal, and the small API server that a run brings along.
+"""Prefect's settings for a run from the terminal, and the embedded API server of a run without one.
 
-Call `quiet` before anything imports `prefect`: it reads its settings once. Whatever the operator has set stays.
+Call `configure_prefect` before anything imports `prefect`, which reads its settings once. Whatever the operator has set
+stays.
 
 The server is our own child rather than Prefect's ephemeral one, for three reasons measured here: that one outlives a
 `kill -9` of the run, writes to the terminal, and fails when its first start (17 to 31 s with the migrations, two cores)
@@ -40,8 +41,8 @@ _SERVER = {"PREFECT_UI_ENABLED": "0", "PREFECT_API_BLOCKS_REGISTER_ON_START": "f
 _SERVER |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
 
 
-def quiet(store: Store) -> Path:
-    """Set what is not set: no analytics, Prefect's own files and the log under the store. Returns the log's path.
+def configure_prefect(store: Store) -> Path:
+    """Set defaults: no analytics, Prefect's own files and the log under the store. Returns the path of the log.
 
     Raises `ConfigError` if the store cannot be written.
     """
@@ -59,17 +60,17 @@ def require_api() -> str:
     """The API that PREFECT_API_URL names. Raises `ConfigError` if it names none, or one that does not answer."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
-        raise ConfigError("PREFECT_API_URL is not set: `nautile up` starts a server and all else, or name your own")
+        raise ConfigError("PREFECT_API_URL is not set: start a server with `nautile up`, or name your own")
     if not healthy(url, timeout_s=10.0):
         raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
     return url
 
 
 @contextmanager
-def api() -> Iterator[str]:
-    """A Prefect API for the length of the block: the one PREFECT_API_URL names, else an embedded one.
+def prefect_api() -> Iterator[str]:
+    """A Prefect API for the length of the block: that of PREFECT_API_URL, else of an embedded server.
 
-    Nothing may have imported `prefect` before. Raises `ConfigError` if the one that is named does not answer.
+    Nothing may have imported `prefect` before. Raises `ConfigError` if the API of PREFECT_API_URL does not answer.
     """
     if os.environ.get("PREFECT_API_URL"):
         yield require_api()
@@ -85,7 +86,7 @@ def api() -> Iterator[str]:
         process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
-            import prefect.main  # noqa: F401 - takes seconds, as the server does: both at once
+            import prefect.main  # noqa: F401 - takes seconds, and so does the server's start: both at once
 
             _wait(process, url, output.name)
         except BaseException:
@@ -113,32 +114,34 @@ def _start(port: int, log_name: str, environment: Mapping[str, str]) -> subproce
 
 
 class _Keeper:
-    """Starts the server again, at its port, should it die: its states are in its database, and Prefect's client tries
-    a call that was refused for about a minute. Without it a run whose server was killed hung for minutes, and failed.
+    """Restarts the server on its port if it dies.
+
+    Its states are in its database, and Prefect's client retries a refused call for about a minute. Without the restart
+    a run whose server was killed hung for minutes, and failed.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self._process, self._start = process, start
-        self._over = threading.Event()
+        self._closed = threading.Event()
         # A thread that stays: the server ends with the thread that started it (`die_with_parent`).
         self._thread = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the server."""
-        self._over.set()
+        self._closed.set()
         self._thread.join()
         _end(self._process)
 
     def _keep(self) -> None:
         for _ in range(RESTARTS):
             while self._process.poll() is None:
-                if self._over.wait(0.5):
+                if self._closed.wait(0.5):
                     return
             log.warning("the embedded Prefect server ended with %s: started again", self._process.returncode)
             self._process = self._start()
         log.error("the embedded Prefect server ended more than %d times", RESTARTS)
-        self._over.wait()
+        self._closed.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log_name: str) -> None:
@@ -170,7 +173,7 @@ def healthy(url: str, timeout_s: float) -> bool:
 
 
 def _drain() -> None:
-    """Let Prefect send the logs and events it still holds, or it would complain on the terminal of a server gone."""
+    """Let Prefect send the logs and events it still holds; afterwards it would print errors about a missing server."""
     if "prefect" in sys.modules:
         from prefect.events.worker import EventsWorker
         from prefect.logging.handlers import APILogWorker

@@ -70,7 +70,7 @@ def up(
 
     Raises `ConfigError` if one of them does not come up.
     """
-    prefect_server.quiet(store)
+    prefect_server.configure_prefect(store)
     running = {service.name: service for service in services(store) if service.alive()}
     api = f"http://{_HOST}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
