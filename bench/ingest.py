@@ -86,10 +86,10 @@ def write_web(path: Path, texts: list[str]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
 
 
-def ingest(file: Path, plan: CorpusPlan, screens: DocumentChecks, folder: Path) -> tuple[int, float]:
+def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -> tuple[int, float]:
     """The whole way of one file, into an empty folder; ids written, and bytes of the artifact an id."""
     unit, mark, out = folder / "00000", folder / "00000.json", folder / "out"
-    tokenise_file(read_parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, screens, unit)
+    tokenise_file(read_parquet_batches(file, plan.form, carried=("id", "url", "synth_id")), plan, checks, unit)
     find_copies([unit], (), folder / "settling", silent)
     pack_file(unit, 0, plan, mark, out)
     corpus = publish_tokens([unit], [mark], plan, out)
@@ -120,9 +120,9 @@ def measure(
     contamination = ContaminationIndex(held_out)
     found: dict[str, tuple[int, float]] = {}
 
-    def end_to_end(name: str, screens: DocumentChecks) -> Callable[[], None]:
+    def end_to_end(name: str, checks: DocumentChecks) -> Callable[[], None]:
         def work() -> None:
-            found[name] = ingest(file, plan, screens, folder / "ingest")
+            found[name] = ingest(file, plan, checks, folder / "ingest")
 
         return work
 

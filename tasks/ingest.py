@@ -66,7 +66,7 @@ def tokenise(job: Job, unit: str) -> None:
     plan, folder = _plan(job), _folder(job, unit)
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{unit}.{uuid.uuid4().hex[:12]}")
     told = _teller(job, file)
-    tokenise_file(rows, plan, _screens(job), folder, candidates_per_exercise(plan.exemplars, len(files)), told=told)
+    tokenise_file(rows, plan, _screens(job), folder, candidates_per_exercise(plan.exemplars, len(files)), progress=told)
 
 
 def settle_copies(job: Job) -> list[str]:

@@ -1,14 +1,14 @@
-"""Units of tokenised documents to one `tokens` artifact: which are dropped, packed into rows, indexed, counted.
+"""Build a `tokens` artifact from tokenised files: drop copies, pack into rows, index, count.
 
-Three steps, for units that are worked on anywhere and in any order (`tasks.ingest`); `write_tokens` does all three
-here, for documents that one process has:
+Four steps. `tasks.ingest` runs the first and the third once per file, in any process and order; `write_tokens` runs all
+of them here, for documents that one process has:
 
-    data.tokens.tokenise_file.tokenise_file     a file of the source -> a unit of ids and hashes
-    data.screening.corpus_copies.find_copies    the hashes of all units -> which documents are copies: needs every unit
-    pack_unit                      a unit -> its shards, after which its ids are removed
-    publish                        the index over all shards, the counts, the exemplars
+    data.tokens.tokenise_file.tokenise_file     a file of the source -> a folder of ids and hashes
+    data.screening.corpus_copies.find_copies    the hashes of all files -> which documents are copies
+    pack_file                                   a tokenised file -> its shards; its ids are deleted
+    publish_tokens                              the index over all shards, the counts, the exemplars
 
-Names and bytes of the shards depend on the unit's place in the source, never on who worked when.
+Names and bytes of the shards depend on the file's number in the source, never on which process worked when.
 """
 
 import json
@@ -40,7 +40,6 @@ from data.tokens.tokenise_file import (
     HITS,
     CorpusPlan,
     DocumentChecks,
-    FileCounts,
     TokenisedFile,
     read_counts,
     tokenise_file,
@@ -49,15 +48,15 @@ from data.tokens.tokenise_file import (
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 0.5
-PIECE = 4096  # documents
-HITS_SHOWN = 10_000
+DOCUMENT_BLOCK = 4096  # documents whose offsets are Python integers at a time
+MOST_HITS = 10_000  # overlaps with held-out questions in the artifact
 
-Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from the n-th on
+Scan = Callable[[int], Iterator[Record | Rejected]]  # rows of a source from number n on
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """What is remembered of a packed unit; its JSON is the mark that its shards are in place."""
+    """Facts of a packed file. Their JSON is the marker file that its shards are in place."""
 
     text_bytes: int  # UTF-8 bytes of the kept tokens
     dropped: dict[str, int]  # copies, by reason
@@ -66,7 +65,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class PublishedTokens:
-    """What `publish_tokens` made: counts for the manifest, and the sample for retrieval."""
+    """Result of `publish_tokens`: counts for the manifest, and the sample for retrieval."""
 
     rows_read: int
     documents: int
@@ -76,10 +75,10 @@ class PublishedTokens:
     exemplars: list[SynthRecord]
     samples: list[dict[str, Any]]
     contaminated: dict[str, int]  # hits by benchmark
-    tokens_per_second: float  # of the first round, in one process
+    tokens_per_second: float  # of tokenising, in one process
 
     def facts(self) -> dict[str, Any]:
-        """The counts as plain data, named for people."""
+        """The counts as plain data, with the names that manifests show."""
         index = self.index
         disk = index.total("bytes") / max(1, index.total("tokens"))
         return {
@@ -107,20 +106,20 @@ def write_tokens(
     out: Path,
     emit: Emit,
     threads: int = 2,
-    screens: DocumentChecks | None = None,
+    checks: DocumentChecks | None = None,
     against: Sequence[Path] = (),
 ) -> PublishedTokens:
-    """Tokenise and pack the rows of `scan(0)` into `out`, in this process; each of the three steps is done once.
+    """Tokenise and pack the rows of `scan(0)` into `out`, in this process. A step that is done is not repeated.
 
     Raises `ConfigError` if not one record is usable.
     """
-    unit, mark = work / "unit", work / "packed.json"
-    begun, last = time.monotonic(), 0.0
+    folder, marker = work / "unit", work / "packed.json"
+    began, last = time.monotonic(), 0.0
 
-    def told(rows: int, tokens: int, total: int | None) -> None:
+    def progress(rows: int, tokens: int, total: int | None) -> None:
         nonlocal last
         if (now := time.monotonic()) - last > PROGRESS_SECONDS or rows == plan.records:
-            rate, last = tokens / max(1e-9, now - begun), now
+            rate, last = tokens / max(1e-9, now - began), now
             emit("progress", done=rows, total=plan.records, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
     def rows() -> Iterator[Record | Rejected]:
@@ -129,143 +128,143 @@ def write_tokens(
                 return
             yield row
 
-    tokenise_file(batched(rows(), plan.form), plan, screens or DocumentChecks(), unit, plan.exemplars, threads, told)
-    find_copies([unit], against, work / "settling", emit)
-    pack_file(unit, 0, plan, mark, out)
-    return publish_tokens([unit], [mark], plan, out)
+    batches = batched(rows(), plan.form)
+    tokenise_file(batches, plan, checks or DocumentChecks(), folder, plan.exemplars, threads, progress)
+    find_copies([folder], against, work / "settling", emit)
+    pack_file(folder, 0, plan, marker, out)
+    return publish_tokens([folder], [marker], plan, out)
 
 
-def pack_file(folder: Path, number: int, plan: CorpusPlan, mark: Path, out: Path) -> PackedFile:
-    """Pack the documents of a settled unit that were kept, write its shards under `out`, and give its ids' disk back.
+def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Path) -> PackedFile:
+    """Pack the documents that `find_copies` kept, write the file's shards under `out`, then delete its ids.
 
-    `mark` is written when the shards are in place; a unit with a mark is not done again. Memory: one shard.
+    `marker` is written when the shards are in place; a file with a marker is not packed again. Memory: one shard.
     """
-    if mark.is_file():
-        packed = read_packed_file(mark)
+    if marker.is_file():
+        packed = read_packed_file(marker)
     else:
-        private = mark.with_name(f"{mark.stem}.{uuid.uuid4().hex[:12]}")  # two processes may do the same unit
+        private = marker.with_name(f"{marker.stem}.{uuid.uuid4().hex[:12]}")  # two processes may pack the same file
         try:
-            packed = _packed(TokenisedFile(folder, plan.tokenizer.vocabulary), number, plan, private)
+            packed = _pack(TokenisedFile(folder, plan.tokenizer.vocabulary), number, plan, private)
             for entry in packed.shards:
                 target = out / entry.file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 (private / entry.file).replace(target)
         finally:
             shutil.rmtree(private, ignore_errors=True)
-        write_atomically(mark, json.dumps(asdict(packed)).encode())
+        write_atomically(marker, json.dumps(asdict(packed)).encode())
     TokenisedFile(folder, plan.tokenizer.vocabulary).release()
     return packed
 
 
-def read_packed_file(mark: Path) -> PackedFile:
-    """What is remembered of a packed unit."""
-    plain = json.loads(mark.read_bytes())
+def read_packed_file(marker: Path) -> PackedFile:
+    """The facts in the marker of a packed file."""
+    plain = json.loads(marker.read_bytes())
     return PackedFile(**{**plain, "shards": [ShardEntry(**entry) for entry in plain["shards"]]})
 
 
-def _packed(unit: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
-    verdict = read_verdicts(unit.folder)
-    dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdict == code).sum())}
-    limit = plan.validation_share * HASH_RANGE  # as `in_validation` has it, without a detour over floats
-    held_out = unit.hashes < np.uint64(math.ceil(limit)) if limit < HASH_RANGE else np.ones(len(verdict), bool)
-    packing = _Packing(unit, number, plan, private)
+def _pack(file: TokenisedFile, number: int, plan: CorpusPlan, private: Path) -> PackedFile:
+    verdicts = read_verdicts(file.folder)
+    dropped = {reason: int(count) for code, reason in REASONS.items() if (count := (verdicts == code).sum())}
+    # `in_validation` of all hashes at once, compared as integers.
+    limit = plan.validation_share * HASH_RANGE
+    held_out = file.hashes < np.uint64(math.ceil(limit)) if limit < HASH_RANGE else np.ones(len(verdicts), bool)
+    writer = _ShardWriter(file, number, plan, private)
     for split, chosen in (("train", ~held_out), ("validation", held_out)):
-        packing.run(split, np.flatnonzero((verdict == KEPT) & chosen))
-    return PackedFile(packing.text_bytes, dropped, packing.shards)
+        writer.write(split, np.flatnonzero((verdicts == KEPT) & chosen))
+    return PackedFile(writer.text_bytes, dropped, writer.shards)
 
 
-class _Packing:
-    """The kept documents of a unit into shards, one split after the other."""
+class _ShardWriter:
+    """Packs the kept documents of a tokenised file into shards, one split after the other."""
 
-    def __init__(self, unit: TokenisedFile, number: int, plan: CorpusPlan, folder: Path) -> None:
-        self._unit, self._number, self._plan, self._folder = unit, number, plan, folder
-        self._tokens = np.asarray(unit.tokens)  # a plain view: slicing a memmap costs ten times as much
-        self._starts = np.concatenate([[0], np.cumsum(unit.lengths)])
+    def __init__(self, file: TokenisedFile, number: int, plan: CorpusPlan, folder: Path) -> None:
+        self._file, self._number, self._plan, self._folder = file, number, plan, folder
+        self._tokens = np.asarray(file.tokens)  # a plain view: slicing a memmap costs ten times as much
+        self._starts = np.concatenate([[0], np.cumsum(file.lengths)])
         self._byte_lengths = tokenizer_for(plan.tokenizer).byte_lengths.astype(np.uint8)  # no token is over 128 bytes
         self.shards: list[ShardEntry] = []
         self.text_bytes = 0
 
-    def run(self, split: Split, documents: np.ndarray) -> None:
-        """`documents`: their places in the unit, ascending. A shard ends with the document that fills it."""
+    def write(self, split: Split, documents: np.ndarray) -> None:
+        """`documents`: their numbers in the file, ascending. A shard ends with the document that fills it."""
         chat = self._plan.form == "synth"
-        made, tokens = 0, self._tokens
+        shard, tokens = 0, self._tokens
         packer: FirstFitPacker | ConcatPacker = (FirstFitPacker if chat else ConcatPacker)(self._plan.row_length)
-        for start, end, prompt in self._places(documents):
+        for start, end, prompt in self._offsets(documents):
             if isinstance(packer, FirstFitPacker):
                 packer.add(tokens[start:end], prompt)
             else:
                 packer.add(tokens[start:end])
             if packer.rows >= self._plan.rows_per_shard:
-                self._close(split, made, packer)
-                made, packer = made + 1, type(packer)(self._plan.row_length)
+                self._close_shard(split, shard, packer)
+                shard, packer = shard + 1, type(packer)(self._plan.row_length)
         if packer.rows:
-            self._close(split, made, packer)
+            self._close_shard(split, shard, packer)
 
-    def _places(self, documents: np.ndarray) -> Iterator[tuple[int, int, int]]:
-        """Where each document begins and ends, and its prompt; a piece at a time, for an int is 32 bytes in Python."""
-        prompts = self._unit.prompts
-        for first in range(0, len(documents), PIECE):
-            some = documents[first : first + PIECE]
-            before = np.zeros(len(some), np.int64) if prompts is None else prompts[some]
-            yield from zip(self._starts[some].tolist(), self._starts[some + 1].tolist(), before.tolist(), strict=True)
+    def _offsets(self, documents: np.ndarray) -> Iterator[tuple[int, int, int]]:
+        """Where each document begins and ends, and the ids of its prompt; in blocks, as a Python int takes 32 bytes."""
+        prompts = self._file.prompts
+        for first in range(0, len(documents), DOCUMENT_BLOCK):
+            block = documents[first : first + DOCUMENT_BLOCK]
+            begins, ends = self._starts[block], self._starts[block + 1]
+            own_prompts = np.zeros(len(block), np.int64) if prompts is None else prompts[block]
+            yield from zip(begins.tolist(), ends.tolist(), own_prompts.tolist(), strict=True)
 
-    def _close(self, split: Split, number: int, packer: FirstFitPacker | ConcatPacker) -> None:
+    def _close_shard(self, split: Split, number: int, packer: FirstFitPacker | ConcatPacker) -> None:
         packed = packer.finish()
         self.text_bytes += int(self._byte_lengths[packed.tokens].sum(dtype=np.int64))
         vocabulary = self._plan.tokenizer.vocabulary
         self.shards.append(write_shard(self._folder, number, split, packed, vocabulary, self._number))
 
 
-def publish_tokens(units: Sequence[Path], marks: Sequence[Path], plan: CorpusPlan, out: Path) -> PublishedTokens:
-    """The index over the shards of all units, and the counts. Raises `ConfigError` if nothing is there to train on."""
-    counts = [read_counts(unit) for unit in units]
-    packed = [read_packed_file(mark) for mark in marks]
-    shards = tuple(sorted((entry for unit in packed for entry in unit.shards), key=lambda entry: entry.file))
+def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: CorpusPlan, out: Path) -> PublishedTokens:
+    """Write the index over the shards of all files. Raises `ConfigError` if there is nothing to train on."""
+    counts = [read_counts(folder) for folder in folders]
+    packed = [read_packed_file(marker) for marker in markers]
+    shards = tuple(sorted((entry for file in packed for entry in file.shards), key=lambda entry: entry.file))
     rejected: Counter[str] = Counter()
-    for reasons in (*(one.rejected for one in counts), *(one.dropped for one in packed)):
+    for reasons in (*(file.rejected for file in counts), *(file.dropped for file in packed)):
         rejected.update(reasons)
     if not any(entry.split == "train" for entry in shards):
-        told = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "it is empty"
-        raise ConfigError(f"no usable record for training in the source ({told})")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejected.items())) or "it is empty"
+        raise ConfigError(f"no usable record for training in the source ({reasons})")
     names = {entry.file for entry in shards}
     for path in (out / "shards").iterdir():
-        if f"shards/{path.name}" not in names:  # of a process that was taken for lost and came back
+        if f"shards/{path.name}" not in names:  # of a process that was believed lost and came back
             path.unlink()
     index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
     write_index(out, index)
     return PublishedTokens(
-        rows_read=sum(one.rows for one in counts),
+        rows_read=sum(file.rows for file in counts),
         documents=index.total("documents"),
         rejected=dict(sorted(rejected.items())),
         index=index,
-        bytes_per_token=round(sum(unit.text_bytes for unit in packed) / index.total("tokens"), 4),
-        exemplars=_exemplars(units, plan),
-        samples=_samples(counts),
-        contaminated=_hits(units, out),
-        tokens_per_second=sum(one.tokens for one in counts) / max(1e-9, sum(one.seconds for one in counts)),
+        bytes_per_token=round(sum(file.text_bytes for file in packed) / index.total("tokens"), 4),
+        exemplars=_choose_exemplars(folders, plan),
+        samples=next((file.samples for file in counts if file.samples), []),
+        contaminated=_publish_hits(folders, out),
+        tokens_per_second=sum(file.tokens for file in counts) / max(1e-9, sum(file.seconds for file in counts)),
     )
 
 
-def _exemplars(units: Sequence[Path], plan: CorpusPlan) -> list[SynthRecord]:
+def _choose_exemplars(folders: Sequence[Path], plan: CorpusPlan) -> list[SynthRecord]:
     if not plan.exemplars:
         return []
-    return choose_exemplars(((unit / CANDIDATES, read_verdicts(unit) == KEPT) for unit in units), plan.exemplars)
+    files = ((folder / CANDIDATES, read_verdicts(folder) == KEPT) for folder in folders)
+    return choose_exemplars(files, plan.exemplars)
 
 
-def _samples(counts: Sequence[FileCounts]) -> list[dict[str, Any]]:
-    return next((one.samples for one in counts if one.samples), [])
-
-
-def _hits(units: Sequence[Path], out: Path) -> dict[str, int]:
-    """The overlaps with held-out questions by benchmark; the first of them go into the artifact, to be looked at."""
-    found: Counter[str] = Counter()
-    shown: list[str] = []
-    for unit in units:
-        with (unit / HITS).open(encoding="utf-8") as lines:
+def _publish_hits(folders: Sequence[Path], out: Path) -> dict[str, int]:
+    """Count the overlaps with held-out questions by benchmark; write the first of them into the artifact."""
+    counts: Counter[str] = Counter()
+    first_lines: list[str] = []
+    for folder in folders:
+        with (folder / HITS).open(encoding="utf-8") as lines:
             for line in lines:
-                found[json.loads(line)["benchmark"]] += 1
-                if len(shown) < HITS_SHOWN:
-                    shown.append(line)
-    if shown:
-        write_atomically(out / "contamination.jsonl", "".join(shown).encode())
-    return dict(sorted(found.items()))
+                counts[json.loads(line)["benchmark"]] += 1
+                if len(first_lines) < MOST_HITS:
+                    first_lines.append(line)
+    if first_lines:
+        write_atomically(out / "contamination.jsonl", "".join(first_lines).encode())
+    return dict(sorted(counts.items()))

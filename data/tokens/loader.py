@@ -1,14 +1,14 @@
 """batch(step): rows of tokens for a training step, as a pure function of (seed, step).
 
 Nothing is carried from one step to the next, so a resume needs only the step, and every host can build its own slice of
-the same global batch. A row is found by arithmetic: phase from the token budgets, source from `data.tokens.loader`,
-place in
-the epoch from `data.shuffle`, shard from the index.
+the same global batch. A row is found by arithmetic: its phase from the token budgets, its source from `Mixture`, its
+position in the epoch from `data.shuffle`, its shard from the index.
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,16 +19,19 @@ from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.shuffle import permute
 from data.tokenizer import tokenizer_for
-from data.tokens.shards import REBUILD, Shard, ShardIndex, Split, read_index, verify_shards
+from data.tokens.shards import REBUILD, Shard, ShardEntry, ShardIndex, Split, read_index, verify_shards
 
+Batch = dict[str, np.ndarray]
 MILLION = 1_000_000  # shares are exact to a millionth, so that row number times share stays within int64
+OPEN_SHARDS = 512
+DIGEST_LIMIT = 1 << 30  # bytes, a second of sha256; of a larger artifact only sizes are checked here
 
 
 class Mixture:
     """Weighted interleaving of sources without randomness or state.
 
-    The first source takes row n where floor(share * n) steps up; the others share what is left by the same rule. Among
-    the first n rows a source's count is within 1 (two sources) or within the number of sources of share * n.
+    The first source takes row n where floor(share * n) steps up; the others divide the remaining rows by the same rule.
+    Among the first n rows a source's count is within 1 (two sources), or within the number of sources, of share * n.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -38,32 +41,28 @@ class Mixture:
         self._shares = [Fraction(parts[i], sum(parts[i:])) for i in range(len(parts) - 1)]
 
     def assign(self, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """(source, nth) of rows first..first+rows-1: whose row it is and how many it had before; int64 [rows]."""
-        place = np.arange(first, first + rows, dtype=np.int64)
+        """(source, nth) of rows first..first+rows-1: the source, and how many rows it had before; int64 [rows]."""
+        # `number`: of each row among those that the sources so far have not taken.
+        number = np.arange(first, first + rows, dtype=np.int64)
         source = np.full(rows, len(self.sources) - 1, np.int64)
         nth = np.empty(rows, np.int64)
         left = np.ones(rows, bool)
         for i, share in enumerate(self._shares):
-            before = place * share.numerator // share.denominator
-            taken = left & ((place + 1) * share.numerator // share.denominator > before)
+            before = number * share.numerator // share.denominator
+            taken = left & ((number + 1) * share.numerator // share.denominator > before)
             source[taken], nth[taken] = i, before[taken]
             left &= ~taken
-            place = place - before
-        nth[left] = place[left]
+            number = number - before
+        nth[left] = number[left]
         return source, nth
 
     def counts(self, rows: int) -> np.ndarray:
-        """How many of the first `rows` rows each source has; int64 [sources]."""
+        """How many of the first `rows` rows are each source's; int64 [sources]."""
         left, counts = rows, []
         for share in self._shares:
             counts.append(left * share.numerator // share.denominator)
             left -= counts[-1]
         return np.array([*counts, left], np.int64)
-
-
-Batch = dict[str, np.ndarray]
-OPEN_SHARDS = 512
-DIGEST_LIMIT = 1 << 30  # bytes, a second of sha256; beyond it only sizes are checked here
 
 
 class Loader:
@@ -93,6 +92,7 @@ class Loader:
         self.row_length: int = _common_row_length(self._sources)
         self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
+        # A phase begins where the one before ended; each source goes on with its epoch from phase to phase.
         self._phases: list[_Phase] = []
         first, drawn = 0, dict.fromkeys(self.names, 0)
         for config in phases:
@@ -112,33 +112,32 @@ class Loader:
         return self._phase(step).name
 
     def epochs(self, source: str) -> float:
-        """How many times the whole plan goes over the training rows of `source`."""
+        """How many times all phases together go over the training rows of `source`."""
         return self.rows_drawn[source] / max(1, self._sources[source].rows("train"))
 
     def batch(self, step: int) -> Batch:
         """The arrays of `step` (this host's rows): see `assemble`, and source int32 [rows], an index into `names`."""
         phase = self._phase(step)
-        share = self._batch_rows // self._hosts
-        first = (step - phase.first) * self._batch_rows + self._host * share
-        chosen, nth = phase.mixture.assign(first, share)
-        rows: list[_Row | None] = [None] * share
-        source = np.zeros(share, np.int32)
+        host_rows = self._batch_rows // self._hosts
+        first = (step - phase.first) * self._batch_rows + self._host * host_rows
+        chosen, nth = phase.mixture.assign(first, host_rows)
+        rows: list[_Row | None] = [None] * host_rows
+        source = np.zeros(host_rows, np.int32)
         for i, name in enumerate(phase.mixture.sources):
-            places = np.flatnonzero(chosen == i)
+            positions = np.flatnonzero(chosen == i)  # in the batch
             reader = self._sources[name]
-            numbers = self._shuffled(reader, nth[places] + phase.drawn_before[name])
-            source[places] = self.names.index(name)
-            for place, number in zip(places, numbers, strict=True):
-                rows[place] = reader.row("train", int(number))
+            numbers = self._shuffled(reader, nth[positions] + phase.drawn_before[name])
+            source[positions] = self.names.index(name)
+            for position, number in zip(positions, numbers, strict=True):
+                rows[position] = reader.row("train", int(number))
         return self._finish([row for row in rows if row is not None], source)
 
     def validation(self, source: str, rows: int) -> Batch:
         """The first `rows` validation rows of `source`, or as many as it has (none gives arrays of no rows)."""
         reader = self._sources[source]
         count = min(rows, reader.rows("validation"))
-        numbers = range(count)
-        place = np.full(count, self.names.index(source), np.int32)
-        return self._finish([reader.row("validation", number) for number in numbers], place)
+        rows_source = np.full(count, self.names.index(source), np.int32)
+        return self._finish([reader.row("validation", number) for number in range(count)], rows_source)
 
     def _shuffled(self, source: "_Source", drawn: np.ndarray) -> np.ndarray:
         """Row numbers for the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
@@ -146,8 +145,8 @@ class Loader:
         epochs, index = np.divmod(drawn, size)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            numbers[here] = permute(index[here], size, f"{self._seed}/{source.name}/{epoch}")
+            of_epoch = epochs == epoch
+            numbers[of_epoch] = permute(index[of_epoch], size, f"{self._seed}/{source.name}/{epoch}")
         return numbers
 
     def _finish(self, rows: "list[_Row]", source: np.ndarray) -> Batch:
@@ -173,9 +172,9 @@ _Row = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id t
 def assemble(rows: Sequence[_Row], row_length: int) -> Batch:
     """Padded arrays of ragged rows, all [rows, row_length].
 
-    tokens int32 (0 in padding), targets int32 (the next token of the same document, 0 elsewhere), segments int32 (1 up,
-    per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where a target is
-    to be learnt).
+    tokens int32 (0 in padding), targets int32 (the next token of the same document, 0 elsewhere), segments int32 (from
+    1, one per piece of a document; 0 is padding), positions int32 (from 0 in each piece), weights float32 (1 where the
+    target is learnt).
     """
     shape = (len(rows), row_length)
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
@@ -188,6 +187,7 @@ def assemble(rows: Sequence[_Row], row_length: int) -> Batch:
         positions[i, :used] = np.arange(used) - np.repeat(starts, lengths)
         if next_id is not None:
             following[i] = next_id
+    # A target is learnt where the next token is in the same piece, or continues the last piece in the next row.
     same = np.concatenate([(segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), following >= 0], axis=1)
     targets = np.where(same, np.concatenate([tokens[:, 1:], following], axis=1), 0).astype(np.int32)
     return {
@@ -199,11 +199,14 @@ def assemble(rows: Sequence[_Row], row_length: int) -> Batch:
     }
 
 
+@dataclass(frozen=True)
 class _Phase:
-    """A phase in steps: where it begins, its mixture, and how many rows of each source earlier phases drew."""
+    """A phase in steps. `first`: its first step; `drawn_before`: rows of each source that earlier phases drew."""
 
-    def __init__(self, name: str, first: int, mixture: Mixture, drawn_before: dict[str, int]) -> None:
-        self.name, self.first, self.mixture, self.drawn_before = name, first, mixture, drawn_before
+    name: str
+    first: int
+    mixture: Mixture
+    drawn_before: dict[str, int]
 
 
 class _Source:
@@ -212,15 +215,15 @@ class _Source:
     def __init__(self, name: str, folder: Path, tokenizer: TokenizerConfig) -> None:
         self.name, self.folder = name, folder
         self.index: ShardIndex = read_index(folder)
-        wanted = tokenizer_for(tokenizer)
-        if self.index.fingerprint != wanted.fingerprint:
+        run_tokenizer = tokenizer_for(tokenizer)
+        if self.index.fingerprint != run_tokenizer.fingerprint:
             raise ConfigError(
                 f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
                 f"{self.index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
             )
         if self.index.total("bytes") <= DIGEST_LIMIT:
             verify_shards(folder, self.index)
-        self._end_of_text = wanted.end_of_text
+        self._end_of_text = run_tokenizer.end_of_text
         self._entries = {split: [e for e in self.index.shards if e.split == split] for split in ("train", "validation")}
         self._ends = {split: np.cumsum([e.rows for e in entries]) for split, entries in self._entries.items()}
         self._open: OrderedDict[str, Shard] = OrderedDict()
@@ -229,18 +232,19 @@ class _Source:
         return int(self._ends[split][-1]) if self._entries[split] else 0
 
     def row(self, split: Split, number: int) -> _Row:
-        place = int(np.searchsorted(self._ends[split], number, side="right"))
-        entry = self._entries[split][place]
-        shard = self._shard(entry.file, split, place)
-        within = number - (int(self._ends[split][place]) - entry.rows)
-        ids, lengths = shard.row(within)
-        return ids, lengths, shard.following(within, self._end_of_text)
+        position = int(np.searchsorted(self._ends[split], number, side="right"))
+        entry = self._entries[split][position]
+        shard = self._shard(entry)
+        row = number - (int(self._ends[split][position]) - entry.rows)
+        ids, lengths = shard.row(row)
+        return ids, lengths, shard.following(row, self._end_of_text)
 
-    def _shard(self, file: str, split: Split, place: int) -> Shard:
-        shard = self._open.pop(file, None)
+    def _shard(self, entry: ShardEntry) -> Shard:
+        """The opened shard; the least recently used one is closed beyond `OPEN_SHARDS`."""
+        shard = self._open.pop(entry.file, None)
         if shard is None:
-            shard = Shard(self.folder / file, self._entries[split][place], self.index)
-        self._open[file] = shard
+            shard = Shard(self.folder / entry.file, entry, self.index)
+        self._open[entry.file] = shard
         if len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)
         return shard

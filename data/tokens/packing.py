@@ -1,4 +1,4 @@
-"""Documents into rows of a fixed length: concatenate-and-split for web text, first-fit for chat records.
+"""Pack documents into rows of a fixed length: concatenate-and-split for web text, first-fit for chat records.
 
 A packed shard is ragged: the kept tokens in row order with no padding, and the length of every piece of a document.
 Padding appears only when the loader fills its arrays, so half-empty rows cost no disk.
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-BLOCK = 128  # rows looked through at once for room
+BLOCK = 128  # rows whose free space is summed up by one maximum
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class PackedRows:
     """Rows of one shard. All arrays are in row order.
 
     tokens: [kept] ids; pieces_per_row: [rows]; lengths: [pieces], summing to kept and to at most `row_length` a row;
-    prompts: [pieces], tokens of each chat record that come before the assistant's part (None for web text).
+    prompts: [pieces], tokens of each chat record before the assistant's part (None for web text).
     """
 
     tokens: np.ndarray
@@ -39,10 +39,10 @@ class PackedRows:
 
 @dataclass
 class ConcatPacker:
-    """Concatenates documents and cuts the stream every `row_length` tokens; nothing is lost, the last row may be short.
+    """Concatenates documents and cuts the stream every `row_length` tokens. Nothing is lost; the last row may be short.
 
-    A document cut by a row's end goes on as a new piece in the next row; the loader still takes the cut's target from
-    there, so every token but a document's first is learnt exactly once.
+    A document cut by a row's end continues as a new piece in the next row. The loader takes the last token's target
+    from there, so every token but a document's first is learnt exactly once.
     """
 
     row_length: int
@@ -54,7 +54,7 @@ class ConcatPacker:
         return -(-self._kept // self.row_length)
 
     def add(self, ids: np.ndarray) -> None:
-        """Append one document, with its end-of-text already on it."""
+        """Append one document, its end-of-text included."""
         if len(ids):
             self._documents.append(ids)
             self._kept += len(ids)
@@ -63,6 +63,7 @@ class ConcatPacker:
         """Everything added so far as rows."""
         lengths = np.array([len(document) for document in self._documents], np.int64)
         ends = np.cumsum(lengths)
+        # A piece ends where a document ends or a row does.
         row_ends = np.append(np.arange(self.row_length, self._kept, self.row_length), self._kept)
         cuts = np.union1d(ends, row_ends) if self._kept else np.zeros(0, np.int64)
         return PackedRows(
@@ -81,17 +82,19 @@ class ConcatPacker:
 class FirstFitPacker:
     """Puts each document whole into the first row that has room for it.
 
-    One longer than a row fills a row of its own with its beginning; the rest is counted as cropped. (Dropping it
-    instead would lose most of the long reasoning in SYNTH; its beginning teaches nothing false, for the row simply
-    ends without an end marker.)
+    The beginning of a document longer than a row fills a row of its own; the rest is counted as cropped. (Dropping it
+    would lose most of the long reasoning in SYNTH. A beginning teaches nothing false: the row ends without an end
+    marker.)
     """
 
     row_length: int
     _documents: list[np.ndarray] = field(default_factory=list)
     _prompts: list[int] = field(default_factory=list)
     _row_of: list[int] = field(default_factory=list)
-    _free: np.ndarray = field(default_factory=lambda: np.zeros((1, BLOCK), np.int64))  # room in each row, in blocks
-    _most: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))  # the most room in a block of rows
+    # Free tokens of each row [blocks, BLOCK], and the largest in each block: a fit is found by looking through the
+    # blocks' maxima and one block, not through every row.
+    _free: np.ndarray = field(default_factory=lambda: np.zeros((1, BLOCK), np.int64))
+    _most_free: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     _cropped_documents: int = 0
     _cropped_tokens: int = 0
     rows: int = 0
@@ -105,27 +108,28 @@ class FirstFitPacker:
             self._cropped_tokens += len(ids) - self.row_length
             ids = ids[: self.row_length]
         row = self._first_fit(len(ids))
-        block, place = divmod(row, BLOCK)
-        self._free[block, place] -= len(ids)
-        self._most[block] = self._free[block].max()
+        block, column = divmod(row, BLOCK)
+        self._free[block, column] -= len(ids)
+        self._most_free[block] = self._free[block].max()
         self._documents.append(ids)
         self._prompts.append(min(prompt, len(ids)))
         self._row_of.append(row)
 
     def _first_fit(self, length: int) -> int:
-        fits = self._most >= length
+        """The first row with room for `length` tokens; a new one if there is none."""
+        fits = self._most_free >= length
         if fits[block := int(fits.argmax())]:
             return block * BLOCK + int((self._free[block] >= length).argmax())
-        block, place = divmod(self.rows, BLOCK)
-        if block == len(self._most):
+        block, column = divmod(self.rows, BLOCK)
+        if block == len(self._most_free):
             self._free = np.concatenate([self._free, np.zeros_like(self._free)])
-            self._most = np.concatenate([self._most, np.zeros_like(self._most)])
-        self._free[block, place] = self.row_length
+            self._most_free = np.concatenate([self._most_free, np.zeros_like(self._most_free)])
+        self._free[block, column] = self.row_length
         self.rows += 1
         return self.rows - 1
 
     def finish(self) -> PackedRows:
-        """Everything added so far as rows; documents of a row stay in the order they came."""
+        """Everything added so far as rows; the documents of a row stay in the order they were added."""
         row_of = np.array(self._row_of, np.int64)
         order = np.argsort(row_of, kind="stable")
         documents = [self._documents[i] for i in order]

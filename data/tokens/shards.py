@@ -1,11 +1,12 @@
-"""The `tokens` artifact: shard files that are memory-mapped, and the index that names, counts and digests them.
+"""The `tokens` artifact: memory-mapped shard files, and the index that names, counts and digests them.
 
     index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
-    shards/<split>-<unit>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
+    shards/<split>-<file>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
                                          per row how many, per piece its length, per chat record where the assistant
-                                         begins. The unit is the place of a file in its source
+                                         begins. <file> is the number of the file in its source
 
-Two bytes a row and two to four a piece: at most 2.1 bytes a token for a small vocabulary from about 50 tokens a piece.
+Two bytes per row and two to four per piece: at most 2.1 bytes per token for a small vocabulary from about 50 tokens per
+piece.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """`index.json`: everything a loader must know before it opens a shard."""
+    """`index.json`: everything that a loader needs before it opens a shard."""
 
     tokenizer: TokenizerConfig
     fingerprint: str
@@ -88,7 +89,7 @@ class Shard:
 
     @cached_property
     def prompts(self) -> np.ndarray | None:
-        """Tokens of each chat record that stand before the assistant's part, [pieces]; None for web text."""
+        """Tokens of each chat record before the assistant's part, [pieces]; None for web text."""
         return self._counts(self.entry.rows + self.entry.pieces, self.entry.pieces) if self._form == "synth" else None
 
     @cached_property
@@ -98,7 +99,7 @@ class Shard:
 
     @cached_property
     def first_token(self) -> np.ndarray:
-        """The place of the first token of each row, [rows + 1]."""
+        """The offset of the first token of each row, [rows + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[self.first_piece]
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,14 +120,17 @@ class Shard:
 
 
 def write_shard(
-    folder: Path, number: int, split: Split, packed: PackedRows, vocabulary: int, unit: int = 0
+    folder: Path, number: int, split: Split, packed: PackedRows, vocabulary: int, file: int = 0
 ) -> ShardEntry:
-    """Write one shard under `folder`/shards atomically and return its entry. The same rows give the same bytes."""
+    """Write one shard under `folder`/shards atomically; returns its entry. `file`: the file's number in its source.
+
+    The same rows give the same bytes.
+    """
     counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
     count_type = _count_type(packed.row_length)
     tokens = packed.tokens.astype(token_type(vocabulary), copy=False)
     content = b"".join([tokens.data, *(c.astype(count_type).data for c in counts)])
-    name = f"shards/{split}-{unit:05d}-{number:05d}.bin"
+    name = f"shards/{split}-{file:05d}-{number:05d}.bin"
     write_atomically(folder / name, content)
     return ShardEntry(
         file=name,
@@ -185,8 +189,8 @@ def read_index(folder: Path) -> ShardIndex:
             raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({fault}); {REBUILD}")
         size = None if (folder / entry.file).is_symlink() else file_size(folder / entry.file)
         if size != entry.bytes:
-            found = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
-            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} {found}; {REBUILD}")
+            problem = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
+            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} {problem}; {REBUILD}")
     return index
 
 
@@ -195,21 +199,21 @@ def _index_text(folder: Path) -> str:
     try:
         return read_bounded_text(path, INDEX_LIMIT)
     except ConfigError as error:
-        told = str(error).removeprefix(f"{path}:").strip()
-        raise ConfigError(f"tokens artifact {folder}: index.json {told}; {REBUILD}") from None
+        problem = str(error).removeprefix(f"{path}:").strip()
+        raise ConfigError(f"tokens artifact {folder}: index.json {problem}; {REBUILD}") from None
 
 
 def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
-    """What makes an entry one that we never wrote: a name outside the folder, or counts that do not fit its bytes."""
+    """Why an entry cannot be of `write_shard`: a name outside the folder, or counts that do not fit its bytes."""
     if not isinstance(entry.file, str) or not _SHARD.fullmatch(entry.file):
-        return f"no shard of ours is called {str(entry.file)[:80]!r}"
+        return f"no shard is called {str(entry.file)[:80]!r}"
     counts = (entry.rows, entry.pieces, entry.tokens, entry.bytes)
     if any(type(count) is not int or count < 0 for count in counts):
-        return f"{entry.file}: counts are whole numbers from 0 on"
-    each = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
+        return f"{entry.file}: counts must be whole numbers of at least 0"
+    stored_counts = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
     size = entry.tokens * token_type(index.tokenizer.vocabulary).itemsize
-    size += each * _count_type(index.row_length).itemsize
-    return None if size == entry.bytes else f"{entry.file}: its counts make {size} bytes, not {entry.bytes}"
+    size += stored_counts * _count_type(index.row_length).itemsize
+    return None if size == entry.bytes else f"{entry.file}: its counts add up to {size} bytes, not {entry.bytes}"
 
 
 def verify_shards(folder: Path, index: ShardIndex) -> None:
@@ -222,7 +226,7 @@ def verify_shards(folder: Path, index: ShardIndex) -> None:
 
 
 def token_type(vocabulary: int) -> np.dtype:
-    """How ids of a vocabulary are stored."""
+    """The type that ids of a vocabulary are stored in."""
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 
@@ -231,7 +235,7 @@ def _count_type(row_length: int) -> np.dtype:
 
 
 def file_size(path: Path) -> int | None:
-    """Bytes of a file, None if it is not there."""
+    """Bytes of a file; None if it is missing or cannot be read."""
     try:
         return path.stat().st_size
     except OSError:

@@ -1,13 +1,18 @@
-"""One unit of an ingest between its two rounds: its documents as ids, ragged, on disk, not yet packed into rows.
+"""Tokenise one file of a source: its documents as ids on disk, ragged, not yet packed into rows.
 
-    tokens.u2|u4    the ids of all documents, one after the other (uint16 under 65,536 ids, else uint32)
-    lengths.u4      [documents] ids of each
-    prompts.u4      [documents] ids before the assistant's part (chat records only)
-    hashes.u8       [documents] content hashes; bands.u8 [documents, bands] where near copies are looked for
-    unit.json       counts of rows and rejected ones; written last: the unit is whole
+The folder of a tokenised file (written by `tokenise_file`, read by `TokenisedFile`):
 
-A unit is written into a folder of this process's own and renamed, so that there is a whole one or none, also when two
-processes do the same one (a host taken for lost may still be at work).
+    tokens.u2|u4      the ids of all documents, one after the other (uint16 under 65,536 ids, else uint32)
+    lengths.u4        [documents] ids of each
+    prompts.u4        [documents] ids before the assistant's part (chat records only)
+    hashes.u8         [documents] content hashes
+    bands.u8          [documents, bands] MinHash bands, where near copies are looked for
+    exemplars.jsonl   candidates for the sample of exemplars
+    hits.jsonl        overlaps of rejected documents with held-out questions
+    unit.json         the counts (`FileCounts`), written last
+
+It is written under a name of this process's own and renamed when complete, so it is complete or absent, also when two
+processes tokenise the same file (a host that is believed lost may still be working).
 """
 
 import json
@@ -35,137 +40,15 @@ from data.tokenizer import Tokenizer, tokenizer_for
 from data.tokens.exemplar_sample import ExemplarSample, write_candidates
 from data.tokens.shards import token_type
 
-COUNT = np.dtype("<u4")
-PARTIAL = ".partial-"
+LENGTHS, PROMPTS, COUNTS = "lengths.u4", "prompts.u4", "unit.json"
 CANDIDATES = "exemplars.jsonl"
 HITS = "hits.jsonl"
-
-
-@dataclass(frozen=True)
-class FileCounts:
-    """What is remembered of a finished unit: rows of the source read, rejected ones by reason, documents and ids."""
-
-    rows: int
-    documents: int
-    tokens: int
-    rejected: dict[str, int]
-    seconds: float  # of work in one process, fetching included
-    samples: list[dict[str, Any]] = field(default_factory=list)  # its first records, for people to look at
-
-
-class TokenisedFile:
-    """A finished unit, its files mapped."""
-
-    def __init__(self, folder: Path, vocabulary: int) -> None:
-        self.folder = folder
-        self.counts = read_counts(folder)
-        self._type = token_type(vocabulary)
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """The ids of all documents, [tokens]."""
-        path = self.folder / _tokens_name(self._type)
-        return np.memmap(path, self._type, "r") if self.counts.tokens else np.zeros(0, self._type)
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Ids of each document, [documents] int64."""
-        return np.fromfile(self.folder / "lengths.u4", COUNT).astype(np.int64)
-
-    @cached_property
-    def prompts(self) -> np.ndarray | None:
-        """Ids of each chat record before the assistant's part, [documents] int64; None for web text."""
-        path = self.folder / "prompts.u4"
-        return np.fromfile(path, COUNT).astype(np.int64) if path.exists() else None
-
-    @cached_property
-    def hashes(self) -> np.ndarray:
-        """Content hashes, [documents] uint64."""
-        return np.fromfile(self.folder / HASHES, "<u8")
-
-    def release(self) -> None:
-        """Give back the disk of the ids; hashes and counts stay."""
-        self.__dict__.pop("tokens", None)
-        for name in (_tokens_name(self._type), "lengths.u4", "prompts.u4"):
-            (self.folder / name).unlink(missing_ok=True)
-
-
-class TokenisedFileWriter:
-    """Writes a unit's files document by document; `finish` puts them in place. A context manager."""
-
-    def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
-        self._folder = folder
-        self._type = token_type(vocabulary)
-        self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
-        names = [_tokens_name(self._type), "lengths.u4", HASHES, *(["prompts.u4"] if chat else []), *([BANDS] * bands)]
-        self.partial.mkdir(parents=True)
-        self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
-        self.documents = self.tokens = 0
-
-    def __enter__(self) -> "TokenisedFileWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for file in self._files.values():
-            file.close()
-        shutil.rmtree(self.partial, ignore_errors=True)
-
-    def add(self, pieces: Sequence[np.ndarray], lengths: Sequence[int], hashes: np.ndarray) -> None:
-        """Append documents: their ids in any number of `pieces`, the ids of each document, [documents] hashes."""
-        if pieces:
-            ids = np.concatenate(pieces)
-            self._files[_tokens_name(self._type)].write(ids.astype(self._type, copy=False).data)
-            self.tokens += len(ids)
-        self._files["lengths.u4"].write(np.asarray(lengths, COUNT).data)
-        self._files[HASHES].write(hashes.astype("<u8", copy=False).data)
-        self.documents += len(lengths)
-
-    def add_prompts(self, prompts: Sequence[int]) -> None:
-        """The prompt lengths of the chat records added last."""
-        self._files["prompts.u4"].write(np.asarray(prompts, COUNT).data)
-
-    def add_bands(self, bands: np.ndarray) -> None:
-        """The bands [documents, bands] of the documents added last."""
-        self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
-
-    def finish(self, counts: FileCounts) -> None:
-        """Everything to disk, then the folder to its place, unless another process was first."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-        write_atomically(self.partial / "unit.json", json.dumps(asdict(counts)).encode())
-        try:
-            self.partial.rename(self._folder)
-        except OSError:
-            if not is_finished(self._folder):
-                raise
-
-
-def read_counts(folder: Path) -> FileCounts:
-    """The counts of a finished unit."""
-    return FileCounts(**json.loads((folder / "unit.json").read_bytes()))
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the unit lies there whole."""
-    return (folder / "unit.json").is_file()
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove what killed processes left of units under `folder`. Only while no unit is worked on."""
-    for partial in folder.glob(f"*{PARTIAL}*"):
-        shutil.rmtree(partial)
-
-
-def _tokens_name(dtype: np.dtype) -> str:
-    return f"tokens.u{dtype.itemsize}"
-
-
-SAMPLES = 3
+LENGTH_TYPE = np.dtype("<u4")
+PARTIAL = ".partial-"
+SAMPLES = 3  # first records shown in the manifest
 SAMPLE_CHARACTERS = 400
-HITS_A_DOCUMENT = 3  # kept, the largest share first
-BEGINNING = 80  # characters of a document that is shown beside its hit
+HITS_PER_DOCUMENT = 3  # written, the largest share first
+HIT_CHARACTERS = 80  # of the beginning of a document, written with its hit
 
 
 @dataclass(frozen=True)
@@ -183,111 +66,236 @@ class CorpusPlan:
 
 @dataclass(frozen=True)
 class DocumentChecks:
-    """What documents are looked at for beside their content hash.
+    """What is computed for each document besides its content hash.
 
-    contamination: held-out questions; a document that overlaps one is rejected. bands: texts -> [documents, bands]
-    uint64, for near duplicates.
+    contamination: the held-out questions; a document that overlaps one is rejected. bands: texts -> [documents, bands]
+    uint64, for near copies.
     """
 
     contamination: ContaminationIndex | None = None
     bands: Callable[[list[str]], np.ndarray] | None = None
 
 
+@dataclass(frozen=True)
+class FileCounts:
+    """Counts of a tokenised file: rows read, rejected ones by reason, documents and ids written."""
+
+    rows: int
+    documents: int
+    tokens: int
+    rejected: dict[str, int]
+    seconds: float  # of one process, fetching included
+    samples: list[dict[str, Any]] = field(default_factory=list)  # the first records, to be looked at
+
+
 def tokenise_file(
     batches: Iterable[RecordBatch],
     plan: CorpusPlan,
-    screens: DocumentChecks,
+    checks: DocumentChecks,
     folder: Path,
     candidates: int = 0,
     threads: int = 1,
-    told: Callable[[int, int, int | None], None] = lambda rows, tokens, total: None,
+    progress: Callable[[int, int, int | None], None] = lambda rows, tokens, total: None,
 ) -> FileCounts:
-    """Tokenise the rows of `batches` into the unit `folder`, or leave it as it is if it is whole already.
+    """Tokenise the rows of `batches` into `folder`, or return its counts if it is complete already.
 
-    `candidates`: exemplars kept of each exercise; `told(rows, tokens, total)` is called after each batch. Memory
-    depends on the batches alone. Errors of the reader pass through, and leave nothing behind.
+    `candidates`: exemplars kept of each exercise; `progress(rows, tokens, total)` is called after each batch. Memory
+    depends on the size of a batch alone. Errors of the reader pass through, and leave nothing behind.
     """
     if is_finished(folder):
         return read_counts(folder)
-    begun = time.monotonic()
+    began = time.monotonic()
     chat = plan.form == "synth"
     tokenizer = tokenizer_for(plan.tokenizer)
     rows, rejected, samples = 0, Counter[str](), []
     candidates = candidates if chat else 0  # exemplars are exercises
     sample = ExemplarSample(candidates)
-    with TokenisedFileWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=screens.bands is not None) as writer:
+    with _FolderWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=checks.bands is not None) as writer:
         with (writer.partial / HITS).open("w", encoding="utf-8") as hits:
             for batch in batches:
                 rows += batch.rows
-                batch, texts = _clean(batch, screens.contamination, hits)
+                batch, texts = _reject_contaminated(batch, checks.contamination, hits)
                 rejected += batch.rejected
                 if texts:
                     hashes = np.array([text_hash(text) for text in texts], np.uint64)
-                    if screens.bands is not None:
-                        writer.add_bands(screens.bands(texts))
+                    if checks.bands is not None:
+                        writer.add_bands(checks.bands(texts))
                     if candidates:
-                        _offer(sample, batch, hashes, writer.documents, plan.validation_share)
+                        _offer_exemplars(sample, batch, hashes, writer.documents, plan.validation_share)
                     if len(samples) < SAMPLES:
-                        samples += [_shown(batch.record(i)) for i in range(min(len(texts), SAMPLES - len(samples)))]
+                        shown = range(min(len(texts), SAMPLES - len(samples)))
+                        samples += [_shortened(batch.record(i)) for i in shown]
                     _encode(tokenizer, batch, hashes, writer, threads)
-                told(rows, writer.tokens, batch.total)
+                progress(rows, writer.tokens, batch.total)
         write_candidates(writer.partial / CANDIDATES, sample.candidates())
-        seconds = time.monotonic() - begun
         counts = FileCounts(
-            rows, writer.documents, writer.tokens, dict(sorted(rejected.items())), seconds, samples=samples
+            rows,
+            writer.documents,
+            writer.tokens,
+            dict(sorted(rejected.items())),
+            seconds=time.monotonic() - began,
+            samples=samples,
         )
         writer.finish(counts)
     return counts
 
 
-def _clean(
+def _reject_contaminated(
     batch: RecordBatch, contamination: ContaminationIndex | None, hits: IO[str]
 ) -> tuple[RecordBatch, list[str]]:
-    """The rows of the batch that overlap no held-out question, and their texts; the hits of the others are kept."""
+    """The rows that overlap no held-out question, and their texts; the hits of the others are written to `hits`."""
     texts = batch.texts()
     if contamination is None or not texts:
         return batch, texts
-    found = contamination.screen(texts)
-    if not any(found):
+    text_hits = contamination.screen(texts)
+    if not any(text_hits):
         return batch, texts
-    for text, one in zip(texts, found, strict=True):
-        for hit in one[:HITS_A_DOCUMENT]:
-            hits.write(json.dumps({**asdict(hit), "begins": text[:BEGINNING]}, sort_keys=True) + "\n")
-    places = [i for i, one in enumerate(found) if not one]
-    return batch.select(places, "contaminated"), [texts[i] for i in places]
+    for text, own_hits in zip(texts, text_hits, strict=True):
+        for hit in own_hits[:HITS_PER_DOCUMENT]:
+            hits.write(json.dumps({**asdict(hit), "begins": text[:HIT_CHARACTERS]}, sort_keys=True) + "\n")
+    clean = [i for i, own_hits in enumerate(text_hits) if not own_hits]
+    return batch.select(clean, "contaminated"), [texts[i] for i in clean]
 
 
 def _encode(
-    tokenizer: Tokenizer, batch: RecordBatch, hashes: np.ndarray, writer: TokenisedFileWriter, threads: int
+    tokenizer: Tokenizer, batch: RecordBatch, hashes: np.ndarray, writer: "_FolderWriter", threads: int
 ) -> None:
     """Append the ids of every row; web text gets its end-of-text."""
     columns = batch.columns
     if batch.form == "web":
         encoded = tokenizer.encode_arrays(columns["text"], threads)
         end = np.array([tokenizer.end_of_text], np.uint32)
-        writer.add([piece for ids in encoded for piece in (ids, end)], [len(ids) + 1 for ids in encoded], hashes)
+        writer.add([array for ids in encoded for array in (ids, end)], [len(ids) + 1 for ids in encoded], hashes)
         return
     queries = map(user_message, columns["query"], columns["exercise"], columns["constraints"])
     turns = zip(queries, columns["synthetic_reasoning"], columns["synthetic_answer"], strict=True)
-    pieces, lengths, prompts = encode_turns(tokenizer, turns, threads)
-    writer.add(pieces, lengths, hashes)
+    arrays, lengths, prompts = encode_turns(tokenizer, turns, threads)
+    writer.add(arrays, lengths, hashes)
     writer.add_prompts(prompts)
 
 
-def _offer(
+def _offer_exemplars(
     sample: ExemplarSample, batch: RecordBatch, hashes: np.ndarray, documents: int, validation_share: float
 ) -> None:
+    """Offer the training records of a batch whose first document has the number `documents`."""
     for i, (digest, exercise) in enumerate(zip(hashes.tolist(), batch.columns["exercise"], strict=True)):
         if not in_validation(digest, validation_share):
             sample.offer(digest, documents + i, exercise, lambda i=i: batch.record(i))
 
 
-def _shown(record: Record) -> dict[str, Any]:
-    """A record for people to look at, long texts cut."""
-    return {key: _cut(value) for key, value in asdict(record).items() if value is not None}
+def _shortened(record: Record) -> dict[str, Any]:
+    """The record's fields, long texts cut."""
+    return {
+        name: value[:SAMPLE_CHARACTERS] + " […]" if isinstance(value, str) and len(value) > SAMPLE_CHARACTERS else value
+        for name, value in asdict(record).items()
+        if value is not None
+    }
 
 
-def _cut(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) <= SAMPLE_CHARACTERS:
-        return value
-    return value[:SAMPLE_CHARACTERS] + " […]"
+class TokenisedFile:
+    """A complete tokenised file, its ids memory-mapped."""
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        self.folder = folder
+        self.counts = read_counts(folder)
+        self._type = token_type(vocabulary)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of all documents, [tokens]."""
+        path = self.folder / _tokens_name(self._type)
+        return np.memmap(path, self._type, "r") if self.counts.tokens else np.zeros(0, self._type)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Ids of each document, [documents] int64."""
+        return np.fromfile(self.folder / LENGTHS, LENGTH_TYPE).astype(np.int64)
+
+    @cached_property
+    def prompts(self) -> np.ndarray | None:
+        """Ids of each chat record before the assistant's part, [documents] int64; None for web text."""
+        path = self.folder / PROMPTS
+        return np.fromfile(path, LENGTH_TYPE).astype(np.int64) if path.exists() else None
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """Content hashes, [documents] uint64."""
+        return np.fromfile(self.folder / HASHES, "<u8")
+
+    def release(self) -> None:
+        """Delete the ids and lengths; hashes and counts stay."""
+        self.__dict__.pop("tokens", None)
+        for name in (_tokens_name(self._type), LENGTHS, PROMPTS):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+class _FolderWriter:
+    """Writes the folder of a tokenised file, document by document; `finish` renames it. A context manager."""
+
+    def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
+        self._folder = folder
+        self._type = token_type(vocabulary)
+        self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
+        names = [_tokens_name(self._type), LENGTHS, HASHES, *([PROMPTS] if chat else []), *([BANDS] if bands else [])]
+        self.partial.mkdir(parents=True)
+        self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
+        self.documents = self.tokens = 0
+
+    def __enter__(self) -> "_FolderWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def add(self, arrays: Sequence[np.ndarray], lengths: Sequence[int], hashes: np.ndarray) -> None:
+        """Append documents: `arrays` concatenate to their ids; `lengths` and `hashes` have an entry per document."""
+        if arrays:
+            ids = np.concatenate(arrays)
+            self._files[_tokens_name(self._type)].write(ids.astype(self._type, copy=False).data)
+            self.tokens += len(ids)
+        self._files[LENGTHS].write(np.asarray(lengths, LENGTH_TYPE).data)
+        self._files[HASHES].write(hashes.astype("<u8", copy=False).data)
+        self.documents += len(lengths)
+
+    def add_prompts(self, prompts: Sequence[int]) -> None:
+        """Append the prompt lengths of the chat records added last."""
+        self._files[PROMPTS].write(np.asarray(prompts, LENGTH_TYPE).data)
+
+    def add_bands(self, bands: np.ndarray) -> None:
+        """Append the bands [documents, bands] of the documents that are added next."""
+        self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
+
+    def finish(self, counts: FileCounts) -> None:
+        """Flush everything to disk, then rename the folder, unless another process was first."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        write_atomically(self.partial / COUNTS, json.dumps(asdict(counts)).encode())
+        try:
+            self.partial.rename(self._folder)
+        except OSError:
+            if not is_finished(self._folder):
+                raise
+
+
+def _tokens_name(dtype: np.dtype) -> str:
+    return f"tokens.u{dtype.itemsize}"
+
+
+def read_counts(folder: Path) -> FileCounts:
+    """The counts of a tokenised file."""
+    return FileCounts(**json.loads((folder / COUNTS).read_bytes()))
+
+
+def is_finished(folder: Path) -> bool:
+    """True if the tokenised file is complete."""
+    return (folder / COUNTS).is_file()
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what killed processes left under `folder`. Only while nothing is being tokenised there."""
+    for partial in folder.glob(f"*{PARTIAL}*"):
+        shutil.rmtree(partial)

@@ -15,7 +15,7 @@ from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.screening.corpus_copies import find_copies
 from data.screening.text_hash import in_validation, text_hash
 from data.tokenizer import tokenizer_for
-from data.tokens import build as corpus_module
+from data.tokens import build
 from data.tokens.build import pack_file, publish_tokens, write_tokens
 from data.tokens.shards import Shard, read_index
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
@@ -189,7 +189,7 @@ def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path
     screens = DocumentChecks(ContaminationIndex([HeldOutQuestion("gsm8k", "7", words)]))
     plan = CorpusPlan(small, "web", 64, 8, 0.1)
     args = (plan, tmp_path / "work", tmp_path / "out", silent)
-    corpus = write_tokens(lambda skip: iter(rows), *args, screens=screens)
+    corpus = write_tokens(lambda skip: iter(rows), *args, checks=screens)
     assert corpus.facts()["rejected"] == {"contaminated": 1}
     assert corpus.facts()["contaminated"] == {"gsm8k": 1}
     assert corpus.documents == len(web_records)
@@ -203,7 +203,7 @@ def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_p
         plan = CorpusPlan(small, "web", 64, 8, 0.0)
         screens = DocumentChecks(bands=bands)
         args = (plan, work, work / "out", silent)
-        return write_tokens(lambda skip: iter(records), *args, screens=screens, against=against), work / "unit"
+        return write_tokens(lambda skip: iter(records), *args, checks=screens, against=against), work / "unit"
 
     def by_length(texts):  # documents of equal length are taken for near copies
         return np.array([[len(text), n] for n, text in enumerate(texts, 10_000)], np.uint64)
@@ -233,7 +233,7 @@ def peaks(batches, plan, folder):
 
 def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):
     monkeypatch.setattr(records_module, "BATCH_ROWS", 64)
-    monkeypatch.setattr(corpus_module, "PIECE", 64)
+    monkeypatch.setattr(build, "DOCUMENT_BLOCK", 64)
     assert tokenizer_for(small).byte_lengths.any()  # built before anything is measured
     plan = CorpusPlan(small, "web", 64, 256, 0.0)
     text = "tide and foam " * 20

@@ -139,7 +139,7 @@ def test_a_shard_lies_where_shards_lie(artifact, file):
     secret = artifact.parent / "outside.bin"
     shutil.copyfile(artifact / "shards" / "train-00000-00000.bin", secret)
     change_first(artifact, file=file)
-    with pytest.raises(ConfigError, match=r"index\.json is damaged \(no shard of ours is called"):
+    with pytest.raises(ConfigError, match=r"index\.json is damaged \(no shard is called"):
         read_index(artifact)
 
 
