@@ -71,7 +71,7 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
     return [_row(artifact) for artifact in artifacts]
 
 
-def show(store: Store, artifact_id: str) -> CatalogRow:
+def show(store: Store, artifact_id: str) -> dict[str, Any]:
     """The manifest with path, location (`at`) and damaged files; every byte is read."""
     store.refresh()
     artifact = store.get(artifact_id)
@@ -96,7 +96,7 @@ def sql(store: Store, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     return _catalog(store).select(query)
 
 
-def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> CatalogRow:
+def verify(store: Store, artifact_id: str | None, *, remote: bool = True) -> dict[str, Any]:
     """Read every byte of one artifact or of all, and compare it with its digest; `remote`: the remote copies too.
 
     Returns `artifacts`: how many were checked; `damaged`: id -> names of its damaged files; `remedies`: id -> what to

@@ -1,6 +1,6 @@
 """Token ids to streamed text: reasoning and answer apart, cut at stop strings, never half a character.
 
-The pieces put together are what `data.chat_template.parse_completion` makes of the whole completion. Text that may
+Put together, the streamed texts are what `data.chat_template.parse_completion` returns for the whole. Text that may
 still turn out to begin a stop string, or to be the white space that ends a part, is held back until that is decided.
 """
 

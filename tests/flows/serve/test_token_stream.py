@@ -20,10 +20,10 @@ completions = st.lists(st.sampled_from(IDS), max_size=40)
 
 
 def streamed(stream, ids, cuts):
-    """All text of the stream, with the ids given in pieces."""
+    """All text of the stream, with the ids given in chunks that end at `cuts`."""
     thinking = answer = ""
-    places = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
-    for start, end in pairwise(places):
+    borders = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    for start, end in pairwise(borders):
         added = stream.write(ids[start:end])
         thinking, answer = thinking + added.thinking, answer + added.answer
     added = stream.finish()
@@ -32,7 +32,7 @@ def streamed(stream, ids, cuts):
 
 def until_the_end(ids):
     """As the engine sends them: nothing comes after an id that ends the turn."""
-    ends = [place for place, token in enumerate(ids) if token in (TOKENIZER.im_end, TOKENIZER.end_of_text)]
+    ends = [index for index, token in enumerate(ids) if token in (TOKENIZER.im_end, TOKENIZER.end_of_text)]
     return ids[: ends[0] + 1] if ends else ids
 
 
@@ -53,11 +53,11 @@ def test_a_streamed_turn_equals_the_parsed_completion(ids, cuts):
 def test_plain_text_ends_before_its_first_stop_string(ids, cuts, stops):
     ids = [token for token in ids if token not in (TOKENIZER.im_end, TOKENIZER.end_of_text)]
     whole = TOKENIZER.decode(ids)
-    places = [place for stop in stops if (place := whole.find(stop)) >= 0]
+    stops_at = [index for stop in stops if (index := whole.find(stop)) >= 0]
     stream = TokenStream(TOKENIZER, stops)
     _, text = streamed(stream, ids, cuts)
-    assert stream.stopped == bool(places)
-    if not stops or not places:
+    assert stream.stopped == bool(stops_at)
+    if not stops or not stops_at:
         assert text == whole
     else:
         # A stop string that is complete only later may have begun before the one that ended the stream.
