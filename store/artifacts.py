@@ -140,7 +140,7 @@ class Store:
     def find(self, kind: str, key: str, *, label: str | None = None) -> Artifact | None:
         """The live artifact, None if there is none.
 
-        Raises `ConfigError` if its manifest is damaged; `label` is the step that the message says to run again.
+        Raises `ConfigError` if its manifest is damaged; `label` names the step to run again in the message.
         """
         folder = self._folder(kind, key)
         if not folder.is_dir():

@@ -2,7 +2,7 @@
 
 Times are UTC. A column whose value is not known is NULL. Rows are keyed by ids that manifests and events carry, so that
 ingesting a file twice changes nothing; of two events with one id the newer becomes the row. A run that has ended stays
-ended, whatever the times say: a clock may have been set back since it began, or be another host's.
+ended, whichever event is newer: a clock may have been set back since it began, or be another host's.
 """
 
 import json
@@ -32,7 +32,7 @@ class CatalogTable:
     name: str
     columns: dict[str, str]
     key: tuple[str, ...]
-    open_state: str = ""  # value of the column `state` that any other value replaces, whatever the times say
+    open_state: str = ""  # value of the column `state` that any other value replaces, even one with an earlier time
 
     def precedence(self, row: dict[str, Any]) -> tuple[bool, datetime]:
         """A sort key of rows with one id: the greatest is kept."""
@@ -48,9 +48,9 @@ class CatalogTable:
         names = list(self.columns)
         values = ", ".join(f"unnest(?::{self.columns[name].split()[0]}[])" for name in names)
         others = [name for name in names if name not in self.key]
-        newer = (
-            f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}" if "time" in names else ""
-        )
+        newer = ""
+        if "time" in names:
+            newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
         updates = ", ".join(f"{name} = excluded.{name}" for name in others)
         return (
             f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "

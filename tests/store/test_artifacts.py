@@ -1,61 +1,73 @@
+"""Publishing, finding, replacing, verifying and locking in one process."""
+
 import os
 import threading
 
 import pytest
 
 from common.errors import ConfigError
-from store import manifest as manifests
 from store.artifacts import Store
+from store.manifest import code_commit
 from store.mirror import open_store
 from tests.support.stage_store import filled, flip_byte, key_of, published
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-def test_an_artifact_is_found_with_all_that_was_said_of_it(store):
+def test_find_returns_the_artifact_with_its_manifest(store):
     tokens = published(store, "tokens", "one")
-    made = published(store, "checkpoint", "two", inputs={"web": tokens.id}, facts={"steps": 5}, run="r1", label="x")
+    checkpoint = published(
+        store, "checkpoint", "two", inputs={"web": tokens.id}, facts={"steps": 5}, run="r1", label="x"
+    )
     found = store.find("checkpoint", key_of("two"))
-    assert found == made
+    assert found == checkpoint
     assert found.id == f"checkpoint/{key_of('two')[:12]}"
-    told = found.manifest
-    assert told["inputs"] == {"web": tokens.full_id}
-    assert told["input_executions"] == {"web": tokens.execution}
-    assert told["files"].keys() == {"a.txt", "deep/b.txt"}
-    assert (told["stage"], told["version"], told["facts"], told["run"]) == ("toy", 1, {"steps": 5}, "r1")
-    assert told["config"] == {"word": "two"}
+    manifest = found.manifest
+    assert manifest["inputs"] == {"web": tokens.full_id}
+    assert manifest["input_executions"] == {"web": tokens.execution}
+    assert manifest["files"].keys() == {"a.txt", "deep/b.txt"}
+    assert (manifest["stage"], manifest["version"], manifest["facts"], manifest["run"]) == (
+        "toy",
+        1,
+        {"steps": 5},
+        "r1",
+    )
+    assert manifest["config"] == {"word": "two"}
     assert (found.path / "deep/b.txt").read_text() == "b"
     assert not (store.root / "staging" / key_of("two") / "output/checkpoint").exists()
     assert store.verify(found) == []
 
 
-def test_what_is_not_there_is_none(store):
+def test_find_returns_none_for_an_unknown_key(store):
     assert store.find("tokens", key_of("none")) is None
     assert store.list() == []
 
 
-def test_get_takes_any_prefix_that_means_one_thing(store):
-    one = published(store, "tokens", "one")
+def test_get_takes_any_unambiguous_prefix(store):
+    tokens = published(store, "tokens", "one")
     published(store, "exemplars", "one")
-    for name in (one.id, one.full_id, f"tokens/{one.key[:3]}"):
-        assert store.get(name) == one
+    for name in (tokens.id, tokens.full_id, f"tokens/{tokens.key[:3]}"):
+        assert store.get(name) == tokens
     with pytest.raises(ConfigError, match=r"means more than one .*give more digits, or the kind"):
-        store.get(one.key[:12])
-    for unknown in ("tokens/ffff", "tokens/", "", "documents/" + one.key, one.id + ".1", one.id + ".x", "../tokens/*"):
+        store.get(tokens.key[:12])
+    for unknown in (
+        "tokens/ffff",
+        "tokens/",
+        "",
+        "documents/" + tokens.key,
+        f"{tokens.id}.1",
+        f"{tokens.id}.x",
+        "../tokens/*",
+    ):
         with pytest.raises(ConfigError, match=r"no artifact .* `nautile artifacts` lists"):
             store.get(unknown)
 
 
 def test_list_is_by_kind_and_oldest_first(store):
-    made = [published(store, kind, word) for kind, word in (("tokens", "b"), ("report", "a"), ("tokens", "a"))]
-    assert store.list() == made
-    assert store.list("tokens") == [made[0], made[2]]
+    artifacts = [published(store, kind, word) for kind, word in (("tokens", "b"), ("report", "a"), ("tokens", "a"))]
+    assert store.list() == artifacts
+    assert store.list("tokens") == [artifacts[0], artifacts[2]]
 
 
-def test_a_second_publication_of_a_key_is_dropped(store):
+def test_a_second_publication_of_a_key_is_discarded(store):
     first = published(store, "tokens", "one", {"a.txt": "first"})
     second = published(store, "tokens", "one", {"a.txt": "second"})
     assert second == first
@@ -63,15 +75,15 @@ def test_a_second_publication_of_a_key_is_dropped(store):
     assert os.listdir(store.root / "staging" / first.key / "output") == []
 
 
-def test_a_superseding_one_keeps_the_old_with_its_lineage(store):
+def test_superseding_keeps_the_old_artifact_with_its_lineage(store):
     old_input = published(store, "tokens", "in")
     old = published(store, "checkpoint", "one", {"a.txt": "first"}, inputs={"web": old_input})
     new_input = published(store, "tokens", "in", {"a.txt": "other"}, supersede=True)
     new = published(store, "checkpoint", "one", {"a.txt": "second"}, inputs={"web": new_input}, supersede=True)
     third = published(store, "checkpoint", "one", {"a.txt": "third"}, inputs={"web": new_input}, supersede=True)
     assert store.find("checkpoint", old.key) == third
-    kept = {a.id: (a.path / "a.txt").read_text() for a in store.list("checkpoint", superseded=True)}
-    assert kept == {third.id: "third", f"{old.id}.1": "first", f"{old.id}.2": "second"}
+    texts = {a.id: (a.path / "a.txt").read_text() for a in store.list("checkpoint", superseded=True)}
+    assert texts == {third.id: "third", f"{old.id}.1": "first", f"{old.id}.2": "second"}
     first = store.get(f"{old.id}.1")
     assert first.manifest == old.manifest
     assert first.manifest["input_executions"]["web"] == old_input.execution != new_input.execution
@@ -80,7 +92,7 @@ def test_a_superseding_one_keeps_the_old_with_its_lineage(store):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda folder: flip_byte(folder / "deep/b.txt"), "deep/b.txt (its digest differs)"),
         (lambda folder: (folder / "a.txt").unlink(), "a.txt (missing)"),
@@ -89,21 +101,21 @@ def test_a_superseding_one_keeps_the_old_with_its_lineage(store):
         (lambda folder: flip_byte(folder / "manifest.json", 40), "manifest.json"),
     ],
 )
-def test_damage_is_named_and_the_way_out_offered(store, damage, told):
+def test_damage_is_named_with_the_command_that_helps(store, damage, message):
     artifact = published(store, "tokens", "one", label="ingest:web")
     store.check(artifact)
     damage(artifact.path)
-    assert store.verify(artifact) == [told]
+    assert store.verify(artifact) == [message]
     with pytest.raises(ConfigError) as refused:
         store.check(store.get(artifact.id))
-    assert f"{artifact.id} is damaged: {told}." in str(refused.value)
+    assert f"{artifact.id} is damaged: {message}." in str(refused.value)
     assert "--force" in str(refused.value)
-    if told != "manifest.json":
+    if message != "manifest.json":
         assert "`nautile run CONFIG --only ingest:web --force`" in str(refused.value)
         assert "`nautile run CONFIG --from ingest:web --force`" in str(refused.value)
 
 
-def test_a_manifest_that_cannot_be_read_is_no_artifact_to_find(store):
+def test_find_refuses_a_manifest_that_cannot_be_read(store):
     artifact = published(store, "tokens", "one")
     other = published(store, "tokens", "two")
     (artifact.path / "manifest.json").write_text("{")
@@ -112,7 +124,7 @@ def test_a_manifest_that_cannot_be_read_is_no_artifact_to_find(store):
     assert store.list() == [other]
 
 
-def test_hidden_files_and_those_of_cut_short_writes_do_no_harm(store):
+def test_hidden_files_and_leftovers_of_interrupted_writes_are_ignored(store):
     folder = filled(
         store.staging(key_of("one")) / "output/tokens", {"a.txt": "a", ".a.txt.tmp": "hal", "b/.x.1.tmp": ""}
     )
@@ -123,7 +135,7 @@ def test_hidden_files_and_those_of_cut_short_writes_do_no_harm(store):
     assert store.verify(artifact) == []
 
 
-def test_what_is_no_artifact_is_refused(store, tmp_path):
+def test_a_folder_that_cannot_be_an_artifact_is_refused(store, tmp_path):
     given = {"stage": "toy", "version": 1, "config": {}, "inputs": {}, "facts": {}}
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -139,7 +151,7 @@ def test_what_is_no_artifact_is_refused(store, tmp_path):
     assert store.list() == []
 
 
-def test_a_publication_cut_short_before_its_rename_is_done_again(store, monkeypatch):
+def test_a_publication_interrupted_before_its_rename_can_be_repeated(store, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -152,7 +164,7 @@ def test_a_publication_cut_short_before_its_rename_is_done_again(store, monkeypa
     assert store.verify(again) == []
 
 
-def test_the_root_is_given_or_the_environment_s_or_here(tmp_path, monkeypatch):
+def test_the_root_comes_from_the_argument_the_environment_or_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NAUTILE_STORE", raising=False)
     assert open_store().root == tmp_path / ".nautile"
@@ -167,7 +179,7 @@ def test_the_root_is_given_or_the_environment_s_or_here(tmp_path, monkeypatch):
         open_store("file://host/path")
 
 
-def test_a_store_that_cannot_be_written_is_one_clear_message(tmp_path):
+def test_a_store_that_cannot_be_written_raises_one_clear_message(tmp_path):
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file/deeper", "/proc/nautile"):
         with pytest.raises(ConfigError, match=r"the store .* cannot be written .* NAUTILE_STORE"):
@@ -178,27 +190,27 @@ def test_a_store_that_cannot_be_written_is_one_clear_message(tmp_path):
         Store(tmp_path / "file").lock(key_of("one")).try_acquire()
 
 
-def test_a_lock_is_held_by_one_and_falls_with_its_release(store):
-    one, other = store.lock(key_of("x")), store.lock(key_of("x"))
-    with one:
+def test_a_lock_excludes_others_until_it_is_released(store):
+    lock, other = store.lock(key_of("x")), store.lock(key_of("x"))
+    with lock:
         assert not other.try_acquire()
         assert other.held_elsewhere()
-        got = threading.Event()
+        acquired = threading.Event()
 
         def wait_for_it():
             other.acquire(wait=lambda _: None)
-            got.set()
+            acquired.set()
 
         waiter = threading.Thread(target=wait_for_it)
         waiter.start()
-        assert not got.is_set()
-    assert got.wait(10)
+        assert not acquired.is_set()
+    assert acquired.wait(60)
     waiter.join()
     other.release()
-    assert not one.held_elsewhere()
+    assert not lock.held_elsewhere()
 
 
-def test_a_manifest_says_which_code_made_it(store):
-    commit = manifests.code_commit()
+def test_a_manifest_names_the_commit_of_the_code(store):
+    commit = code_commit()
     assert commit is None or len(commit.removesuffix("-dirty")) == 40
     assert published(store, "tokens", "one").manifest["commit"] == commit

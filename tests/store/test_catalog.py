@@ -1,3 +1,5 @@
+"""The catalog: manifests and events become rows, once; queries, rebuilding and lineage."""
+
 import json
 import math
 import subprocess
@@ -19,13 +21,6 @@ from store.schema import TABLES
 from tests.support.stage_store import flip_byte, key_of, published
 
 NAMES = [table.name for table in TABLES]
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 @pytest.fixture
@@ -90,7 +85,7 @@ def test_manifests_and_events_become_rows(store, catalog):
     assert json.loads(run["outputs"]) == {"checkpoint": "checkpoint/x"}
 
 
-def test_ingesting_again_changes_nothing_and_goes_on_where_it_was(store, catalog):
+def test_ingesting_again_changes_nothing_and_continues_where_it_stopped(store, catalog):
     fill(store)
     assert catalog.ingest() > 0
     before = everything(catalog)
@@ -117,7 +112,7 @@ def test_a_rebuild_from_nothing_gives_the_same_rows(store, catalog):
     assert catalog.query("SELECT value FROM metrics WHERE step = 0") == [{"value": 9.0}]
 
 
-def test_a_backlog_is_taken_in_several_transactions(store, catalog, monkeypatch):
+def test_a_backlog_is_ingested_in_several_transactions(store, catalog, monkeypatch):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
@@ -127,7 +122,7 @@ def test_a_backlog_is_taken_in_several_transactions(store, catalog, monkeypatch)
     assert everything(catalog) == before
 
 
-def test_an_artifact_that_is_gone_has_no_row(store, catalog):
+def test_a_removed_artifact_has_no_row(store, catalog):
     fill(store)
     catalog.ingest()
     store.discard(store.get(f"checkpoint/{key_of('out')[:12]}.1").path)
@@ -141,7 +136,7 @@ def test_an_artifact_that_is_gone_has_no_row(store, catalog):
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_event_finds_its_row_or_is_passed_over(tmp_path_factory, data):
+def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
     store = Store(tmp_path_factory.mktemp("any"))
     store.prepare()
     anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
@@ -158,21 +153,21 @@ def test_any_event_finds_its_row_or_is_passed_over(tmp_path_factory, data):
     assert catalog.query("SELECT count(*) AS n FROM calls") == [{"n": count}]
 
 
-def test_a_query_cannot_write_and_a_wrong_one_is_explained(store, catalog):
+def test_queries_cannot_write_and_errors_are_explained(store, catalog):
     fill(store)
-    assert catalog.query("SELECT count(*) AS n FROM metrics") == [{"n": 10}]  # the first question fills it
+    assert catalog.query("SELECT count(*) AS n FROM metrics") == [{"n": 10}]  # the first query ingests
     assert catalog.select("SELECT step, name FROM metrics WHERE step > 99") == (["step", "name"], [])
     assert catalog.query("SELECT step FROM metrics WHERE step = ?", [4]) == [{"step": 4}]
-    for sql, told in (
+    for sql, message in (
         ("DELETE FROM metrics", "read-only"),
         ("SELECT nonsense FROM metrics", "nonsense"),
         ("SELEC 1", "syntax"),
     ):
-        with pytest.raises(ConfigError, match=rf"(?s)the query was refused: .*{told}"):
+        with pytest.raises(ConfigError, match=rf"(?s)the query was refused: .*{message}"):
             catalog.query(sql)
 
 
-def test_a_catalog_kept_open_elsewhere_is_waited_for_and_then_given_up(store, catalog):
+def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(store, catalog):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
@@ -183,28 +178,28 @@ def test_a_catalog_kept_open_elsewhere_is_waited_for_and_then_given_up(store, ca
         catalog.ingest(patience=0.2)
     with pytest.raises(CatalogBusy):
         catalog.query("SELECT 1", patience=0.2)
-    found = []
-    waiter = threading.Thread(target=lambda: found.append(everything(catalog)))
+    results = []
+    waiter = threading.Thread(target=lambda: results.append(everything(catalog)))
     waiter.start()
     holder.communicate("")
     waiter.join()
-    assert found == [before]
+    assert results == [before]
 
 
-@pytest.mark.parametrize("wrecked", [b"this is no database", b""])
-def test_a_file_that_is_no_catalog_is_named_and_mended_by_a_rebuild(store, catalog, wrecked):
+@pytest.mark.parametrize("content", [b"this is no database", b""])
+def test_a_damaged_catalog_is_named_and_replaced_by_a_rebuild(store, catalog, content):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
-    catalog.path.write_bytes(wrecked)
-    if wrecked:
+    catalog.path.write_bytes(content)
+    if content:
         with pytest.raises(ConfigError, match=r"catalog.duckdb cannot be used .*`nautile store rebuild`"):
             catalog.ingest()
     catalog.rebuild()
     assert everything(catalog) == before
 
 
-def test_a_catalog_of_another_schema_is_made_anew(store, catalog):
+def test_a_catalog_of_an_unknown_older_schema_is_rebuilt(store, catalog):
     fill(store)
     catalog.ingest()
     before = everything(catalog)
@@ -221,7 +216,7 @@ def test_a_store_that_cannot_be_written_has_no_catalog(tmp_path):
 
 
 def test_lineage_reaches_shards_and_calls(store, catalog):
-    def called(execution, purpose, times):
+    def emit_calls(execution, purpose, times):
         emit = writer(store, f"calls-{execution}", execution)
         for _ in range(times):
             emit("call", endpoint="e", purpose=purpose, dollars=0.5)
@@ -229,16 +224,16 @@ def test_lineage_reaches_shards_and_calls(store, catalog):
     web = published(store, "tokens", "web", {"index.json": "{}", "shards/0.bin": "00", "shards/1.bin": "11"})
     exemplars = published(store, "exemplars", "synth")
     distilled = published(store, "tokens", "distill", inputs={"exemplars": exemplars}, execution="teach")
-    called("teach", "teacher", 3)
+    emit_calls("teach", "teacher", 3)
     old_base = published(store, "checkpoint", "base", {"w": "1"}, inputs={"web": web}, execution="base-1")
     inputs = {"web": web, "distilled": distilled}
     base = published(store, "checkpoint", "base", {"w": "2"}, inputs=inputs, execution="base-2", supersede=True)
     aligned = published(store, "checkpoint", "align", inputs={"checkpoint": base}, execution="align")
-    called("align", "judge", 2)
+    emit_calls("align", "judge", 2)
     score = published(store, "evaluation", "eval", inputs={"checkpoint": aligned, "base": base})
     published(store, "report", "unrelated")
-    found = catalog.lineage(score.id)
-    assert {row["id"]: row["calls"] for row in found} == {
+    rows = catalog.lineage(score.id)
+    assert {row["id"]: row["calls"] for row in rows} == {
         score.id: 0,
         aligned.id: 2,
         base.id: 0,
@@ -246,8 +241,8 @@ def test_lineage_reaches_shards_and_calls(store, catalog):
         distilled.id: 3,
         exemplars.id: 0,
     }
-    assert found[0]["depth"] == 0
-    edges = {(row["made"], row["name"], row["id"]) for row in found}
+    assert rows[0]["depth"] == 0
+    edges = {(row["made"], row["name"], row["id"]) for row in rows}
     assert (base.id, "distilled", distilled.id) in edges
     assert (score.id, "base", base.id) in edges
     old = {row["id"] for row in catalog.lineage(f"{old_base.id}.1")}
@@ -262,7 +257,7 @@ def test_lineage_reaches_shards_and_calls(store, catalog):
     assert spent == [{"purpose": "judge", "d": 1.0}, {"purpose": "teacher", "d": 1.5}]
 
 
-def test_lineage_of_a_making_that_is_gone_goes_on_with_what_has_its_key(store, catalog):
+def test_lineage_shows_the_live_artifact_where_the_version_that_was_read_is_removed(store, catalog):
     tokens = published(store, "tokens", "in")
     checkpoint = published(store, "checkpoint", "out", inputs={"web": tokens})
     published(store, "tokens", "in", {"a.txt": "again"}, supersede=True)
@@ -282,8 +277,8 @@ def test_a_damaged_manifest_has_no_row(store, catalog):
 
 @pytest.mark.parametrize("between", [True, False])
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_an_end_stays_the_end_though_the_clock_was_set_back(store, catalog, monkeypatch, first, between):
-    """The process of a run was killed; the next one, an hour before by its clock, says how the run ended."""
+def test_a_run_stays_ended_though_the_clock_was_set_back(store, catalog, monkeypatch, first, between):
+    """A run was killed; the process that reports its end has a clock that is an hour behind."""
     begun, ended = (first, "b" if first == "a" else "a")  # the files are read by their names
     noon = 1_767_268_800 * 10**9
     monkeypatch.setattr("time.time_ns", lambda: noon)

@@ -1,6 +1,9 @@
+"""Event files: what is written is read back, whatever was torn or full in between; the file of live values."""
+
 import json
 import math
 import threading
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +26,7 @@ def path(tmp_path):
     return tmp_path / "events" / "child.jsonl"
 
 
-def test_events_come_back_as_they_were_given(path):
+def test_events_are_read_back_as_they_were_written(path):
     emit = EventWriter(path, "e1", stage="reason")
     emit("metric", name="reward", step=3, value=0.5)
     emit("sample", index=7, set="train", prompt="1+1?", id="own", kind_="x", execution_="y")
@@ -38,7 +41,7 @@ def test_events_come_back_as_they_were_given(path):
     assert [event["time"] for event in events] == sorted({event["time"] for event in events})
 
 
-def test_ids_say_what_was_measured_so_a_resume_doubles_nothing(tmp_path):
+def test_ids_are_of_what_was_measured_so_a_resume_doubles_nothing(tmp_path):
     def ids(file, execution):
         emit = EventWriter(tmp_path / file, execution)
         emit("metric", name="loss", step=1, value=0.5)
@@ -57,7 +60,7 @@ def test_ids_say_what_was_measured_so_a_resume_doubles_nothing(tmp_path):
     assert not set(first) & set(other)
 
 
-def test_numbers_of_numpy_and_jax_and_those_that_are_none(path):
+def test_scalars_of_numpy_and_jax_nan_infinity_and_none(path):
     emit = EventWriter(path, "e1")
     emit("metric", name="loss", step=jnp.int32(4), value=jnp.float32(0.25))
     emit("metric", name="loss", step=5, value=np.float32("nan"))
@@ -74,7 +77,7 @@ def test_numbers_of_numpy_and_jax_and_those_that_are_none(path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "told"),
+    ("kind", "fields", "message"),
     [
         ("metric", {"name": "loss", "value": 1.0}, "'step'"),
         ("metric", {"name": "loss", "step": 1, "value": [1]}, "float"),
@@ -82,9 +85,9 @@ def test_numbers_of_numpy_and_jax_and_those_that_are_none(path):
         ("smaple", {"index": 1}, "unknown kind 'smaple'"),
     ],
 )
-def test_an_event_without_its_fields_is_refused_where_it_is_made(path, kind, fields, told):
+def test_an_event_without_its_required_fields_is_refused_at_once(path, kind, fields, message):
     emit = EventWriter(path, "e1")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         emit(kind, **fields)
     emit.close()
     with pytest.raises(ValueError, match="is closed"):
@@ -116,7 +119,7 @@ def test_threads_share_a_writer(path):
     cut=st.integers(min_value=0),
     limit=st.integers(min_value=1, max_value=400),
 )
-def test_a_file_cut_at_any_byte_gives_all_its_whole_events_and_goes_on(tmp_path_factory, samples, cut, limit):
+def test_a_file_cut_at_any_byte_gives_its_whole_events_and_can_be_continued(tmp_path_factory, samples, cut, limit):
     path = tmp_path_factory.mktemp("torn") / "x.jsonl"
     emit = EventWriter(path, "e1")
     for index, sample in enumerate(samples):
@@ -131,23 +134,23 @@ def test_a_file_cut_at_any_byte_gives_all_its_whole_events_and_goes_on(tmp_path_
     events, reached = read_events(path)
     assert events == whole[:complete]
 
-    again = EventWriter(path, "e1")  # a writer that comes after the crash
+    again = EventWriter(path, "e1")  # a writer after the crash
     again("sample", index=99, sample={})
     again.close()
     more, end = read_events(path, reached)
-    # The torn line may have been whole but for its newline.
+    # The torn line may have lacked only its newline.
     assert [event["fields"]["index"] for event in more][-1] == 99
     assert len(more) <= 2
     assert end == path.stat().st_size
 
-    pieces, position = [], 0
+    read, position = [], 0
     while position < end:
         block, position = read_events(path, position, limit)
-        pieces += block
-    assert pieces == events + more
+        read += block
+    assert read == events + more
 
 
-def test_a_line_that_is_no_event_is_passed_over(path, caplog):
+def test_a_line_that_is_no_event_is_skipped(path, caplog):
     emit = EventWriter(path, "e1")
     emit("metric", name="a", step=1, value=1.0)
     with path.open("ab") as file:
@@ -158,15 +161,13 @@ def test_a_line_that_is_no_event_is_passed_over(path, caplog):
     assert caplog.text.count("a torn line") == 5
 
 
-def test_a_full_disk_is_an_error_and_not_a_lost_event():
-    from pathlib import Path
-
+def test_a_full_disk_raises_an_error():
     emit = EventWriter(Path("/dev/full"), "e1")
     with pytest.raises(OSError, match="No space left"):
         emit("metric", name="a", step=1, value=1.0)
 
 
-def test_live_shows_the_newest_values(tmp_path, path):
+def test_the_live_file_has_the_newest_values(tmp_path, path):
     live = tmp_path / "live.json"
     assert read_live(live) == {}
     emit = EventWriter(path, "e1", live=live)
@@ -184,12 +185,12 @@ def test_live_shows_the_newest_values(tmp_path, path):
         "phase 1",
         50,
     )
-    assert len(read_events(path)[0]) == 100  # progress moves the bar and leaves no rows
+    assert len(read_events(path)[0]) == 100  # progress leaves no rows
     live.write_text("{")
     assert read_live(live) == {}
 
 
-def test_what_was_told_is_on_disk_before_a_save(path, monkeypatch):
+def test_flush_waits_until_every_event_is_on_disk(path, monkeypatch):
     synced = []
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(path.stat().st_size))
     emit = EventWriter(path, "e1")
@@ -200,4 +201,4 @@ def test_what_was_told_is_on_disk_before_a_save(path, monkeypatch):
     flush(silent)
     emit.close()
     flush(emit)
-    assert len(synced) == 2, "a closed one has nothing to wait for"
+    assert len(synced) == 2, "a closed writer has nothing to wait for"

@@ -1,26 +1,19 @@
+"""What garbage collection removes, and what it must never remove."""
+
 import os
 import time
 
-import pytest
-
 from common.files import write_json
-from store.artifacts import Store
 from store.garbage import collect, find_garbage
 from tests.support.stage_store import filled, key_of, published
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
-
-
-def found(store, **options):
+def reasons(store, **options):
+    """Path -> why it is garbage."""
     return {item.path.relative_to(store.root).as_posix(): item.reason for item in find_garbage(store, **options)}
 
 
-def work(store, word, *, execution="e1", done=("tokens",)):
+def staged(store, word, *, execution="e1", done=("tokens",)):
     folder = filled(store.staging(key_of(word)), {"scratch/half.bin": "x" * 100})
     write_json(folder / "execution.json", {"execution": execution})
     if done:
@@ -28,30 +21,30 @@ def work(store, word, *, execution="e1", done=("tokens",)):
     return folder
 
 
-def test_a_tidy_store_has_none(store):
+def test_a_store_in_use_has_no_garbage(store):
     published(store, "tokens", "one")
     store.discard(store.staging(key_of("one")))
-    work(store, "under way", done=())
-    assert found(store) == {}
+    staged(store, "under way", done=())
+    assert reasons(store) == {}
 
 
-def test_staging_that_is_published_or_long_untouched_goes(store):
+def test_staging_that_is_published_or_long_untouched_is_removed(store):
     published(store, "tokens", "made", execution="e1")
-    made = work(store, "made")
-    half = work(store, "half", done=("tokens", "exemplars"))
+    finished = staged(store, "made")
+    half = staged(store, "half", done=("tokens", "exemplars"))
     published(store, "tokens", "half", execution="e1")
-    old = work(store, "old", done=())
+    old = staged(store, "old", done=())
     for path in (old, *old.rglob("*")):
         os.utime(path, (time.time() - 30 * 86400,) * 2)
     (store.root / "staging/.trash-1").mkdir()
     items = find_garbage(store)
-    assert {item.path for item in items} == {made, old, store.root / "staging/.trash-1"}
+    assert {item.path for item in items} == {finished, old, store.root / "staging/.trash-1"}
     assert next(item for item in items if item.path == old).reason == "unfinished, untouched for 30 days"
     assert next(item for item in items if item.path == old).bytes > 100
     with store.lock(key_of("old")):
         assert old not in {item.path for item in find_garbage(store)}
         assert old not in {item.path for item in collect(store, items)}
-    assert not made.exists()
+    assert not finished.exists()
     assert half.exists()
     assert old.exists()
     collect(store, find_garbage(store))
@@ -59,32 +52,32 @@ def test_staging_that_is_published_or_long_untouched_goes(store):
     assert key_of("half") in str(find_garbage(store, stale_days=-1)[0].path)
 
 
-def test_superseded_artifacts_go_unless_something_rests_on_them(store):
+def test_superseded_artifacts_are_removed_unless_another_was_made_from_them(store):
     published(store, "tokens", "a", {"a.txt": "1"})
     first = store.list("tokens")[0]
     base = published(store, "checkpoint", "base", inputs={"web": first})
     published(store, "tokens", "a", {"a.txt": "2"}, supersede=True)
     published(store, "tokens", "a", {"a.txt": "3"}, supersede=True)
-    assert found(store) == {f"artifacts/tokens/{first.key}.2": "superseded, and no live artifact was made from it"}
+    assert reasons(store) == {f"artifacts/tokens/{first.key}.2": "superseded, and no live artifact was made from it"}
     published(store, "checkpoint", "base", {"w": "2"}, inputs={"web": store.list("tokens")[0]}, supersede=True)
-    gone = {f"artifacts/tokens/{first.key}.{n}" for n in (1, 2)} | {f"artifacts/checkpoint/{base.key}.1"}
-    assert found(store).keys() == gone
+    unneeded = {f"artifacts/tokens/{first.key}.{n}" for n in (1, 2)} | {f"artifacts/checkpoint/{base.key}.1"}
+    assert reasons(store).keys() == unneeded
     removed = collect(store, find_garbage(store))
-    assert {item.path.relative_to(store.root).as_posix() for item in removed} == gone
-    assert found(store) == {}
+    assert {item.path.relative_to(store.root).as_posix() for item in removed} == unneeded
+    assert reasons(store) == {}
     assert {artifact.id for artifact in store.list(superseded=True)} == {first.id, base.id}
 
 
-def test_broken_rests_go_but_never_a_live_artifact(store):
+def test_leftovers_are_removed_but_never_a_live_artifact(store):
     live = published(store, "tokens", "one")
     (live.path / "manifest.json").write_text("{")
     old = published(store, "report", "two")
     published(store, "report", "two", {"a.txt": "new"}, supersede=True)
     (old.path.with_name(f"{old.key}.1") / "manifest.json").write_text("{")
-    rest = filled(store.root / "artifacts/tokens" / key_of("rest"), {"a.txt": "no manifest"})
-    memory = filled(store.root / "verified", {f"tokens-{key_of('gone')}.json": "{}", f"tokens-{live.key}.json": "{}"})
+    leftover = filled(store.root / "artifacts/tokens" / key_of("rest"), {"a.txt": "no manifest"})
+    records = filled(store.root / "verified", {f"tokens-{key_of('gone')}.json": "{}", f"tokens-{live.key}.json": "{}"})
     collect(store, find_garbage(store))
     assert live.path.exists()
-    assert not rest.exists()
+    assert not leftover.exists()
     assert len(store.list("report", superseded=True)) == 1
-    assert [path.name for path in memory.iterdir()] == [f"tokens-{live.key}.json"]
+    assert [path.name for path in records.iterdir()] == [f"tokens-{live.key}.json"]

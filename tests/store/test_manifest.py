@@ -1,3 +1,5 @@
+"""Keys never change and depend on their parts alone; a changed manifest is noticed."""
+
 import hashlib
 import json
 import os
@@ -15,7 +17,7 @@ from tests.support.stage_store import filled, flip_byte, manifest_of
 
 SECTION = {"seed": 7, "reason": {"steps": 3, "rates": [1e-05, 0.1, 1.0], "name": "Ωμέγα", "none": None, "on": True}}
 INPUTS = {"checkpoint": f"checkpoint/{'0123456789abcdef' * 4}"}
-# Changing this digest strands every artifact that anybody has made.
+# If this digest changes, no artifact that exists is ever reused.
 GOLDEN = "1a8a648b2f8ce34ed8ee158a9875cee45ba88905e7b27f6a6fa63ced5373d8ee"
 HASHED = (
     r'{"inputs":{"checkpoint":"checkpoint/0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"},'
@@ -38,9 +40,11 @@ def test_the_key_of_a_known_section_never_changes():
 def test_keys_are_the_same_in_every_process(hash_seed):
     code = "import json,sys; from store.manifest import stage_key; print(stage_key(*json.load(sys.stdin)))"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C", "TZ": "Asia/Kathmandu"}
-    asked = json.dumps(["reason", 2, SECTION, INPUTS])
-    told = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, env=environment)
-    assert told.stdout.strip() == stage_key("reason", 2, SECTION, INPUTS)
+    arguments = json.dumps(["reason", 2, SECTION, INPUTS])
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=arguments, capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == stage_key("reason", 2, SECTION, INPUTS)
 
 
 @given(st.dictionaries(st.text(), json_data, max_size=6), st.randoms())
@@ -51,16 +55,16 @@ def test_keys_do_not_depend_on_the_order_of_a_section(section, random):
 
 
 @given(json_data)
-def test_canonical_json_is_ascii_and_gives_the_value_back(value):
+def test_canonical_json_is_ascii_and_a_fixed_point(value):
     text = canonical(value)
     assert text.isascii()
     assert canonical(json.loads(text)) == text
 
 
 @given(json_data, json_data)
-def test_different_sections_have_different_keys(one, other):
-    keys = {stage_key("s", 1, {"x": value}, {}) for value in (one, other)}
-    assert len(keys) == len({canonical(one), canonical(other)})
+def test_different_sections_have_different_keys(first, second):
+    keys = {stage_key("s", 1, {"x": value}, {}) for value in (first, second)}
+    assert len(keys) == len({canonical(first), canonical(second)})
 
 
 def test_every_part_is_in_the_key():
@@ -75,7 +79,7 @@ def test_every_part_is_in_the_key():
     assert len({base, *others}) == 6
 
 
-def test_a_short_id_has_no_place_in_a_key():
+def test_a_short_id_is_refused_as_an_input():
     with pytest.raises(ConfigError, match="input 'tokens' is 'tokens/0123456789ab'"):
         stage_key("pretrain", 1, {}, {"tokens": "tokens/0123456789ab"})
 
@@ -87,6 +91,6 @@ def test_any_flipped_byte_of_a_manifest_breaks_its_seal(tmp_path):
     whole = path.read_bytes()
     for position in range(len(whole)):
         flip_byte(path, position)
-        found = read_manifest(tmp_path)
-        assert found is None or found == manifest, position  # white space may turn into other white space
+        read = read_manifest(tmp_path)
+        assert read is None or read == manifest, position  # white space may turn into other white space
         path.write_bytes(whole)

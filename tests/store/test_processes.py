@@ -1,4 +1,4 @@
-"""Several processes at one store, and processes killed in the midst of a write."""
+"""Several processes at one store, and processes killed in the middle of a write."""
 
 import random
 import signal
@@ -13,31 +13,26 @@ from tests.support.stage_crowd import go, start
 from tests.support.stage_store import damage, key_of
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
 @pytest.mark.parametrize("supersede", [False, True])
-def test_processes_that_publish_the_same_keys_all_get_a_whole_artifact(store, supersede):
+def test_processes_that_publish_the_same_keys_each_get_a_whole_artifact(store, supersede):
     count = 12
     crowd = [start("publish", store.root, name, count, supersede) for name in ("ann", "bob", "cy")]
     go(*crowd)
-    told = [process.communicate()[0].split() for process in crowd]
+    outputs = [process.communicate()[0].split() for process in crowd]
     assert [process.returncode for process in crowd] == [0, 0, 0]
     assert all(not damaged for damaged in damage(store).values())
     for index in range(count):
         live = store.find("tokens", key_of(f"crowd {index}"))
-        kept = [a for a in store.list(superseded=True) if a.key == live.key]
-        answers = {executions[index] for executions in told}
-        assert live.execution in answers
-        assert len(kept) == (3 if supersede else 1)
-        assert {a.superseded for a in kept} == ({0, 1, 2} if supersede else {0})
+        versions = [a for a in store.list(superseded=True) if a.key == live.key]
+        executions = {output[index] for output in outputs}
+        assert live.execution in executions
+        assert len(versions) == (3 if supersede else 1)
+        assert {a.superseded for a in versions} == ({0, 1, 2} if supersede else {0})
     assert list((store.root / "staging").iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_publisher_killed_at_any_moment_leaves_only_whole_artifacts(store):
+def test_a_process_killed_while_publishing_leaves_only_whole_artifacts(store):
     rng = random.Random(5)
     published = 0
     for round_ in range(6):
@@ -52,7 +47,7 @@ def test_a_publisher_killed_at_any_moment_leaves_only_whole_artifacts(store):
     assert len(store.folders()) >= published
 
 
-def test_concurrent_writers_lose_and_double_nothing(store):
+def test_concurrent_writers_lose_and_duplicate_nothing(store):
     count, names = 60, ("ann", "bob", "cy")
     crowd = [start("ingest", store.root, name, count, 4) for name in names]
     go(*crowd)
@@ -60,17 +55,15 @@ def test_concurrent_writers_lose_and_double_nothing(store):
         process.communicate()
         assert process.returncode == 0
     catalog = Catalog(store)
-    found = catalog.query("SELECT execution, count(*) AS rows, count(DISTINCT step) AS steps FROM metrics GROUP BY 1")
-    assert sorted((r["execution"], r["rows"], r["steps"]) for r in found) == [
-        (name, 2 * count, count) for name in names
-    ]
+    rows = catalog.query("SELECT execution, count(*) AS rows, count(DISTINCT step) AS steps FROM metrics GROUP BY 1")
+    assert sorted((r["execution"], r["rows"], r["steps"]) for r in rows) == [(name, 2 * count, count) for name in names]
     before = catalog.query("SELECT * FROM metrics ORDER BY id")
     assert catalog.rebuild()["metrics"] == 2 * count * len(names)
     assert catalog.query("SELECT * FROM metrics ORDER BY id") == before
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_was_told_is_written_stays_written(store):
+def test_a_killed_process_loses_no_event_that_it_had_written(store):
     rng = random.Random(6)
     for round_ in range(4):
         name = f"round{round_}"
@@ -88,8 +81,8 @@ def test_what_a_killed_process_was_told_is_written_stays_written(store):
         assert rows == [{"n": len(events)}]
 
 
-def test_processes_that_commit_at_once_lose_and_double_nothing(tmp_path):
-    """bench/commits.py in small."""
+def test_concurrent_commits_lose_and_duplicate_nothing(tmp_path):
+    """A small run of bench/commits.py."""
     Store(tmp_path).prepare()
     names = ["ann", "bob", "cy", "dee"]
     assert len(crowd(tmp_path, names, 10)) == 40

@@ -1,4 +1,4 @@
-"""A store with a remote, as two machines see it: over a socket, to an S3-compatible server."""
+"""A store with a remote, seen from two machines: through a socket, to an S3-compatible server."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from store.events import EventWriter
 from store.garbage import collect, find_garbage
 from store.manifest import ABSENT, MIRRORED
 from store.mirror import open_store
-from tests.support.object_store import Cutter
+from tests.support.object_store import CuttingProxy
 from tests.support.stage_crowd import ROOT
 from tests.support.stage_store import flip_byte, key_of, manifest_of, published
 
@@ -27,8 +27,8 @@ def pair(machine):
     return machine("a"), machine("b")
 
 
-def raw(store):
-    """The files at the remote as the server has them."""
+def objects(store):
+    """The file system, the base path, and the names of the objects at the remote."""
     filesystem, base = s3fs.S3FileSystem(use_listings_cache=False), store.url.removeprefix("s3://")
     return filesystem, base, sorted(name.removeprefix(f"{base}/") for name in filesystem.find(base))
 
@@ -37,7 +37,7 @@ def send(store, *artifacts):
     return [artifact.id for artifact in store.push(artifacts or store.list(superseded=True))]
 
 
-def test_a_second_machine_knows_reads_and_reuses_what_the_first_has_made(pair):
+def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     a, b = pair
     tokens = published(a, "tokens", "in", {"a.txt": "one", "deep/b.txt": "two"})
     base = published(a, "checkpoint", "out", {"w.bin": "w" * 5000}, inputs={"web": tokens})
@@ -64,14 +64,14 @@ def test_a_second_machine_knows_reads_and_reuses_what_the_first_has_made(pair):
     assert open_store(b.root).url == b.url
 
 
-def test_the_manifest_is_the_last_to_come(pair, monkeypatch):
+def test_the_manifest_is_sent_last(pair, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.txt": str(i) for i in range(5)})
     put, sent = a.remote.put, []
 
     def put_some(source, name):
         if len(sent) == 3:
-            raise Retryable("the line is cut")
+            raise Retryable("connection cut")
         sent.append(name)
         put(source, name)
 
@@ -79,7 +79,7 @@ def test_the_manifest_is_the_last_to_come(pair, monkeypatch):
     monkeypatch.setattr(a.remote, "map", lambda function, items: [function(item) for item in items])
     with pytest.raises(Retryable, match="cut"):
         send(a)
-    assert len(raw(a)[2]) == 3
+    assert len(objects(a)[2]) == 3
     b.refresh()
     assert b.list() == []
     sent.clear()
@@ -90,11 +90,11 @@ def test_the_manifest_is_the_last_to_come(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["flip", "short", "long", "gone"])
-def test_damage_at_the_remote_is_refused_by_name_and_nothing_of_it_is_kept(pair, harm):
+def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     a, b = pair
     artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
     a.push_all()
-    filesystem, base, _ = raw(a)
+    filesystem, base, _ = objects(a)
     name = f"{base}/payload/tokens/{artifact.key}/{artifact.execution}/a.txt"
     if harm == "gone":
         filesystem.rm_file(name)
@@ -115,7 +115,7 @@ def test_damage_at_the_remote_is_refused_by_name_and_nothing_of_it_is_kept(pair,
     assert (found.path / "a.txt").read_text() == "abc"
 
 
-def test_a_damaged_copy_is_mended_from_the_remote(pair):
+def test_fetching_repairs_a_damaged_copy(pair):
     a, _ = pair
     artifact = published(a, "tokens", "in", {"a.txt": "abc", "b.txt": "b"})
     a.push_all()
@@ -129,7 +129,7 @@ def test_a_damaged_copy_is_mended_from_the_remote(pair):
     a.check(artifact)
 
 
-def test_the_newest_making_is_the_live_one_on_every_machine(pair):
+def test_the_newest_version_is_the_live_one_on_every_machine(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})
     reader = published(a, "checkpoint", "out", inputs={"web": first})
@@ -159,7 +159,7 @@ def machine_of(store, name):
 
 def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     a, b = pair
-    filesystem, base, _ = raw(a)
+    filesystem, base, _ = objects(a)
     file = {"bytes": 3, "sha256": key_of("x")}
     hostile = {
         "climbs": manifest_of(files={"../../../../climbed": file}, execution="climbs"),
@@ -182,14 +182,14 @@ def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_sender_killed_midway_is_finished_by_the_next_run(pair):
+def test_an_upload_whose_process_was_killed_is_finished_by_the_next(pair):
     a, b = pair
-    made = [published(a, "tokens", f"t{i}", {f"{j}.bin": f"{i}{j}" * 20000 for j in range(12)}) for i in range(6)]
+    artifacts = [published(a, "tokens", f"t{i}", {f"{j}.bin": f"{i}{j}" * 20000 for j in range(12)}) for i in range(6)]
     command = [sys.executable, "-m", "tests.support.object_store", str(a.root)]
     for round_ in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        count = len(raw(a)[2])
-        while process.poll() is None and len(raw(a)[2]) <= count + 8 * round_:
+        count = len(objects(a)[2])
+        while process.poll() is None and len(objects(a)[2]) <= count + 8 * round_:
             pass
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -197,30 +197,30 @@ def test_a_sender_killed_midway_is_finished_by_the_next_run(pair):
         assert all(b.verify(artifact) == [] for artifact in b.list())
     a.push_all()
     b.refresh()
-    assert {artifact.id for artifact in b.list()} == {artifact.id for artifact in made}
-    assert all(b.get(artifact.id).path and b.verify(b.get(artifact.id)) == [] for artifact in made)
+    assert {artifact.id for artifact in b.list()} == {artifact.id for artifact in artifacts}
+    assert all(b.get(artifact.id).path and b.verify(b.get(artifact.id)) == [] for artifact in artifacts)
 
 
-def test_a_cut_connection_is_one_message_and_the_next_try_goes_on(pair, object_store_address, monkeypatch):
+def test_a_broken_connection_is_one_message_and_the_next_push_continues(pair, object_store_address, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.bin": str(i) * 50000 for i in range(8)})
     monkeypatch.setattr(remotes, "BACKOFF", Backoff(attempts=1))
-    cutter = Cutter(object_store_address, 150_000)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cutter.address)
+    proxy = CuttingProxy(object_store_address, 150_000)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(Retryable, match=f"the store {a.url} cannot be reached"):
         open_store(a.root).push([artifact])
-    cutter.mend()
+    proxy.restore()
     s3fs.S3FileSystem.clear_instance_cache()
     assert send(open_store(a.root), artifact) == [artifact.id]
-    cutter.close()
+    proxy.close()
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_store_address)
     s3fs.S3FileSystem.clear_instance_cache()
     b.refresh()
     assert b.verify(b.get(artifact.id)) == []
 
 
-def test_what_the_operator_must_mend_is_said_once_and_plainly(machine, monkeypatch, tmp_path):
+def test_wrong_urls_and_buckets_are_explained_in_one_message(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "lost"))
     with pytest.raises(ConfigError, match=r"the store s3://nautile-no-such-bucket/x refuses .* check the bucket"):
         open_store("s3://nautile-no-such-bucket/x").refresh()
@@ -235,7 +235,7 @@ def test_what_the_operator_must_mend_is_said_once_and_plainly(machine, monkeypat
     assert "hunter2" not in str(error.value)
 
 
-def test_removing_reaches_the_remote_and_the_other_machines_forget(pair):
+def test_removal_includes_the_remote_and_other_machines_forget(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})
     a.push_all()
@@ -243,15 +243,15 @@ def test_removing_reaches_the_remote_and_the_other_machines_forget(pair):
     a.push_all()
     b.refresh()
     assert len(b.list(superseded=True)) == 2
-    gone = collect(a, find_garbage(a))
-    assert [item.path.name for item in gone] == [f"{first.key}.1"]
-    assert not [name for name in raw(a)[2] if first.execution in name]
+    removed = collect(a, find_garbage(a))
+    assert [item.path.name for item in removed] == [f"{first.key}.1"]
+    assert not [name for name in objects(a)[2] if first.execution in name]
     b.refresh()
     assert [artifact.superseded for artifact in b.list(superseded=True)] == [0]
-    filesystem, base, _ = raw(a)
+    filesystem, base, _ = objects(a)
     filesystem.pipe_file(f"{base}/payload/tokens/{key_of('half')}/e9/a.bin", b"half")
     assert find_garbage(a) == []
-    rests = find_garbage(a, stale_days=-1)
-    assert [item.bytes for item in rests if item.remote] == [4]
-    collect(a, rests)
-    assert not [name for name in raw(a)[2] if "e9" in name]
+    leftovers = find_garbage(a, stale_days=-1)
+    assert [item.bytes for item in leftovers if item.remote] == [4]
+    collect(a, leftovers)
+    assert not [name for name in objects(a)[2] if "e9" in name]

@@ -1,4 +1,4 @@
-"""Which live artifacts the rules retire, and that lineage and reuse never break by it."""
+"""Which live artifacts retention rules let go; lineage and reuse stay whole."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -17,45 +17,39 @@ from tests.support.stage_store import key_of, published
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
+def publish(store, monkeypatch):
+    """`publish(word, days=3, reads=[…])` publishes an artifact that is three days old."""
 
-
-@pytest.fixture
-def made(store, monkeypatch):
-    """`made(word, days=3, reads=[…])` publishes an artifact that is three days old."""
-
-    def make(word, kind="checkpoint", days=0.0, reads=(), **fields):
+    def publish(word, kind="checkpoint", days=0.0, reads=(), **fields):
         moment = (datetime.now(UTC) - timedelta(days=days)).isoformat()
         monkeypatch.setattr("store.artifacts.now", lambda: moment)
-        inputs = {f"in{i}": one for i, one in enumerate(reads)}
+        inputs = {f"in{i}": artifact for i, artifact in enumerate(reads)}
         artifact = published(store, kind, word, inputs=inputs, execution=key_of(word)[:32], **fields)
         store.discard(store.root / "staging" / artifact.key)
         return artifact
 
-    return make
+    return publish
 
 
 def retired(store, **rules):
-    found = find_garbage(store, rules=RetentionConfig(**rules))
-    return {item.artifact.manifest["config"]["word"] for item in found}
+    """The words of the live artifacts that the rules let go."""
+    garbage = find_garbage(store, rules=RetentionConfig(**rules))
+    return {item.artifact.manifest["config"]["word"] for item in garbage}
 
 
-def test_without_rules_no_live_artifact_goes(store, made):
-    made("old", days=1000)
+def test_without_rules_no_live_artifact_is_removed(store, publish):
+    publish("old", days=1000)
     assert retired(store) == set()
     assert retired(store, kinds=("report",)) == set()
 
 
-def test_the_newest_of_each_label_stay_with_all_they_were_made_from(store, made):
-    text = made("text", "tokens", days=90, label="ingest")
-    unused = made("unused", "tokens", days=80, label="ingest")
-    spare = made("spare", "tokens", days=70, label="ingest")
-    runs = [made(f"run{i}", days=60 - i, reads=[text], label="align") for i in range(4)]
-    made("other", days=300, reads=[unused], label="reason")
-    made("score", "evaluation", days=50, reads=[runs[1]], label="evaluate:align")
+def test_the_newest_of_each_label_stay_with_everything_they_were_made_from(store, publish):
+    text = publish("text", "tokens", days=90, label="ingest")
+    unused = publish("unused", "tokens", days=80, label="ingest")
+    spare = publish("spare", "tokens", days=70, label="ingest")
+    runs = [publish(f"run{i}", days=60 - i, reads=[text], label="align") for i in range(4)]
+    publish("other", days=300, reads=[unused], label="reason")
+    publish("score", "evaluation", days=50, reads=[runs[1]], label="evaluate:align")
     assert retired(store, newest=1) == {"run0", "run2"}
     assert retired(store, newest=2) == {"run0"}
     assert retired(store, newest=1, days=58.5) == {"run0"}
@@ -67,20 +61,20 @@ def test_the_newest_of_each_label_stay_with_all_they_were_made_from(store, made)
         find_garbage(store, rules=RetentionConfig(newest=1, pins=("checkpoint/ffff",)))
 
 
-def test_what_one_execution_published_stays_or_goes_together(store, made):
-    made("both", "checkpoint", days=9, outputs=("checkpoint", "rollouts"))
-    made("both", "rollouts", days=9, outputs=("checkpoint", "rollouts"))
+def test_artifacts_of_one_execution_stay_or_go_together(store, publish):
+    publish("both", "checkpoint", days=9, outputs=("checkpoint", "rollouts"))
+    publish("both", "rollouts", days=9, outputs=("checkpoint", "rollouts"))
     rollouts = store.list("rollouts")[0]
-    made("reads", "report", days=1, reads=[rollouts])
+    publish("reads", "report", days=1, reads=[rollouts])
     assert retired(store, days=5) == set()
     assert retired(store, days=0) == {"both", "reads"}
     assert retired(store, days=0, kinds=("checkpoint",)) == {"reads"}
 
 
-def test_what_unfinished_or_running_work_reads_stays(store, made):
-    text = made("text", "tokens", days=90)
-    base = made("base", days=80, reads=[text])
-    busy = made("busy", days=70)
+def test_inputs_of_unfinished_work_and_locked_keys_stay(store, publish):
+    text = publish("text", "tokens", days=90)
+    base = publish("base", days=80, reads=[text])
+    busy = publish("busy", days=70)
     write_json(
         store.staging(key_of("next")) / "execution.json", {"execution": "e", "inputs": {"x": base.manifest["digest"]}}
     )
@@ -89,10 +83,10 @@ def test_what_unfinished_or_running_work_reads_stays(store, made):
     assert retired(store, days=1) == {"busy"}
 
 
-def test_a_dry_run_says_what_goes_and_what_it_frees(store, made):
+def test_a_dry_run_lists_what_would_be_removed_and_frees_nothing(store, publish):
     from flows.cli import inspect
 
-    old, new = made("old", days=9), made("new", days=1)
+    old, new = publish("old", days=9), publish("new", days=1)
     Catalog(store).ingest()
     rows = inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
     assert rows == inspect.garbage(store, 7.0, True, RetentionConfig(days=5))
@@ -114,7 +108,7 @@ def test_no_rule_breaks_a_lineage(tmp_path_factory, seed, newest, days):
     artifacts = []
     for index in range(8):
         reads = rng.sample(artifacts, min(len(artifacts), rng.randrange(3)))
-        inputs = {f"in{i}": one for i, one in enumerate(reads)}
+        inputs = {f"in{i}": artifact for i, artifact in enumerate(reads)}
         word = f"{rng.randrange(9)}"
         options = {"label": rng.choice("abc"), "supersede": True, "execution": f"e{index}"}
         artifacts.append(published(store, "tokens", word, {"a.txt": str(index)}, inputs=inputs, **options))
@@ -122,8 +116,8 @@ def test_no_rule_breaks_a_lineage(tmp_path_factory, seed, newest, days):
     rules = RetentionConfig(newest=newest, days=None if days is None else days / 1e6)
     collect(store, find_garbage(store, rules=rules))
     left = store.list(superseded=True)
-    there = {(a.kind, a.key, a.execution) for a in left}
+    present = {(a.kind, a.key, a.execution) for a in left}
     for artifact in left:
         for name, full_id in artifact.manifest["inputs"].items():
-            assert (*full_id.split("/"), artifact.manifest["input_executions"][name]) in there
+            assert (*full_id.split("/"), artifact.manifest["input_executions"][name]) in present
     assert find_garbage(store, rules=RetentionConfig(newest=newest)) == [] or days is not None

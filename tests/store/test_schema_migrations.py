@@ -1,4 +1,4 @@
-"""Catalogs of another schema, made by the SQL of the program that wrote them."""
+"""Catalogs of other schema versions, created by the SQL of the version that wrote them."""
 
 import duckdb
 import pytest
@@ -11,7 +11,7 @@ from store.events import EventWriter
 from store.schema import SCHEMA
 from tests.support.stage_store import published
 
-# The tables of schema 1, as they were written then.
+# The tables of schema 1, as that version created them.
 SCHEMA_1 = """
 CREATE TABLE ingested (path VARCHAR PRIMARY KEY, position BIGINT);
 CREATE TABLE artifacts (id VARCHAR, kind VARCHAR, key VARCHAR, superseded INTEGER, execution VARCHAR, stage VARCHAR,
@@ -52,25 +52,7 @@ def old(store):
     with duckdb.connect(store.catalog_path) as connection:
         connection.execute(SCHEMA_1)
         artifacts = [
-            [
-                a.id,
-                a.kind,
-                a.key,
-                0,
-                a.execution,
-                "toy",
-                1,
-                "",
-                "2026-01-02",
-                a.bytes,
-                2,
-                "",
-                None,
-                "h",
-                "{}",
-                "{}",
-                "{}",
-            ]
+            (a.id, a.kind, a.key, 0, a.execution, "toy", 1, "", "2026-01-02", a.bytes, 2, "", None, "h", *["{}"] * 3)
             for a in store.list()
         ]
         connection.executemany(f"INSERT INTO artifacts VALUES ({', '.join('?' * 17)})", artifacts)
@@ -95,7 +77,7 @@ def backup(store):
 
 
 @pytest.mark.parametrize("first", ["ingest", "query"])
-def test_an_older_catalog_is_migrated_with_its_rows_and_a_copy_is_kept(store, old, first):
+def test_an_older_catalog_is_migrated_and_a_copy_of_it_stays(store, old, first):
     catalog = Catalog(store)
     catalog.ingest() if first == "ingest" else catalog.query("SELECT 1")
     assert labels(catalog) == [("evaluate:align",), ("ingest",)]
@@ -110,7 +92,7 @@ def test_an_older_catalog_is_migrated_with_its_rows_and_a_copy_is_kept(store, ol
 
 
 @pytest.mark.parametrize("steps", [{}, {1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "SELECT no_such_thing")}])
-def test_without_a_way_it_is_built_anew_from_the_truth(store, old, steps, monkeypatch, caplog):
+def test_without_a_migration_it_is_rebuilt_from_manifests_and_events(store, old, steps, monkeypatch, caplog):
     monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     catalog = Catalog(store)
     catalog.ingest()
@@ -120,7 +102,7 @@ def test_without_a_way_it_is_built_anew_from_the_truth(store, old, steps, monkey
     assert backup(store) == ([(1,)], [("only here",)], [(2,)])
 
 
-def test_a_newer_catalog_is_refused_and_left_alone(store):
+def test_a_newer_catalog_is_refused_and_unchanged(store):
     catalog = Catalog(store)
     catalog.ingest()
     with duckdb.connect(store.catalog_path) as connection:

@@ -1,4 +1,4 @@
-"""Manifests, events and folders as somebody who means harm would write them: refused, nothing overwritten."""
+"""Hostile manifests, events and folders are refused, and overwrite nothing."""
 
 import json
 import resource
@@ -8,20 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.files import read_json
-from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter, read_events
 from store.manifest import LARGEST_EVENT, describe_files, is_safe_name, nests_too_deep, read_manifest
 from tests.support.stage_store import filled, key_of, manifest_of, published
 
 FILE = {"bytes": 1, "sha256": key_of("x")}
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 def nested(depth):
@@ -41,7 +33,7 @@ def test_a_safe_name_stays_inside_its_folder(tmp_path_factory, name):
 @pytest.mark.parametrize(
     "name", ["../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a\nb", "manifest.json", "x" * 256]
 )
-def test_a_name_that_leads_elsewhere_is_not_safe(name):
+def test_a_name_that_leads_outside_is_not_safe(name):
     assert not is_safe_name(name)
     assert is_safe_name("deep/.hidden/b c.txt")
 
@@ -65,13 +57,13 @@ def test_a_name_that_leads_elsewhere_is_not_safe(name):
         {"config": {"a": json.loads(nested(70))}},
     ],
 )
-def test_a_manifest_with_a_right_seal_and_a_wrong_shape_is_refused(tmp_path, fields, caplog):
+def test_a_manifest_with_a_valid_seal_and_invalid_fields_is_refused(tmp_path, fields, caplog):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest_of(**fields)))
     assert read_manifest(tmp_path) is None
     assert "manifest.json is refused" in caplog.text
 
 
-def test_a_manifest_that_is_nested_without_end_or_is_no_file_is_refused(tmp_path):
+def test_a_deeply_nested_manifest_or_one_that_is_no_plain_file_is_refused(tmp_path):
     path = tmp_path / "manifest.json"
     for text in (nested(10**6), '{"format":1,"facts":' * 10**5, '{"format": 1, "facts": 1' + "0" * 10**5 + "}"):
         path.write_text(text)
@@ -85,7 +77,7 @@ def test_a_manifest_that_is_nested_without_end_or_is_no_file_is_refused(tmp_path
 
 
 def test_ten_gigabytes_of_json_are_not_read(tmp_path, store):
-    """The file is sparse: it takes no disk, and as much memory as anything that would read it whole."""
+    """The files are sparse: they take no disk, but whoever read one whole would need 10 GiB of memory."""
     live = published(store, "tokens", "one")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in (live.folder / "manifest.json", store.root / "events" / "hostile.jsonl"):
@@ -99,7 +91,7 @@ def test_ten_gigabytes_of_json_are_not_read(tmp_path, store):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 512 * 2**20
 
 
-def test_a_line_too_long_or_too_deep_is_passed_over_and_the_next_is_taken(store, caplog):
+def test_a_line_too_long_or_too_deep_is_skipped_and_the_next_is_read(store, caplog):
     path = store.root / "events" / "child.jsonl"
     emit = EventWriter(path, "e1", stage="toy")
     emit("metric", name="a", step=1, value=1.0)
@@ -116,7 +108,7 @@ def test_a_line_too_long_or_too_deep_is_passed_over_and_the_next_is_taken(store,
         emit("sample", index=2, text="x" * (LARGEST_EVENT + 1))
 
 
-def test_links_in_an_artifact_are_damage_whatever_they_lead_to(store, tmp_path):
+def test_links_in_an_artifact_are_damage_wherever_they_lead(store, tmp_path):
     artifact = published(store, "tokens", "one", {"a.txt": "same", "deep/b.txt": "same"})
     outside = filled(tmp_path / "outside", {"a.txt": "same", "b.txt": "same"})
     (artifact.folder / "a.txt").unlink()
@@ -134,7 +126,7 @@ def test_an_artifact_under_another_name_is_damaged(store):
     assert Catalog(store).ingest() == 0
 
 
-def test_what_a_reader_would_refuse_is_not_published(tmp_path):
+def test_a_file_name_that_readers_refuse_cannot_be_published(tmp_path):
     with pytest.raises(ValueError, match=r"cannot be called '\.absent'"):
         describe_files(filled(tmp_path, {".absent": ""}))
 

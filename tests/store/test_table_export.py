@@ -1,3 +1,5 @@
+"""Tables of the catalog as Parquet files."""
+
 import duckdb
 import pytest
 
@@ -23,16 +25,16 @@ def catalog(tmp_path):
 
 
 @pytest.mark.parametrize("table", ["artifacts", "metrics", "samples", "calls"])
-def test_a_table_comes_back_from_parquet_as_it_was(catalog, tmp_path, table):
+def test_an_exported_table_has_all_rows(catalog, tmp_path, table):
     out = tmp_path / "it's.parquet"
     rows = catalog.export(table, out)
     with duckdb.connect() as connection:
-        found = connection.read_parquet(str(out)).fetchall()
-    assert sorted(found) == sorted(tuple(row.values()) for row in catalog.query(f"FROM {table}"))
-    assert rows == len(found)
+        exported = connection.read_parquet(str(out)).fetchall()
+    assert sorted(exported) == sorted(tuple(row.values()) for row in catalog.query(f"FROM {table}"))
+    assert rows == len(exported)
 
 
-def test_a_file_that_is_there_is_replaced_only_when_told(catalog, tmp_path):
+def test_an_existing_file_is_replaced_only_with_overwrite(catalog, tmp_path):
     out = tmp_path / "x.parquet"
     out.write_text("mine")
     with pytest.raises(ConfigError, match="exists"):
@@ -42,7 +44,7 @@ def test_a_file_that_is_there_is_replaced_only_when_told(catalog, tmp_path):
     assert out.read_bytes()[:4] == b"PAR1"
 
 
-def test_what_cannot_be_exported_says_why_and_leaves_nothing(catalog, tmp_path):
+def test_a_failed_export_is_explained_and_leaves_no_file(catalog, tmp_path):
     with pytest.raises(ConfigError, match="no table 'dreams': there are artifacts, inputs"):
         catalog.export("dreams", tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match=r"x\.parquet"):

@@ -1,9 +1,11 @@
+"""Which files are read to verify an artifact, and which are trusted."""
+
 import os
 
 import pytest
 
-from common import files as durable
 from common.errors import ConfigError
+from common.files import sha256_of
 from store import verify as verification
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte, published
@@ -11,19 +13,19 @@ from tests.support.stage_store import flip_byte, published
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """The names of the files that were read to be digested."""
+    """The names of the files that were digested."""
     names = []
 
     def counting(path, **options):
         names.append(path.name)
-        return durable.sha256_of(path, **options)
+        return sha256_of(path, **options)
 
     monkeypatch.setattr(verification, "sha256_of", counting)
     return names
 
 
 def forget():
-    """What another process would know: nothing."""
+    """Begin as a new process, which has digested nothing."""
     verification._seen.clear()
 
 
@@ -38,7 +40,7 @@ def test_a_process_reads_each_file_once(tmp_path, hashed):
     assert sorted(hashed) == ["a.txt", "b.txt"]
 
 
-def test_a_write_that_sets_the_time_back_is_still_seen(tmp_path):
+def test_a_write_that_restores_the_modification_time_is_noticed(tmp_path):
     store = Store(tmp_path)
     artifact = published(store, "tokens", "one")
     path = artifact.path / "a.txt"
@@ -70,7 +72,7 @@ def test_verify_trusts_nothing(tmp_path, hashed, monkeypatch):
     assert sorted(hashed) == ["a.txt", "b.txt"]
 
 
-def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_is_reported_as_damaged(tmp_path, monkeypatch):
     store = Store(tmp_path)
     artifact = published(store, "tokens", "one")
 

@@ -1,6 +1,6 @@
-"""An S3-compatible server of this process (moto), spoken to over a socket, and a proxy before it that cuts connections.
+"""An S3-compatible server (moto) in this process, behind a real socket, and a proxy that breaks connections to it.
 
-`python -m tests.support.object_store ROOT` publishes nothing by itself: it sends all that the store at ROOT has.
+`python -m tests.support.object_store ROOT` uploads everything in the store at ROOT, so that a test can kill it.
 """
 
 import logging
@@ -39,8 +39,8 @@ def bucket() -> str:
     return name
 
 
-class Cutter:
-    """A proxy that lets `bytes_through` bytes pass to the server, then drops that connection and every later one."""
+class CuttingProxy:
+    """A proxy that passes `bytes_through` bytes to the server, then drops that connection and every later one."""
 
     def __init__(self, address: str, bytes_through: int) -> None:
         host, port = address.removeprefix("http://").split(":")
@@ -50,7 +50,8 @@ class Cutter:
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
+        """Drop no more connections."""
         self.left = sys.maxsize
 
     def close(self) -> None:
@@ -59,12 +60,12 @@ class Cutter:
     def _accept(self) -> None:
         while True:
             try:
-                ours, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            theirs = socket.create_connection(self._behind)
-            for one, other, counted in ((ours, theirs, True), (theirs, ours, False)):
-                threading.Thread(target=self._carry, args=(one, other, counted), daemon=True).start()
+            server = socket.create_connection(self._behind)
+            for source, target, counted in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self._carry, args=(source, target, counted), daemon=True).start()
 
     def _carry(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
         try:
@@ -76,10 +77,10 @@ class Cutter:
                 target.sendall(block)
         except OSError:
             pass
-        for one in (source, target):
+        for connection in (source, target):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
 
 def main(root: str) -> None:
