@@ -1,10 +1,13 @@
-"""The toy configuration over stand-in stages: its chain made once, with and without the command line."""
+"""The toy configuration over stand-in stages: its chain run once a test run, with and without the command line."""
 
+import fcntl
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,11 +45,39 @@ def toy_stages(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+BuildOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
 @pytest.fixture(scope="session")
-def made(tmp_path_factory, toy):
-    """A store in which the toy chain was made, and label -> kind -> artifact id."""
-    store = Store(tmp_path_factory.mktemp("made") / "store")
-    return store, make_all(store.root, toy)
+def build_once(tmp_path_factory) -> BuildOnce:
+    """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def once(name: str, build: Callable[[Path], None]) -> Path:
+        original, complete = shared / f"{name}-original", shared / f"{name}-complete"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                shutil.rmtree(original, ignore_errors=True)
+                original.mkdir()
+                build(original)
+                complete.touch()
+        return shutil.copytree(original, tmp_path_factory.mktemp(name) / "copy", symlinks=True)
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def made(build_once, toy):
+    """A store in which the toy chain has run, and label -> kind -> artifact id."""
+
+    def build(folder: Path) -> None:
+        outputs = make_all(folder / "store", toy)
+        (folder / "outputs.json").write_text(json.dumps(outputs), encoding="utf-8")
+
+    folder = build_once("made", build)
+    return Store(folder / "store"), json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -55,7 +86,7 @@ class Bench:
 
     folder: Path
     first: subprocess.CompletedProcess[str]
-    sockets: Path  # with whom the first run spoke
+    sockets: Path  # the log of the first run's connections
     url: str = ""
 
     @property
@@ -77,21 +108,38 @@ class Bench:
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory) -> Iterator[Bench]:
+def bench(build_once) -> Iterator[Bench]:
     """The first run brings its own server. The later ones share one, for each would take seconds to start."""
-    folder = tmp_path_factory.mktemp("bench")
-    (folder / "home").mkdir()
-    sockets = tmp_path_factory.mktemp("sockets") / "log"
-    more = {"HOME": str(folder / "home"), **watched(sockets)}
-    first = Bench(folder, nautile("run", str(TOY), store=folder / "store", cwd=folder, **more), sockets)
-    with serving(first.store / "prefect") as url:
-        yield replace(first, url=url)
+
+    def build(folder: Path) -> None:
+        (folder / "cwd" / "home").mkdir(parents=True)
+        more = {"HOME": str(folder / "cwd" / "home"), **watched(folder / "sockets.log")}
+        done = nautile("run", str(TOY), store=folder / "cwd" / "store", cwd=folder / "cwd", **more)
+        result = {"args": done.args, "returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+        (folder / "first.json").write_text(json.dumps(result), encoding="utf-8")
+
+    copy = build_once("bench", build)
+    first = subprocess.CompletedProcess(**json.loads((copy / "first.json").read_text(encoding="utf-8")))
+    bench = Bench(copy / "cwd", first, copy / "sockets.log")
+    with serving(bench.store / "prefect") as url:
+        yield replace(bench, url=url)
 
 
 @pytest.fixture(scope="session")
-def prefect_url(tmp_path_factory) -> Iterator[str]:
+def prefect_home(build_once) -> Path:
+    """A home of Prefect whose database has all its tables: creating them takes most of a server's first start."""
+
+    def build(folder: Path) -> None:
+        with serving(folder):
+            pass
+
+    return build_once("prefect", build)
+
+
+@pytest.fixture(scope="session")
+def prefect_url(prefect_home) -> Iterator[str]:
     """A Prefect server of this test session."""
-    with serving(tmp_path_factory.mktemp("prefect")) as url:
+    with serving(prefect_home) as url:
         yield url
 
 

@@ -10,7 +10,7 @@ from configs.operation import OperationConfig
 from flows import pipeline
 from store.artifacts import Store
 from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_stages import TOY
+from tests.support.toy_stages import TOY, TOY_DAG
 
 PROGRAM = """
 import json, sys
@@ -34,7 +34,7 @@ def test_it_reuses_what_the_chain_has_made_and_runs_nothing_else(made, prefect_u
     store, outputs = made
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(TOY), str(store.root)],
-        env=environment(store.root, PREFECT_API_URL=prefect_url, PREFECT_HOME=str(store.root / "prefect")),
+        env=environment(store.root, PREFECT_API_URL=prefect_url, PREFECT_HOME=str(store.root / "prefect"), **TOY_DAG),
         cwd=ROOT,
         capture_output=True,
         text=True,

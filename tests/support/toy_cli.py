@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def environment(store: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NAUTILE_", "PREFECT_"))}
-    return kept | TOY_DAG | {"NAUTILE_STORE": str(store), "PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
+    return kept | {"NAUTILE_STORE": str(store), "PYTHONPATH": str(ROOT), "COLUMNS": "200"} | more
 
 
 def start(*arguments: str, store: Path, cwd: Path, **more: str) -> subprocess.Popen[str]:
     """Start it, in a session of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", *arguments],
-        env=environment(store, **more),
+        env=environment(store, **TOY_DAG | more),
         cwd=cwd,
         text=True,
         stdout=subprocess.PIPE,

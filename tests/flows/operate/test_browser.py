@@ -22,7 +22,7 @@ from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.toy_cli import environment
-from tests.support.toy_stages import TOY
+from tests.support.toy_stages import TOY, TOY_DAG
 
 pytestmark = pytest.mark.slow
 STAGE = "ingest"  # the one that waits to be cancelled
@@ -59,7 +59,7 @@ def found(place):
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
             patch.delenv(name)
-        for name, value in environment(store.root).items():
+        for name, value in environment(store.root, **TOY_DAG).items():
             patch.setenv(name, value)
         patch.setenv("NAUTILE_TOY_FAULT", f"{STAGE}:wait={folder}")
         yield {one.name: one for one in services.up(store, str(TOY), free_port(), free_port(), lambda _: None)}

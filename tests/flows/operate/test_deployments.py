@@ -30,7 +30,7 @@ def post(api: str, path: str, body: dict):
 def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     """The real command against a real server: it stopped after the first entry with a fastapi that refuses nulls."""
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
-    env = {name: value for name, value in environment(tmp_path / "store", **more).items() if name != "NAUTILE_DAG"}
+    env = environment(tmp_path / "store", **more)
 
     def prefect(*arguments: str) -> str:
         command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
