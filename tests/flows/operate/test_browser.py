@@ -1,4 +1,4 @@
-"""What an operator does, in a real browser: ask for a run in Prefect's form, watch it in both pages, cancel, rerun.
+"""What an operator does, in a real browser: start a run in Prefect's form, watch it, cancel, rerun a stage, approve.
 
 The stages are the stand-ins; server, deployments and dashboard are those of `nautile up`. Screenshots are kept in
 test-output/browser. That a scheduled evaluation fires is tested without a browser.
@@ -25,7 +25,8 @@ from tests.support.toy_cli import environment
 from tests.support.toy_stages import TOY, TOY_DAG
 
 pytestmark = pytest.mark.slow
-STAGE = "ingest"  # the one that waits to be cancelled
+STAGE = "ingest"  # waits in the first run, to be cancelled there
+SEED = 7  # of every run here: the store has the toy chain of seed 0
 REJECTED = {
     "query": "how?",
     "reasoning": None,
@@ -37,33 +38,36 @@ REJECTED = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, made):
+def folder(tmp_path_factory, made):
     """A folder with a copy of the store of the toy chain, with one rejected document."""
-    real, outputs = made
+    original, outputs = made
     folder = tmp_path_factory.mktemp("operated")
     store = Store(folder / "store")
-    shutil.copytree(real.root, store.root)
+    shutil.copytree(original.root, store.root)
     execution = store.get(outputs["distill"]["documents"]).execution
     emit = EventWriter(store.root / "events" / "more.jsonl", execution, stage="distill")
     emit("sample", set="documents", index=0, **REJECTED)
     emit.close()
     Catalog(store).ingest()
-    return folder, outputs
+    return folder
 
 
 @pytest.fixture(scope="module")
-def found(place):
-    """Name -> service, of `nautile up` over that store."""
-    folder, _ = place
-    store = Store(folder / "store")
+def running(folder):
+    """Name -> service, of `nautile up` over that store. Its `index` asks for approval."""
+    store, config = Store(folder / "store"), folder / "toy.toml"
+    config.write_text(f'extends = "{TOY}"\n[operation.index]\napprove = true\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:
             patch.delenv(name)
         for name, value in environment(store.root, **TOY_DAG).items():
             patch.setenv(name, value)
         patch.setenv("NAUTILE_TOY_FAULT", f"{STAGE}:wait={folder}")
-        yield {one.name: one for one in services.up(store, str(TOY), free_port(), free_port(), lambda _: None)}
-        services.down(store)
+        try:
+            services.up(store, str(config), free_port(), free_port(), lambda _: None)
+            yield {service.name: service for service in services.services(store)}
+        finally:
+            services.down(store)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +76,24 @@ def window():
         yield context
 
 
+@pytest.fixture(scope="module")
+def violations(window):
+    """What must not happen in any page: requests to other machines, and dialogs."""
+    return watch(window)
+
+
+@pytest.fixture(autouse=True)
+def no_violation(violations):
+    yield
+    assert violations == []
+
+
 def until(condition: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.2)
-    return found
+    return value
 
 
 class Prefect:
@@ -87,102 +103,127 @@ class Prefect:
         self.api, self.page = service.url, window.new_page()
         self.ui = self.api.removesuffix("/api")
 
-    def ask(self, path: str) -> Any:
+    def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.api}{path}", timeout=30) as reply:
             return json.loads(reply.read())
 
-    def form(self, deployment: str) -> None:
-        self.page.goto(
-            f"{self.ui}/deployments/deployment/{self.ask(f'/deployments/name/{deployment}')['id']}/run",
-            wait_until="commit",
-        )
-
-    def fill(self, label: str, value: str) -> None:
-        name = f".schema-form-property__label:text-is('{label}')"
-        field = self.page.locator(f".schema-form-property:has(> .p-label__header {name})").first
-        field.locator("input").fill(value)
-
-    def submit(self) -> None:
+    def submit_form(self, deployment: str, seed: int) -> None:
+        """Fill in the form of a deployment and submit it."""
+        deployment_id = self.get(f"/deployments/name/{deployment}")["id"]
+        self.page.goto(f"{self.ui}/deployments/deployment/{deployment_id}/run", wait_until="commit")
+        # Prefect's labels name no field: it is the first one after its label.
+        label = self.page.get_by_text("Seed (Optional)", exact=True).first
+        label.locator("xpath=following::input[1]").fill(str(seed))
         self.page.get_by_role("button", name="Submit").click()
 
-    def view_run(self) -> str:
-        """Go to the run that was asked for, by the deployment's list of runs; returns its id."""
+    def start_run(self, deployment: str) -> str:
+        """Start a run by the form and go to its page, by the deployment's list of runs; returns its id."""
+        self.submit_form(deployment, SEED)
         self.page.wait_for_url("**tab=Runs", wait_until="commit")
         self.page.locator("a[href*='/runs/flow-run/']").first.click()
         self.page.wait_for_url("**/runs/flow-run/**", wait_until="commit")
         return self.page.url.rpartition("/")[2].partition("?")[0]
 
+    def open_artifacts(self) -> None:
+        tab = self.page.get_by_role("tab", name="Artifacts")
+        tab.or_(self.page.get_by_text("Artifacts", exact=True)).first.click()
+
     def state(self, run: str) -> str:
-        return self.ask(f"/flow_runs/{run}")["state"]["type"]
+        return self.get(f"/flow_runs/{run}")["state"]["type"]
 
 
-def test_a_run_is_asked_for_watched_cancelled_and_its_stage_rerun(place, found, window):
-    folder, _ = place
-    left = watch(window)
-    prefect = Prefect(found["server"], window)
+@pytest.fixture(scope="module")
+def prefect(running, window):
+    return Prefect(running["server"], window)
 
-    prefect.form("pipeline/toy")
-    prefect.fill("Seed (Optional)", "-3")
-    prefect.submit()
+
+@pytest.fixture(scope="module")
+def dashboard(window):
+    return window.new_page()
+
+
+@pytest.fixture(scope="module")
+def waiting_run(folder, prefect):
+    """A run of the whole pipeline, started by the form; its stage waits in its process. Prefect's page shows it."""
+    run = prefect.start_run("pipeline/toy")
+    until((folder / "reached").exists, f"{STAGE} under way")
+    return run
+
+
+def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):
+    prefect.submit_form("pipeline/toy", -3)
     prefect.page.get_by_text("Validation failed for field 'config.seed'").first.wait_for()
     save_screenshot(prefect.page, "prefect a bad parameter")
 
-    prefect.form("pipeline/toy")
-    prefect.fill("Seed (Optional)", "7")
-    prefect.submit()
-    run = prefect.view_run()
-    until((folder / "reached").exists, f"{STAGE} under way")
+
+def test_a_run_under_way_is_shown_by_prefect(prefect, waiting_run):
     prefect.page.get_by_text("Running", exact=True).first.wait_for()
-    prefect.page.get_by_role("tab", name="Artifacts").or_(
-        prefect.page.get_by_text("Artifacts", exact=True)
-    ).first.click()
+    prefect.open_artifacts()
     prefect.page.get_by_text("progress-ingest-wikipedia").first.wait_for()
     save_screenshot(prefect.page, "prefect a run under way")
 
-    board = window.new_page()
-    board.goto(f"{found['dashboard'].url}/?run={run}")
-    wait_for_page(board, "Overview")
-    until(lambda: "ingest:wikipedia▸ running" in table_text(board) and "ticks" in table_text(board), "the stage's row")
-    before = table_text(board)
-    until(lambda: table_text(board) != before, "a page that moves by itself")
-    save_screenshot(board, "dashboard a run under way")
-    assert (
-        board.get_by_role("link", name="This run in Prefect").get_attribute("href")
-        == prefect.page.url.partition("?")[0]
-    )
 
+def test_a_run_under_way_moves_in_the_dashboard_which_links_to_prefect(prefect, dashboard, running, waiting_run):
+    dashboard.goto(f"{running['dashboard'].url}/?run={waiting_run}")
+    wait_for_page(dashboard, "Overview")
+    row = "ingest:wikipedia▸ running"
+    until(lambda: row in table_text(dashboard) and "ticks" in table_text(dashboard), "the stage's row")
+    before = table_text(dashboard)
+    until(lambda: table_text(dashboard) != before, "a page that moves by itself")
+    save_screenshot(dashboard, "dashboard a run under way")
+    link = dashboard.get_by_role("link", name="This run in Prefect").get_attribute("href")
+    assert link == prefect.page.url.partition("?")[0]
+
+
+def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, dashboard, waiting_run):
     child = psutil.Process(int((folder / "reached").read_text()))
     prefect.page.get_by_role("button", name="Cancel").first.click()
     prefect.page.get_by_role("button", name="Confirm").click()
     until(lambda: not child.is_running(), "the stage's process gone", 30)
-    until(lambda: prefect.state(run) == "CANCELLED", "the run cancelled", 30)
+    until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled", 30)
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect a cancelled run")
-    until(lambda: "ingest:wikipedia■ cancelled" in table_text(board), "the cancelled stage's row")
-    save_screenshot(board, "dashboard a cancelled run")
+    until(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")
+    save_screenshot(dashboard, "dashboard a cancelled run")
 
+
+@pytest.fixture(scope="module")
+def rerun(folder, prefect):
+    """A run of the one stage, which does not wait any more, at its end. Prefect's page shows it."""
     (folder / "go").touch()
-    prefect.form(f"{STAGE}/toy")
-    prefect.fill("Seed (Optional)", "7")
-    prefect.submit()
-    again = prefect.view_run()
-    until(lambda: prefect.state(again) == "COMPLETED", "the stage alone")
+    run = prefect.start_run(f"{STAGE}/toy")
+    until(lambda: prefect.state(run) == "COMPLETED", "the stage alone")
+    return run
+
+
+def test_a_stage_alone_is_rerun_with_the_forms_values(folder, prefect, dashboard, running, rerun):
     prefect.page.get_by_text("Completed", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect the stage alone")
-    made = [one for one in Store(folder / "store").list("tokens") if one.manifest["run"] == again]
-    assert {one.manifest["config"]["seed"] for one in made} == {7}
-    board.goto(f"{found['dashboard'].url}/?run={again}")
-    until(lambda: "ingest:synth✓ done" in table_text(board), "the rerun's row")
-    prefect.page.get_by_text("Artifacts", exact=True).first.click()
-    prefect.page.get_by_text("this run in the dashboard").or_(
-        prefect.page.get_by_text("dashboard", exact=True)
-    ).first.wait_for()
-    assert left == []
+    written = [artifact for artifact in Store(folder / "store").list("tokens") if artifact.manifest["run"] == rerun]
+    assert {artifact.manifest["config"]["seed"] for artifact in written} == {SEED}
+    dashboard.goto(f"{running['dashboard'].url}/?run={rerun}")
+    until(lambda: "ingest:synth✓ done" in table_text(dashboard), "the rerun's row")
+    prefect.open_artifacts()
+    link = prefect.page.get_by_text("this run in the dashboard")
+    link.or_(prefect.page.get_by_text("dashboard", exact=True)).first.wait_for()
 
 
-def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(place, found, window):
-    _, outputs = place
-    page, base = window.new_page(), f"{found['dashboard'].url}"
+def test_resume_shows_the_expected_cost_and_continues_a_suspended_run(folder, prefect, rerun):
+    run = prefect.start_run("index/toy")
+    until(lambda: prefect.state(run) == "PAUSED", "the run suspended")
+    prefect.page.get_by_role("button", name="Resume").click()
+    dialog = prefect.page.get_by_role("dialog")
+    dialog.get_by_text("Stage index of toy asks for approval").wait_for()
+    dialog.get_by_text("Expected cost: the last time").wait_for()
+    save_screenshot(prefect.page, "prefect an approval")
+    dialog.get_by_role("button", name="Submit").click()
+    until(lambda: prefect.state(run) == "COMPLETED", "the approved run")
+    assert run in {artifact.manifest["run"] for artifact in Store(folder / "store").list("retrieval")}
+
+
+def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(made, running, window):
+    _, outputs = made
+    page, base = window.new_page(), f"{running['dashboard'].url}"
     page.goto(f"{base}/rollouts?run=toy&live=off")
     wait_for_page(page, "Rollouts and traces")
     page.get_by_text("4 + 1?").first.wait_for()
@@ -197,8 +238,8 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(pla
 
     page.goto(f"{base}/evaluations?run=toy&live=off")
     wait_for_page(page, "Evaluations")
-    way = page.get_by_role("link", name="Where these scores come from").get_attribute("href")
-    page.goto(f"{base}/{way}&live=off")
+    lineage = page.get_by_role("link", name="Where these scores come from").get_attribute("href")
+    page.goto(f"{base}/{lineage}&live=off")
     wait_for_page(page, "Lineage")
     graph = page.locator("[data-testid=stGraphVizChart] svg")
     graph.locator("text", has_text=outputs["pretrain"]["checkpoint"].partition("/")[2]).first.wait_for()
