@@ -1,9 +1,9 @@
-"""What a teacher wrote, out of its reply: JSON as asked, or one of the forms that models fall into instead.
+"""Parse a teacher's reply into a document: JSON as requested, or one of the forms that models use instead.
 
-Tried in turn, the first that gives an answer is taken: JSON objects anywhere in the text, the last one first (a model
-that thinks aloud repeats the form before it fills it in), then mended ones (a trailing comma, curly quotes, single
-quotes), then a closed thought and what follows it, then headings. Nothing is invented: without an answer there is no
-draft, and a reply that breaks off inside its object is none.
+The first form that gives an answer is taken: JSON objects anywhere in the text, the last one first (a model that thinks
+aloud repeats the form before it fills it in), then JSON with common mistakes (a trailing comma, curly quotes, single
+quotes), then a closed thought and what follows it, then headings. Nothing is made up: without an answer there is no
+document, and neither is there for a reply that breaks off inside its object.
 """
 
 import ast
@@ -15,8 +15,9 @@ from typing import Any
 
 from data.chat_template import parse_text
 
-LONGEST = 200_000  # characters of a reply that are looked at
-MOST_OBJECTS = 64
+MAX_CHARACTERS = 200_000  # of a reply; the rest is ignored
+MAX_OBJECTS = 64
+MAX_LITERAL = 50_000  # characters of a Python dict; its parser is slow
 _REASONING = ("reasoning", "synthetic_reasoning", "reasoning_trace", "rationale", "thinking", "thought", "thoughts")
 _ANSWER = ("answer", "synthetic_answer", "final_answer", "response", "output")
 _DECODER = json.JSONDecoder(strict=False)
@@ -31,22 +32,22 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True)
 class ParsedDocument:
-    """What a teacher wrote."""
+    """A teacher's reasoning and answer."""
 
     reasoning: str
     answer: str
 
 
 def parse_reply(text: str) -> ParsedDocument | None:
-    """The draft in a reply; None if there is none, or a field is missing or is no text."""
-    text = text[:LONGEST]
+    """The document in a reply; None if there is none, or a field is missing or is not text."""
+    text = text[:MAX_CHARACTERS]
     if final := _CHANNEL.findall(text):
         text = final[-1]
     has_object = False
     for value in _objects(text):
         has_object = True
-        if (draft := _draft(value)) is not None:
-            return draft
+        if (document := _from_object(value)) is not None:
+            return document
     if has_object or "{" in text:
         return None
     if _THOUGHT.search(text):
@@ -56,26 +57,26 @@ def parse_reply(text: str) -> ParsedDocument | None:
 
 
 def _objects(text: str) -> Iterator[dict]:
-    """The JSON objects of a text, the last first; then those that only need mending; then one inside a string."""
-    whole = list(_whole(text))
-    yield from reversed(whole)
-    if whole:
+    """The JSON objects of a text, the last first; if there are none, a repaired one, then one inside a JSON string."""
+    valid = list(_valid_objects(text))
+    yield from reversed(valid)
+    if valid:
         return
     start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end:
-        yield from filter(None, map(_mended, (text[start : end + 1],)))
+    if 0 <= start < end and (repaired := _repaired(text[start : end + 1])):
+        yield repaired
     if text.lstrip().startswith('"'):
         try:
             inner = json.loads(text)
         except (ValueError, RecursionError):
             return
         if isinstance(inner, str):
-            yield from reversed(list(_whole(inner)))
+            yield from reversed(list(_valid_objects(inner)))
 
 
-def _whole(text: str) -> Iterator[dict]:
+def _valid_objects(text: str) -> Iterator[dict]:
     at, tried = text.find("{"), 0
-    while at >= 0 and tried < MOST_OBJECTS:
+    while at >= 0 and tried < MAX_OBJECTS:
         tried += 1
         try:
             value, end = _DECODER.raw_decode(text, at)
@@ -87,8 +88,8 @@ def _whole(text: str) -> Iterator[dict]:
         at = text.find("{", end)
 
 
-def _mended(text: str) -> dict | None:
-    """An object with one of the faults that are common and harmless; None if that is not what is wrong."""
+def _repaired(text: str) -> dict | None:
+    """An object with one of the mistakes that are common and harmless; None if something else is wrong."""
     commas = re.sub(r",\s*(?=[}\]])", "", text)
     straight = commas.translate({0x201C: '"', 0x201D: '"'})
     for candidate in (commas, straight):
@@ -97,25 +98,26 @@ def _mended(text: str) -> dict | None:
         except (ValueError, RecursionError):
             continue
         return value if isinstance(value, dict) else None
-    if "'" not in text or len(text) > 50_000:
+    if "'" not in text or len(text) > MAX_LITERAL:
         return None
     try:
-        value = ast.literal_eval(text)  # a Python dict: literals only, nothing is run
+        value = ast.literal_eval(text)  # a Python dict: literals only, nothing is executed
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return value if isinstance(value, dict) else None
 
 
-def _draft(value: dict) -> ParsedDocument | None:
-    fields = {str(name).strip().lower().replace(" ", "_"): one for name, one in value.items()}
+def _from_object(value: dict) -> ParsedDocument | None:
+    """The document in an object, or in the only field of it."""
+    fields = {str(name).strip().lower().replace(" ", "_"): field for name, field in value.items()}
     answer = _text(next((fields[name] for name in _ANSWER if name in fields), None))
     if answer is None:
-        inside = [one for one in value.values() if isinstance(one, dict)]
-        return _draft(inside[0]) if len(inside) == 1 and len(value) == 1 else None
-    given = next((fields[name] for name in _REASONING if name in fields), "")
-    if isinstance(given, list) and all(isinstance(one, str) for one in given):
-        given = "\n".join(given)  # steps
-    reasoning = _text(given)
+        (inner,) = value.values() if len(value) == 1 else (None,)
+        return _from_object(inner) if isinstance(inner, dict) else None
+    reasoning = next((fields[name] for name in _REASONING if name in fields), "")
+    if isinstance(reasoning, list) and all(isinstance(step, str) for step in reasoning):
+        reasoning = "\n".join(reasoning)
+    reasoning = _text(reasoning)
     return None if reasoning is None else ParsedDocument(reasoning.strip(), answer.strip())
 
 
@@ -127,9 +129,9 @@ def _text(value: Any) -> str | None:
 
 def _under_headings(text: str) -> ParsedDocument | None:
     """`Reasoning: … Answer: …`, each once and in this order."""
-    found = list(_HEADING.finditer(text))
-    names = [(match["name"] or match["bare"]).lower() for match in found]
-    if len(found) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):
+    headings = list(_HEADING.finditer(text))
+    names = [(heading["name"] or heading["bare"]).lower() for heading in headings]
+    if len(headings) != 2 or names[1] not in ("answer", "final answer") or names[0] in ("answer", "final answer"):
         return None
-    reasoning, answer = text[found[0].end() : found[1].start()], text[found[1].end() :]
+    reasoning, answer = text[headings[0].end() : headings[1].start()], text[headings[1].end() :]
     return ParsedDocument(reasoning.strip(), answer.strip())

@@ -1,9 +1,9 @@
-"""The teacher's prompt and the form of its reply (paper §3.2): near exemplars, the question, a bounded JSON object.
+"""The teacher's prompt and the form of its reply (paper §3.2): nearest exemplars, the question, a JSON object.
 
-Versioned by name, for a changed word is another teacher. "nautile-teacher-1" is for models that follow instructions.
-"nautile-teacher-compact-1" is made for the embedded 135M model, which follows only examples: two fixed demonstrations
-(read once by the server), exemplars cut short, and a grammar that writes the reasoning's first words. Instructions in
-its prompt come back as answers.
+Templates are versioned by name, because changing a word changes what the teacher writes. "nautile-teacher-1" is for
+models that follow instructions. "nautile-teacher-compact-1" is for the embedded 135M model, which follows only
+examples: two fixed demonstrations (which the server reads once), shortened exemplars, and a grammar that writes the
+first words of the reasoning. Instructions in its prompt come back as answers.
 """
 
 import json
@@ -22,7 +22,7 @@ FULL, COMPACT = "nautile-teacher-1", "nautile-teacher-compact-1"
 
 @dataclass(frozen=True)
 class Template:
-    """Lengths are characters. `exemplar`: of an exemplar's query, reasoning and answer; `reasoning`, `answer`: most."""
+    """Maximum lengths in characters. `exemplar`: of the query, reasoning and answer of each exemplar."""
 
     name: str
     exemplar: tuple[int, int, int]
@@ -70,14 +70,14 @@ _DEMONSTRATIONS = (
 _REASONING, _ANSWER = "reasoning", "answer"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'  # of a JSON string without escapes
 _ESCAPED = r'"\\" ["\\n]'
-LONGEST_UNROLLED = 500
+LONGEST_UNROLLED = 500  # characters; llama.cpp unrolls a repetition in a grammar
 
 
 def template_for(teacher: TeacherConfig, endpoint: EndpointConfig) -> Template:
-    """The template that a teacher is asked with. Raises `ConfigError` for a name that there is not."""
+    """The template for a teacher. Raises `ConfigError` for an unknown name."""
     name = teacher.template or (COMPACT if endpoint.kind == "embedded" else FULL)
     if name not in TEMPLATES:
-        raise ConfigError(f"distill.teachers: no template {name!r}; there are {', '.join(TEMPLATES)}")
+        raise ConfigError(f"distill.teachers: no template {name!r}; known are {', '.join(TEMPLATES)}")
     return TEMPLATES[name]
 
 
@@ -114,14 +114,17 @@ def _full(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -
     )
     passage = f"Base it on this passage, which the reader will not see:\n{prompt.passage}\n\n" if prompt.passage else ""
     task = f"Write the document for this query.\n\n{passage}Query: {prompt.query}"
-    return [_say("system", _SYSTEM[template.name]), _say("user", f"Documents of the collection:\n\n{shown}\n\n{task}")]
+    return [
+        _message("system", _SYSTEM[template.name]),
+        _message("user", f"Documents of the collection:\n\n{shown}\n\n{task}"),
+    ]
 
 
 def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]) -> list[dict[str, str]]:
-    messages = [_say("system", _SYSTEM[template.name])]
+    messages = [_message("system", _SYSTEM[template.name])]
     for passage, query, reasoning, answer in _DEMONSTRATIONS:
         written = json.dumps({_REASONING: reasoning, _ANSWER: answer}, separators=(",", ":"))
-        messages += [_say("user", f"Passage: {passage}\nQuestion: {query}"), _say("assistant", written)]
+        messages += [_message("user", f"Passage: {passage}\nQuestion: {query}"), _message("assistant", written)]
     lengths = template.exemplar
     shown = "\n".join(
         "- "
@@ -135,13 +138,13 @@ def _compact(template: Template, prompt: Prompt, neighbours: Sequence[Neighbour]
     )
     passage = f"Passage: {prompt.passage}\n" if prompt.passage else ""
     user = f"Exercises of the same kind:\n{shown}\n\n{passage}Question: {prompt.query}"
-    return [*messages, _say("user", user)]
+    return [*messages, _message("user", user)]
 
 
 def _grammar(template: Template, prompt: Prompt) -> str:
-    """GBNF of the reply: an object on one line. Short strings are bounded and end in a full stop.
+    """GBNF of the reply: an object on one line. Short strings are bounded in length and end in a full stop.
 
-    Long ones are bounded by the tokens alone, for llama.cpp unrolls a repetition.
+    Long ones are bounded by `max_tokens` alone, because llama.cpp unrolls a repetition.
     """
     opening = json.dumps(prompt.opening or "", ensure_ascii=False)[1:-1]
     character = _CHARACTER
@@ -163,9 +166,9 @@ def _literal(text: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """The beginning of `text`, at a word. No ellipsis: a small teacher would copy it."""
+    """The beginning of `text`, cut between words. No ellipsis: a small teacher would copy it."""
     return text if len(text) <= length else text[:length].rpartition(" ")[0] or text[:length]
 
 
-def _say(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}

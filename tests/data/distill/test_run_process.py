@@ -31,7 +31,7 @@ def files(folder):
 def killed_at(server, url, folder, answered):
     with started(url, folder) as process:
         while server.counts()["answered"] < answered:
-            assert process.poll() is None, "it ended before it was killed"
+            assert process.poll() is None, "it must not end before it is killed"
             time.sleep(0.02)
         process.kill()
 
@@ -44,11 +44,11 @@ def test_killed_twice_every_prompt_ends_once_and_the_files_are_those_of_an_undis
     with own_process(faults=FAULTS, per_million=distilling_process.PRICES, delay_s=0.2) as server:
         for answered in (PROMPTS // 4, PROMPTS // 2):
             killed_at(server, server.url, stopped, answered)
-        assert started(server.url, stopped).wait(120) == 0
+        assert started(server.url, stopped).wait(900) == 0
         counts = server.counts()
     with own_process(per_million=distilling_process.PRICES) as server:
-        assert started(server.url, whole).wait(120) == 0
-    assert files(stopped) == files(whole), "faults and kills leave no trace in what is written"
+        assert started(server.url, whole).wait(900) == 0
+    assert files(stopped) == files(whole), "faults and kills do not change what is written"
     rows = [
         json.loads(line)
         for pattern in (DOCUMENTS, REJECTED)
@@ -57,8 +57,8 @@ def test_killed_twice_every_prompt_ends_once_and_the_files_are_those_of_an_undis
     ]
     assert set(Counter(row["provenance"]["prompt"] for row in rows).values()) == {1}
     assert len(rows) == PROMPTS
-    told = json.loads((stopped / "counts.json").read_text())
-    assert told["prompts"] == told["accepted"] + sum(told["rejected"].values()) == PROMPTS
+    counted = json.loads((stopped / "counts.json").read_text())
+    assert counted["prompts"] == counted["accepted"] + sum(counted["rejected"].values()) == PROMPTS
     kept = [json.loads(line)["digest"] for line in (stopped / "replies.jsonl").read_bytes().splitlines()]
     assert len(kept) == len(set(kept)) == counts["prompts"] == PROMPTS
-    assert counts["most_for_a_prompt"] <= 3, "asked again only what was on its way when the process was killed"
+    assert counts["most_for_a_prompt"] <= 3, "only requests in flight when the process was killed are sent again"

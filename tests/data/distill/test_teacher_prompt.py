@@ -3,7 +3,7 @@ import pytest
 from common.errors import ConfigError
 from configs.distill import DistillConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
-from data.distill.checks import loops, overlap, reject_reason
+from data.distill.checks import copied_share, is_repetitive, reject_reason
 from data.distill.difficulty import blend_probe, choose_teacher, count_steps, prompt_difficulty
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
@@ -109,21 +109,21 @@ def test_each_fault_has_its_reason(draft, finish, reason):
 def test_a_document_that_copies_its_exemplars_is_rejected():
     story = "once upon a time there lived a small grey mouse in a house of stone by the sea"
     near = [neighbour(reasoning=story)]
-    assert overlap(story, near) == 1
+    assert copied_share(story, near) == 1
     assert (
         judged(ParsedDocument(story, "A mouse lived there."), prompt=OPEN, template=FULL, near=near)
         == "copied_exemplar"
     )
     half = story + " and what it did there nobody knows to this day for it never told anyone at all, not even me"
-    assert 0.2 < overlap(half, near) < 0.5
+    assert 0.2 < copied_share(half, near) < 0.5
     assert judged(ParsedDocument(half, "A mouse lived there."), prompt=OPEN, template=FULL, near=near) is None
-    assert overlap("too short for one", near) == 0
+    assert copied_share("too short for one", near) == 0
 
 
 def test_a_long_text_may_come_back_to_its_words():
     steps = " ".join(f"Then {n} plus {n} is {2 * n}." for n in range(60))
-    assert not loops(steps)
-    assert loops("it is the same as before " * 30)
+    assert not is_repetitive(steps)
+    assert is_repetitive("it is the same as before " * 30)
 
 
 def test_a_word_of_the_template_may_be_what_was_asked_about():

@@ -1,4 +1,4 @@
-"""The vendors' batch interfaces by their SDKs over a real socket: answers get lost, rows fail, processes are killed."""
+"""Batch interfaces through the vendors' SDKs over a real socket: answers get lost, rows fail, processes are killed."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.retry import Backoff
 from configs.endpoint import BatchConfig, EndpointConfig
 from data.endpoints import circuit_breaker
-from data.endpoints.batch import queue as batches
+from data.endpoints.batch import queue
 from data.endpoints.batch.jobs import PendingJob
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
@@ -27,7 +27,7 @@ PER_MILLION = (1e5, 2e5)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
-    monkeypatch.setattr(batches, "LINGER_S", 0.05)
+    monkeypatch.setattr(queue, "LINGER_S", 0.05)
     monkeypatch.setenv("FAKE_KEY", KEY)
 
 
@@ -38,7 +38,7 @@ def kind(request):
 
 def endpoint(server, kind, requests_per_job=10, jobs_at_once=2, **fields):
     batch = BatchConfig(requests_per_job=requests_per_job, jobs_at_once=jobs_at_once, poll_s=0.02)
-    fields = {"timeout_s": 5.0, "key_variable": "FAKE_KEY", **PRICES, **fields}
+    fields = {"timeout_s": 60.0, "key_variable": "FAKE_KEY", **PRICES, **fields}
     return EndpointConfig(kind=kind, model="fake", url=server.url, mode="batch", batch=batch, **fields)
 
 
@@ -68,22 +68,22 @@ def jobs_on_disk(tmp_path):
 def test_every_request_is_answered_once_at_half_the_price(pool_for, tmp_path, kind):
     with FakeOpenAI(per_million=PER_MILLION, key=KEY) as server:
         pool = pool_for(fake=endpoint(server, kind))
-        told = {}
-        replies = pool.ask(requests(35), told.__setitem__)
+        reported = {}
+        replies = pool.ask(requests(35), reported.__setitem__)
         again = pool.ask(requests(35))
     assert all(isinstance(reply, ChatReply) for reply in replies)
-    assert told == dict(enumerate(replies))
+    assert reported == dict(enumerate(replies))
     assert {reply.latency_s for reply in replies} == {None}
     assert server.batches.submitted == {f"number {i}": 1 for i in range(35)}
     assert sorted(len(job["rows"]) for job in server.batches.jobs.values()) == [5, 10, 10, 10]
     assert pool.spent == pytest.approx(server.batch_dollars)
     assert sum(event["dollars"] for event in pool.events) == pytest.approx(server.batch_dollars)
     assert all(reply.cached for reply in again)
-    assert not server.bodies, "nothing was asked live"
+    assert not server.bodies, "nothing was sent live"
     assert not jobs_on_disk(tmp_path)
 
 
-def test_rows_that_fail_in_passing_go_into_another_job_and_others_do_not(pool_for, kind):
+def test_rows_with_transient_errors_go_into_another_job_and_others_do_not(pool_for, kind):
     def faults(text, times):
         by_number = {"number 3": "500", "number 4": "400", "number 5": "expired", "number 6": "missing"}
         return by_number.get(text) if times == 1 or text == "number 4" else None
@@ -91,9 +91,9 @@ def test_rows_that_fail_in_passing_go_into_another_job_and_others_do_not(pool_fo
     with FakeOpenAI(per_million=PER_MILLION) as server:
         server.batches.row_fault = faults
         pool = pool_for(fake=endpoint(server, kind))
-        outcomes = pool.ask(requests(9))
-    assert [i for i, one in enumerate(outcomes) if isinstance(one, ChatFailure)] == [4]
-    assert (outcomes[4].reason, outcomes[4].attempts) == ("refused", 1)
+        results = pool.ask(requests(9))
+    assert [i for i, result in enumerate(results) if isinstance(result, ChatFailure)] == [4]
+    assert (results[4].reason, results[4].attempts) == ("refused", 1)
     twice = {text for text, times in server.batches.submitted.items() if times == 2}
     assert twice == {"number 3", "number 5", "number 6"}
     assert max(server.batches.submitted.values()) == 2
@@ -102,28 +102,28 @@ def test_rows_that_fail_in_passing_go_into_another_job_and_others_do_not(pool_fo
 
 
 @pytest.mark.parametrize("end", ["expired", "cancelled"])
-def test_what_a_job_did_not_get_to_may_be_asked_again(pool_for, kind, end):
+def test_requests_that_a_job_did_not_get_to_are_sent_again(pool_for, kind, end):
     with FakeOpenAI() as server:
         server.batches.end = end
-        outcomes = pool_for(fake=endpoint(server, kind, attempts=2)).ask(requests(8))
-        failures = [one for one in outcomes if isinstance(one, ChatFailure)]
+        results = pool_for(fake=endpoint(server, kind, attempts=2)).ask(requests(8))
+        failures = [result for result in results if isinstance(result, ChatFailure)]
         assert len(failures) == 2, "a half of eight, then a half of four"
-        assert {one.reason for one in failures} == {"expired"}
+        assert {result.reason for result in failures} == {"expired"}
         server.batches.end = "completed"
-        assert all(isinstance(one, ChatReply) for one in pool_for(fake=endpoint(server, kind)).ask(requests(8)))
+        assert all(isinstance(result, ChatReply) for result in pool_for(fake=endpoint(server, kind)).ask(requests(8)))
 
 
 def test_a_job_that_is_refused_as_a_whole_fails_its_requests(pool_for, tmp_path, kind):
     with FakeOpenAI() as server:
         server.batches.end = "failed"
-        outcomes = pool_for(fake=endpoint(server, kind)).ask(requests(3))
-    assert {(one.reason, one.attempts) for one in outcomes} == {("refused", 1)}
-    assert "no such file" in outcomes[0].message
+        results = pool_for(fake=endpoint(server, kind)).ask(requests(3))
+    assert {(result.reason, result.attempts) for result in results} == {("refused", 1)}
+    assert "no such file" in results[0].message
     assert not jobs_on_disk(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["upload", "create", "look", "read"])
-def test_an_answer_that_gets_lost_makes_no_second_job(pool_for, kind, step):
+def test_a_lost_answer_creates_no_second_job(pool_for, kind, step):
     with FakeOpenAI(per_million=PER_MILLION) as server:
         server.batches.loses = [step]
         pool = pool_for(fake=endpoint(server, kind))
@@ -134,27 +134,27 @@ def test_an_answer_that_gets_lost_makes_no_second_job(pool_for, kind, step):
     assert pool.spent == pytest.approx(server.batch_dollars)
 
 
-def test_the_budget_is_set_aside_before_a_job_is_made(pool_for, kind):
+def test_the_budget_is_reserved_before_a_job_is_created(pool_for, kind):
     most = 0.5 * (2e5 * 20 + 1e5 * (len("number 0") // 3 + 8)) / 1e6  # of one request
     with FakeOpenAI(per_million=PER_MILLION) as server:
         pool = pool_for(budget=3.5 * most, fake=endpoint(server, kind, jobs_at_once=3))
-        outcomes = pool.ask(requests(40))
-        kept = [one for one in outcomes if isinstance(one, ChatReply)]
-        assert {one.reason for one in outcomes if isinstance(one, ChatFailure)} == {"budget"}
+        results = pool.ask(requests(40))
+        kept = [result for result in results if isinstance(result, ChatReply)]
+        assert {result.reason for result in results if isinstance(result, ChatFailure)} == {"budget"}
         assert max(len(job["rows"]) for job in server.batches.jobs.values()) == 3
         assert 3.5 * most - most < server.batch_dollars <= 3.5 * most
         assert len(kept) == sum(server.batches.submitted.values())
-        raise_for_outage(outcomes)
+        raise_for_outage(results)
         assert pool_for(budget=3.5 * most, fake=endpoint(server, kind)).spent == pytest.approx(server.batch_dollars)
 
 
 def test_a_wrong_key_stops_everything_and_is_not_shown(pool_for, tmp_path, kind):
     with FakeOpenAI(key="another") as server:
         pool = pool_for(fake=endpoint(server, kind))
-        outcomes = pool.ask(requests(5))
+        results = pool.ask(requests(5))
         with pytest.raises(ConfigError, match=r"Incorrect API key provided: \[key\]"):
-            raise_for_outage(outcomes)
-    assert KEY not in repr(outcomes) + "".join(path.read_text() for path in tmp_path.rglob("*.*") if path.is_file())
+            raise_for_outage(results)
+    assert KEY not in repr(results) + "".join(path.read_text() for path in tmp_path.rglob("*.*") if path.is_file())
     assert not jobs_on_disk(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
         pool_for(fake=endpoint(server, kind))
 
 
-def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, tmp_path, kind):
+def test_jobs_of_an_endpoint_whose_mode_is_live_now_are_not_forgotten(pool_for, tmp_path, kind):
     with FakeOpenAI() as server:
         (request,) = requests(1)
         digest = request_digest(request, endpoint(server, kind))
@@ -191,12 +191,12 @@ def test_jobs_of_an_endpoint_that_is_asked_live_now_are_not_forgotten(pool_for, 
     ],
 )
 def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path, kind, moment):
-    """A real process kills itself at the moment; this one goes on with its files."""
+    """A real process kills itself at that moment; this one continues with its files."""
     root = str(Path(__file__).parents[3])
     with FakeOpenAI(per_million=PER_MILLION) as server:
         config = endpoint(server, kind)
         command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(tmp_path / "replies.jsonl")]
-        killed = subprocess.run([*command, "8", moment], env={**os.environ, "PYTHONPATH": root}, timeout=60)
+        killed = subprocess.run([*command, "8", moment], env={**os.environ, "PYTHONPATH": root}, timeout=600)
         assert killed.returncode == -9
         assert len(server.batches.jobs) == (moment not in ("before upload", "after upload"))
         pool = pool_for(fake=config)
