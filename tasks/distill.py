@@ -1,7 +1,6 @@
 """Distill (paper §3.2, §3.3): prompts and the exemplars nearest to them become documents by teachers, then tokens."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
@@ -18,7 +17,7 @@ from data.distill.teacher_prompt import template_for
 from data.endpoints.pool import EndpointPool
 from data.retrieval.embedders import encoder_for
 from data.retrieval.exemplar_index import ExemplarIndex
-from data.screening.contamination import ContaminationIndex, HeldOutQuestion, read_questions
+from data.screening.contamination import ContaminationIndex, read_questions
 from data.sources.local_files import read_jsonl
 from data.tokens.build import PublishedTokens, write_tokens
 from data.tokens.tokenise_file import CorpusPlan
@@ -28,19 +27,20 @@ from tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
 ROWS_PER_SHARD = 4096
-SAMPLES = 3  # of the kept documents and of each kind of rejected one, in the manifest
+SAMPLES = 3  # in the manifest: of the kept documents, and of the rejected ones by reason
 
 
 @stage("distill", version=3, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
-    """Check everything that is asked, distil, tokenise, draw the card. A resumed run does no finished file again."""
+    """Check every input and endpoint, distil, tokenise, write the data card. A resumed run repeats no finished file."""
     config = job.part("distill", DistillConfig)
-    endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
-    for one in config.prompt_sets:
-        check_prompt_set(one)
+    endpoints = {name: EndpointConfig.model_validate(fields) for name, fields in job.section["endpoints"].items()}
+    for prompt_set in config.prompt_sets:
+        check_prompt_set(prompt_set)
     encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
     index = _index(job, encoder, config.neighbours)
-    questions = _held_out(job)
+    # Neither a prompt nor a document may overlap the benchmarks' questions; a run without benchmarks has none.
+    questions = read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
     screen = None if questions is None else ContaminationIndex(questions).screen
     with EndpointPool(
         endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars, config.budget_tokens
@@ -49,37 +49,36 @@ def distill(job: Job) -> None:
             template_for(teacher, pool.config(teacher.endpoint))
         pool.check()
         encoder.embedder.check()
-        found = distill_prompts(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
-        counts = distill_facts(found.stats, config, pool)
+        result = distill_prompts(config, pool, index, job.output("documents"), job.scratch, job.seed, job.emit, screen)
+        counts = distill_facts(result.stats, config, pool)
     index.close()
     encoder.close()
     corpus = _tokenise(job)
-    _measure(job, found.stats, counts, corpus)
-    samples = {name: rows[:SAMPLES] for name, rows in found.stats.samples.items()}
-    told = {**counts, "exemplars": len(index), "prompt_sets": found.prompts.facts()}
-    told["held_out"] = None if questions is None else len(questions)
-    told["contaminated"] = None if questions is None else dict(found.stats.contaminated)
-    job.describe("documents", **told, samples=samples)
+    _emit_metrics(job, result.stats, counts, corpus)
+    samples = {name: rows[:SAMPLES] for name, rows in result.stats.samples.items()}
+    documents = {
+        **counts,
+        "exemplars": len(index),
+        "prompt_sets": result.prompts.facts(),
+        "held_out": None if questions is None else len(questions),
+        "contaminated": None if questions is None else dict(result.stats.contaminated),
+    }
+    job.describe("documents", **documents, samples=samples)
     job.describe("tokens", source="distilled", stand_in=counts["stand_in"], **corpus.facts())
-    card = write_card(job.output("data_card"), {**told, "retrieval": index.facts}, found.stats, config)
+    card = write_card(job.output("data_card"), {**documents, "retrieval": index.facts}, result.stats, config)
     job.describe("data_card", **card, documents=counts["documents"])
 
 
 def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
-    """The exemplars. Raises `ConfigError` if they are fewer than one prompt is shown."""
+    """The exemplars. Raises `ConfigError` if there are fewer than each prompt needs."""
     folder = job.inputs["retrieval"]
     index = ExemplarIndex(folder, encoder)
     if len(index) < neighbours:
         raise ConfigError(
-            f"exemplars of {folder}: {len(index)} usable records, but every prompt is shown {neighbours}; "
+            f"exemplars of {folder}: {len(index)} usable records, but every prompt needs {neighbours}; "
             "raise `exemplars` of a source of form 'synth', or lower distill.neighbours"
         )
     return index
-
-
-def _held_out(job: Job) -> list[HeldOutQuestion] | None:
-    """The benchmarks' questions, which neither a prompt nor a document may overlap; None where the run has none."""
-    return read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
 
 
 def _tokenise(job: Job) -> PublishedTokens:
@@ -91,17 +90,11 @@ def _tokenise(job: Job) -> PublishedTokens:
         rows_per_shard=ROWS_PER_SHARD,
         validation_share=VALIDATION_SHARE,
     )
-    # Named by the documents, so that what is there already was made of these.
-    work = job.scratch / f"tokens-{_digest(paths)}"
+    # Named by the documents' digest, so that files of an earlier attempt are reused only for the same documents.
+    digest = hashlib.sha256(b"".join(bytes.fromhex(sha256_of(path)) for path in paths)).hexdigest()[:16]
+    work = job.scratch / f"tokens-{digest}"
     work.mkdir(exist_ok=True)
     return write_tokens(lambda skip: read_jsonl(paths, "synth", skip), plan, work, job.output("tokens"), job.emit)
-
-
-def _digest(paths: list[Path]) -> str:
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(bytes.fromhex(sha256_of(path)))
-    return whole.hexdigest()[:16]
 
 
 def _row_length(job: Job) -> int:
@@ -111,16 +104,16 @@ def _row_length(job: Job) -> int:
         raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
 
 
-def _measure(job: Job, tally: DistillStats, counts: dict[str, Any], corpus: PublishedTokens) -> None:
-    measured: dict[str, float | None] = {
-        "prompts": tally.prompts,
-        "documents": tally.accepted,
+def _emit_metrics(job: Job, stats: DistillStats, counts: dict[str, Any], corpus: PublishedTokens) -> None:
+    metrics: dict[str, float | None] = {
+        "prompts": stats.prompts,
+        "documents": stats.accepted,
         "accepted_share": counts["accepted_share"],
         "mean_difficulty": counts["mean_difficulty"],
         "dollars": counts["dollars"],
         "tokens": corpus.facts()["tokens"],
-        **{f"rejected_{reason}": count for reason, count in tally.rejected.items()},
+        **{f"rejected_{reason}": count for reason, count in stats.rejected.items()},
     }
-    for name, value in measured.items():
+    for name, value in metrics.items():
         if value is not None:
             job.emit("metric", name=name, step=0, value=value)

@@ -1,6 +1,7 @@
 """Evaluation as a stage: a checkpoint or an endpoint in, an `evaluation` out (paper §5): scores, rows, tables."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 
@@ -26,22 +27,22 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 from tasks.reporting.render import write_table
 
-ROWS, WEIGHED = "rows.jsonl", "likelihood.jsonl"
+ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 
 
 @stage("evaluate", version=2, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
-    """Ask the model every question of the section that has no row yet, then score and publish."""
+    """Ask the model every question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
     items = questions(config, job.seed)
     out = job.output("evaluation")
     if "model_under_test" in job.section:
-        name, column, rows, weighed = _ask_endpoint(job, config, items, out)
+        name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
     elif "checkpoint" in job.inputs:
-        name, column, rows, weighed = _ask_checkpoint(job, config, items, out)
+        name, column, rows, likelihood_rows = _ask_checkpoint(job, config, items, out)
     else:
-        raise ConfigError("stage evaluate: it was given no checkpoint; it needs an input named `checkpoint`")
-    scores = summarise(rows, name, protocol(config, job.seed, bool(weighed)), job.seed, column, weighed)
+        raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
+    scores = summarise(rows, name, protocol(config, job.seed, bool(likelihood_rows)), job.seed, column, likelihood_rows)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)
@@ -50,31 +51,31 @@ def evaluate(job: Job) -> None:
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
     if config.tables:
         write_table(out, "table2", table_2({name: scores}))
-    _report(job, scores, out)
+    _describe(job, scores, out)
 
 
 def questions(config: EvaluateConfig, seed: int) -> list[BenchmarkItem]:
-    """Every item that `config` asks for. Raises `ConfigError` where it names a benchmark twice, or nothing at all."""
+    """Every item of the configured benchmarks. Raises `ConfigError` if one is named twice, or none at all."""
     items: dict[str, Sequence[BenchmarkItem]] = {}
     for choice in config.benchmarks:
-        for name, found in items_for(choice, seed).items():
+        for name, benchmark_items in items_for(choice, seed).items():
             if name in items:
-                raise ConfigError(f"evaluate.benchmarks: {name!r} is asked for twice")
-            items[name] = found
+                raise ConfigError(f"evaluate.benchmarks: {name!r} is listed twice")
+            items[name] = benchmark_items
     if config.held_out is not None:
         items[HELD_OUT] = held_out(config.held_out, seed)
     if not items:
-        raise ConfigError("evaluate: neither `benchmarks` nor `held_out` names anything to ask")
-    return [item for found in items.values() for item in found]
+        raise ConfigError("evaluate: neither `benchmarks` nor `held_out` names a benchmark to run")
+    return list(chain.from_iterable(items.values()))
 
 
-def protocol(config: EvaluateConfig, seed: int, weighed: bool) -> dict[str, object]:
-    """How the questions were asked, beside every score."""
+def protocol(config: EvaluateConfig, seed: int, likelihood: bool) -> dict[str, object]:
+    """How the questions were asked; written with the scores."""
     return {
         "shots": 0,
         "template": "chat, thinking allowed",
         "verdict": "strict: one candidate answer, thinking finished (paper §5)",
-        "likelihood": "each option after the bare question, per byte; no letters, no template" if weighed else None,
+        "likelihood": "each option after the bare question, per byte; no letters, no template" if likelihood else None,
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "prompt_length": config.prompt_length,
@@ -91,27 +92,31 @@ def protocol(config: EvaluateConfig, seed: int, weighed: bool) -> dict[str, obje
 def _ask_checkpoint(
     job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
 ) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
+    """By generation and by likelihood: (model's name, its column of Table 2, rows, likelihood rows)."""
     tokenizer = job.part("tokenizer", TokenizerConfig) if "tokenizer" in job.section else None
     folder = job.inputs["checkpoint"]
     answerer: Answerer = CheckpointAnswerer(folder, config, tokenizer)
     rows = ask(answerer, items, out / ROWS, job.seed, job.emit) if "generate" in config.ways else []
-    choices = with_options(items) if "likelihood" in config.ways else []
-    if not rows and not choices:
-        raise ConfigError("evaluate.ways: `likelihood` alone is asked for, and no benchmark here has options to weigh")
-    weighed = (
-        score_options(CheckpointScorer(folder, config, tokenizer), choices, out / WEIGHED, job.emit) if choices else []
-    )
-    return answerer.name, "nautile_370m", rows, weighed
+    multiple_choice = with_options(items) if "likelihood" in config.ways else []
+    if not rows and not multiple_choice:
+        raise ConfigError(
+            "evaluate.ways: only `likelihood` is set, but none of the benchmarks has answer options to score"
+        )
+    likelihood_rows: list[SampleRow] = []
+    if multiple_choice:
+        scorer = CheckpointScorer(folder, config, tokenizer)
+        likelihood_rows = score_options(scorer, multiple_choice, out / LIKELIHOOD_ROWS, job.emit)
+    return answerer.name, "nautile_370m", rows, likelihood_rows
 
 
 def _ask_endpoint(
     job: Job, config: EvaluateConfig, items: Sequence[BenchmarkItem], out: Path
 ) -> tuple[str, str, list[SampleRow], list[SampleRow]]:
-    """Endpoints are asked by generation alone: few of them tell how likely a given text is."""
+    """By generation only, because few endpoints return the likelihood of a given text. Returns as `_ask_checkpoint`."""
     model = job.part("model_under_test", ModelUnderTest)
     if "generate" not in config.ways:
-        raise ConfigError(f"evaluate.ways: endpoint {model.endpoint!r} can be asked by `generate` alone")
-    endpoints = {name: EndpointConfig.model_validate(one) for name, one in job.section["endpoints"].items()}
+        raise ConfigError(f"evaluate.ways: endpoint {model.endpoint!r} supports only `generate`")
+    endpoints = {name: EndpointConfig.model_validate(fields) for name, fields in job.section["endpoints"].items()}
     with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars) as pool:
         pool.check()
         answerer = EndpointAnswerer(pool, model.endpoint, config)
@@ -119,29 +124,31 @@ def _ask_endpoint(
     return answerer.name, model.column, rows, []
 
 
-def _report(job: Job, scores: Scores, out: Path) -> None:
-    for name, one in {**scores["benchmarks"], **scores["composites"], "average": scores["average"]}.items():
+def _describe(job: Job, scores: Scores, out: Path) -> None:
+    """Emit the accuracies as metrics, and describe the artifact."""
+    benchmarks = scores["benchmarks"]
+    for name, score in {**benchmarks, **scores["composites"], "average": scores["average"]}.items():
         for metric in ("accuracy", "accuracy_lenient"):
-            if one and one.get(metric) is not None:
-                job.emit("metric", name=f"evaluate/{name}/{metric}", step=0, value=one[metric])
-    for name, one in scores.get("likelihood", {}).items():
-        if one["accuracy"] is not None:
-            job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=one["accuracy"])
+            if score and score.get(metric) is not None:
+                job.emit("metric", name=f"evaluate/{name}/{metric}", step=0, value=score[metric])
+    for name, score in scores.get("likelihood", {}).items():
+        if score["accuracy"] is not None:
+            job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=score["accuracy"])
     job.describe(
         "evaluation",
         model=scores["model"],
-        accuracy={name: one["accuracy"] for name, one in scores["benchmarks"].items()},
-        samples=sum(one["items"] for one in scores["benchmarks"].values()),
-        left_out=sum(sum(one["left_out"].values()) for one in scores["benchmarks"].values()),
+        accuracy={name: score["accuracy"] for name, score in benchmarks.items()},
+        samples=sum(score["items"] for score in benchmarks.values()),
+        left_out=sum(sum(score["left_out"].values()) for score in benchmarks.values()),
         latency_s=_latencies(out / f"latency.{ROWS}"),
-        stand_ins=[f"{one['title']}: {one['stand_in']}" for one in scores["benchmarks"].values() if one["stand_in"]],
+        stand_ins=[f"{score['title']}: {score['stand_in']}" for score in benchmarks.values() if score["stand_in"]],
     )
 
 
 def _latencies(path: Path) -> dict[str, float]:
     """Median and 95th percentile of the seconds that samples took (of their batch, for a checkpoint)."""
-    told = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
-    if len(told) < 2:
+    seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
+    if len(seconds) < 2:
         return {}
-    cuts = quantiles(told, n=20, method="inclusive")
+    cuts = quantiles(seconds, n=20, method="inclusive")
     return {"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)}

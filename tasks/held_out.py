@@ -1,6 +1,6 @@
-"""Held out (paper §5): the benchmarks' questions are gathered before anything is trained on, and kept out of it all.
+"""Held out (paper §5): the benchmarks' questions, read before anything is trained on, and kept out of all of it.
 
-It is the first stage of a run, so a benchmark that cannot be had is refused before hours of work.
+It is the first stage of a run, so a benchmark that cannot be read fails it before hours of work.
 """
 
 from collections import Counter
@@ -15,27 +15,27 @@ from tasks.engine.stage import stage
 
 
 class HeldOutPart(Section):
-    """What the questions depend on: the benchmarks and where each is read."""
+    """The part of the configuration that the questions depend on: the benchmarks and where each is read."""
 
     benchmarks: tuple[BenchmarkChoice, ...]
 
 
 @stage("held_out", version=1, outputs=("questions",))
 def held_out(job: Job) -> None:
-    """Gather the questions of every benchmark, and say how many of them can be found in a text."""
+    """Publish the questions of every benchmark, and count those too short or too common to search for in a text."""
     part = job.part("held_out", HeldOutPart)
-    found = list(questions(part.benchmarks, job.seed))
-    write_questions(job.output("questions"), found)
-    screen = ContaminationIndex(found)
-    counts = dict(sorted(Counter(question.benchmark for question in found).items()))
+    held_out_questions = list(questions(part.benchmarks, job.seed))
+    write_questions(job.output("questions"), held_out_questions)
+    screen = ContaminationIndex(held_out_questions)
+    counts = dict(sorted(Counter(question.benchmark for question in held_out_questions).items()))
     job.describe(
         "questions",
-        questions=len(found),
+        questions=len(held_out_questions),
         benchmarks=counts,
         too_short=screen.too_short,
         boilerplate=screen.boilerplate,
         rule={"words": NGRAM, "shortest": SHORTEST, "boilerplate_above": COMMON},
         stand_ins=[STAND_INS[name].title for name in counts if name in STAND_INS],
     )
-    for name, value in {"questions": len(found), "too_short": screen.too_short}.items():
+    for name, value in {"questions": len(held_out_questions), "too_short": screen.too_short}.items():
         job.emit("metric", name=name, step=0, value=value)

@@ -1,4 +1,4 @@
-"""Index (paper §3.2): the exemplars' vectors and an index over them, made once and reused by every distillation."""
+"""Index (paper §3.2): the exemplars' vectors and an index over them, built once and reused by every distillation."""
 
 from configs.distill import IndexConfig
 from data.retrieval.embedders import encoder_for
@@ -9,7 +9,7 @@ from tasks.engine.stage import stage
 
 @stage("index", version=1, outputs=("retrieval",))
 def index(job: Job) -> None:
-    """Embed and index the exemplars. A resumed run takes the vectors that were already made."""
+    """Embed and index the exemplars. A resumed run reuses the vectors computed so far."""
     config = job.part("index", IndexConfig)
     encoder = encoder_for(config.embedding, job.scratch / "vectors", job.emit)
     encoder.embedder.check()
@@ -17,5 +17,5 @@ def index(job: Job) -> None:
     encoder.close()
     for name in ("count", "recall", "index_bytes"):
         job.emit("metric", name=name, step=0, value=facts[name])
-    told = {name: value for name, value in facts.items() if name not in ("format", "kind", "sha256")}
-    job.describe("retrieval", index_kind=facts["kind"], **told)
+    described = {name: value for name, value in facts.items() if name not in ("format", "kind", "sha256")}
+    job.describe("retrieval", index_kind=facts["kind"], **described)

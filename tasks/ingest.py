@@ -1,7 +1,7 @@
 """Ingest (paper §3.1): one source becomes a `tokens` artifact, and for SYNTH a sample of `exemplars` for retrieval.
 
-Two rounds of units, a file each, that any number of workers may share. Between them lies the one step that needs all
-of the files: which documents are copies of one another.
+Two fan-outs, whose items are the source's files, do the work with any number of workers. Between them is the one step
+that needs all of the files: finding the documents that are copies of one another.
 """
 
 import json
@@ -33,14 +33,14 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 TOKENISE, PACK = "tokenise", "pack"
-AGAINST = "against."  # inputs: the signatures of sources earlier in the configuration
+AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
 PROGRESS_SECONDS = 0.5
-UNITS, FETCHING = "units", "fetching"
-SHOWN = 20  # files that were set aside, in the manifest of the artifact; `files.json` has them all
+TOKENISED, FETCHING = "units", "fetching"  # folders in scratch
+SHOWN = 20  # skipped files in the manifest of the artifact; `files.jsonl` has them all
 
 
 class IngestPart(Section):
-    """What an ingest depends on: its one source, and the length of the rows."""
+    """The part of the configuration that an ingest depends on: its one source and the length of the rows."""
 
     row_length: PositiveInt
     deduplicate: DeduplicateConfig = DeduplicateConfig()
@@ -48,9 +48,9 @@ class IngestPart(Section):
 
 
 def list_source(job: Job) -> list[str]:
-    """The manifest: every file of the source, listed once and kept."""
+    """List every file of the source, once; the list is kept in scratch."""
     source = _source(job)
-    path = _manifest(job)
+    path = _file_list(job)
     if not path.is_file():
         write_file_list(path, list_files(source, job.seed, job.scratch / "listing"))
     files = read_file_list(path)
@@ -59,29 +59,29 @@ def list_source(job: Job) -> list[str]:
     return [file.item for file in files]
 
 
-def tokenise(job: Job, unit: str) -> None:
-    """One file of the source: read, screened, tokenised."""
-    files = read_file_list(_manifest(job))
-    file, source = files[int(unit)], _source(job)
-    plan, folder = _plan(job), _folder(job, unit)
-    rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{unit}.{uuid.uuid4().hex[:12]}")
-    told = _teller(job, file)
-    tokenise_file(rows, plan, _screens(job), folder, candidates_per_exercise(plan.exemplars, len(files)), progress=told)
+def tokenise(job: Job, item: str) -> None:
+    """Read, screen and tokenise one file of the source."""
+    files = read_file_list(_file_list(job))
+    file, source = files[int(item)], _source(job)
+    plan, folder = _plan(job), _folder(job, item)
+    rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
+    candidates = candidates_per_exercise(plan.exemplars, len(files))
+    tokenise_file(rows, plan, _checks(job), folder, candidates, progress=_progress(job, file))
 
 
-def settle_copies(job: Job) -> list[str]:
-    """Which documents of all files are copies; then every file's can be packed."""
+def find_all_copies(job: Job) -> list[str]:
+    """Find the copies among the documents of all files; returns the files to pack, all that were tokenised."""
     done = finished_items(job, TOKENISE)
-    remove_partial_files(job.scratch / UNITS)
+    remove_partial_files(job.scratch / TOKENISED)
     shutil.rmtree(job.scratch / FETCHING, ignore_errors=True)
     earlier = [path for name, path in sorted(job.inputs.items()) if name.startswith(AGAINST)]
-    find_copies([_folder(job, unit) for unit in done], earlier, job.scratch / "settling", job.emit)
+    find_copies([_folder(job, item) for item in done], earlier, job.scratch / "settling", job.emit)
     return done
 
 
-def pack(job: Job, unit: str) -> None:
-    """One file's documents, without the copies, to shards."""
-    pack_file(_folder(job, unit), int(unit), _plan(job), _mark(job, unit), _tokens(job))
+def pack(job: Job, item: str) -> None:
+    """Pack one file's documents, without the copies, into shards."""
+    pack_file(_folder(job, item), int(item), _plan(job), _packed(job, item), job.output("tokens"))
 
 
 @stage(
@@ -91,35 +91,34 @@ def pack(job: Job, unit: str) -> None:
     optional=("exemplars", "signatures"),
     fan_outs=(
         FanOut(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
-        FanOut(PACK, settle_copies, pack),
+        FanOut(PACK, find_all_copies, pack),
     ),
 )
 def ingest(job: Job) -> None:
-    """Index, count and describe what the rounds left."""
+    """Index, count and describe what the fan-outs wrote."""
     plan, source = _plan(job), _source(job)
-    done, aside = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
-    files = read_file_list(_manifest(job))
+    done, skipped = finished_items(job, TOKENISE), skipped_items(job, TOKENISE)
+    files = read_file_list(_file_list(job))
     corpus = publish_tokens(
-        [_folder(job, unit) for unit in done], [_mark(job, unit) for unit in done], plan, _tokens(job)
+        [_folder(job, item) for item in done], [_packed(job, item) for item in done], plan, job.output("tokens")
     )
-    _write_files(job, files, aside)
-    _measure(job, corpus, len(aside))
+    _write_files(job, files, skipped)
+    _emit_metrics(job, corpus, len(skipped))
     origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}
-    named = {files[int(unit)].path: why for unit, why in sorted(aside.items())[:SHOWN]}
     job.describe(
         "tokens",
         **origin,
         revision=source.revision or None,
         files=len(files),
-        files_set_aside=len(aside),
-        set_aside=named,
+        files_set_aside=len(skipped),
+        set_aside={files[int(item)].path: reason for item, reason in sorted(skipped.items())[:SHOWN]},
         **corpus.facts(),
         samples=corpus.samples,
     )
     if _part(job).deduplicate.across:
-        signed = publish_signatures([_folder(job, unit) for unit in done], job.output("signatures"))
+        documents = publish_signatures([_folder(job, item) for item in done], job.output("signatures"))
         job.describe(
-            "signatures", **origin, documents=signed, **(minhash.facts() if _part(job).deduplicate.near else {})
+            "signatures", **origin, documents=documents, **(minhash.facts() if _part(job).deduplicate.near else {})
         )
     if plan.exemplars:
         write_exemplars(job.output("exemplars") / "exemplars.jsonl", corpus.exemplars)
@@ -127,42 +126,42 @@ def ingest(job: Job) -> None:
         job.describe("exemplars", **origin, records=len(corpus.exemplars), exercises=exercises)
 
 
-def _write_files(job: Job, files: Sequence[SourceFile], aside: dict[str, str]) -> None:
-    """`files.jsonl` in the artifact: each file as listed, and what came of it."""
+def _write_files(job: Job, files: Sequence[SourceFile], skipped: dict[str, str]) -> None:
+    """`files.jsonl` in the artifact: each file as listed, with its counts or the reason why it was skipped."""
     lines = []
     for file in files:
         row: dict[str, Any] = asdict(file)
-        if (why := aside.get(file.item)) is not None:
-            row["set_aside"] = why
+        if (reason := skipped.get(file.item)) is not None:
+            row["set_aside"] = reason
         else:
             counts = read_counts(_folder(job, file.item))
             row |= {"rows_read": counts.rows, "documents": counts.documents, "tokens": counts.tokens}
         lines.append(json.dumps(row, sort_keys=True) + "\n")
-    write_atomically(_tokens(job) / "files.jsonl", "".join(lines).encode())
+    write_atomically(job.output("tokens") / "files.jsonl", "".join(lines).encode())
 
 
-def _measure(job: Job, corpus: PublishedTokens, set_aside: int) -> None:
+def _emit_metrics(job: Job, corpus: PublishedTokens, skipped: int) -> None:
     facts = corpus.facts()
     counts = ("records", "documents", "tokens", "cropped", "padded", "bytes_per_token", "disk_bytes_per_token")
-    measured = {name: facts[name] for name in counts}
-    measured |= {"tokens_per_second": corpus.tokens_per_second, "files_set_aside": set_aside}
-    measured |= {f"rejected_{reason}": count for reason, count in corpus.rejected.items()}
-    for name, value in measured.items():
+    metrics = {name: facts[name] for name in counts}
+    metrics |= {"tokens_per_second": corpus.tokens_per_second, "files_set_aside": skipped}
+    metrics |= {f"rejected_{reason}": count for reason, count in corpus.rejected.items()}
+    for name, value in metrics.items():
         job.emit("metric", name=name, step=0, value=value)
 
 
-def _teller(job: Job, file: SourceFile) -> Callable[[int, int, int | None], None]:
-    """Tells now and then how far a unit is, where the number of its rows is known."""
-    last = begun = time.monotonic()
+def _progress(job: Job, file: SourceFile) -> Callable[[int, int, int | None], None]:
+    """A callback that emits the progress in a file twice a second, if the number of its rows is known."""
+    last = started = time.monotonic()
 
-    def told(rows: int, tokens: int, total: int | None) -> None:
+    def emit_progress(rows: int, tokens: int, total: int | None) -> None:
         nonlocal last
         total = total or file.rows
         if total and (now := time.monotonic()) - last > PROGRESS_SECONDS:
-            last, rate = now, tokens / (now - begun)
+            last, rate = now, tokens / (now - started)
             job.emit("progress", done=rows, total=total, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
-    return told
+    return emit_progress
 
 
 def _part(job: Job) -> IngestPart:
@@ -186,24 +185,22 @@ def _plan(job: Job) -> CorpusPlan:
     )
 
 
-def _screens(job: Job) -> DocumentChecks:
+def _checks(job: Job) -> DocumentChecks:
     near = _part(job).deduplicate.near
     return DocumentChecks(
         load_contamination_index(job.inputs.get("questions")), minhash.minhash_bands if near else None
     )
 
 
-def _manifest(job: Job) -> Path:
+def _file_list(job: Job) -> Path:
     return job.scratch / "files.jsonl"
 
 
-def _folder(job: Job, unit: str) -> Path:
-    return job.scratch / UNITS / unit
+def _folder(job: Job, item: str) -> Path:
+    """Where one tokenised file is."""
+    return job.scratch / TOKENISED / item
 
 
-def _mark(job: Job, unit: str) -> Path:
-    return job.scratch / "packed" / f"{unit}.json"
-
-
-def _tokens(job: Job) -> Path:
-    return job.output("tokens")
+def _packed(job: Job, item: str) -> Path:
+    """The marker of a packed file, with its counts."""
+    return job.scratch / "packed" / f"{item}.json"

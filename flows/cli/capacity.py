@@ -11,7 +11,7 @@ from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext
-from tasks.reporting.capacity import planning
+from tasks.reporting.capacity import plan_capacity
 
 
 def plan_pretraining(
@@ -39,7 +39,7 @@ def plan_pretraining(
     unsubscribe = subscribe(on_update)
     try:
         settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-        outputs = run_stage(planning, settings, {}, context)
+        outputs = run_stage(plan_capacity, settings, {}, context)
     finally:
         unsubscribe()
     return store.get(outputs["plan"]).path

@@ -134,7 +134,7 @@ def test_bad_input_is_told_before_anything_is_sent(job, monkeypatch):
             distill.work(job(server, endpoint={"key_variable": "NO_SUCH_KEY"}))
         with pytest.raises(ConfigError, match="no model 'other'"):
             distill.work(job(server, endpoint={"model": "other"}))
-        with pytest.raises(ConfigError, match="8 usable records, but every prompt is shown 9"):
+        with pytest.raises(ConfigError, match="8 usable records, but every prompt needs 9"):
             distill.work(job(server, neighbours=9))
         hub = {"name": "chats", "source": "hub"}
         with pytest.raises(ConfigError, match="prompt set 'chats': `path` is not set"):

@@ -52,5 +52,5 @@ def test_an_endpoint_that_stops_half_way_is_gone_on_with(tmp_path):
 
 
 def test_an_endpoint_is_asked_by_generation_alone(tmp_path):
-    with FakeOpenAI() as server, pytest.raises(ConfigError, match="endpoint 'it' can be asked by `generate` alone"):
+    with FakeOpenAI() as server, pytest.raises(ConfigError, match="endpoint 'it' supports only `generate`"):
         evaluate.work(job(tmp_path, server, asked=ASKED.model_copy(update={"ways": ("likelihood",)})))

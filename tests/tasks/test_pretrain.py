@@ -79,7 +79,7 @@ def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
 
 
 def test_what_is_refused(tmp_path, shards):
-    with pytest.raises(ConfigError, match="it was given no tokens"):
+    with pytest.raises(ConfigError, match="no input tokens"):
         pretrain.work(job(tmp_path / "s" / "a", {}))
     with pytest.raises(ConfigError, match=r"phases 'two': its mixture names \['synth'\], and the inputs are \['web'\]"):
         pretrain.work(job(tmp_path / "s" / "b", {"web": shards["web"]}))

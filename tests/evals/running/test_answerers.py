@@ -182,7 +182,7 @@ def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     assert "per byte" in scores["protocol"]["likelihood"]
     assert len((out / "likelihood.jsonl").read_text().splitlines()) == 6
     alone = {**SECTION["evaluate"], "ways": ["likelihood"], "benchmarks": ()}
-    with pytest.raises(ConfigError, match="no benchmark here has options to weigh"):
+    with pytest.raises(ConfigError, match="none of the benchmarks has answer options"):
         evaluate.work(job(checkpoint, tmp_path / "alone", evaluate=alone))
 
 
@@ -191,7 +191,7 @@ def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     [
         ({"benchmarks": ({"name": "mmlu", "revision": "main"},)}, "'mmlu' needs as `revision` a full commit"),
         ({"benchmarks": ({"name": "sums"},)}, "no benchmark 'sums'"),
-        ({"benchmarks": ({"name": "wiki_choice", "items": 2},) * 2}, "'wiki_choice' is asked for twice"),
+        ({"benchmarks": ({"name": "wiki_choice", "items": 2},) * 2}, "'wiki_choice' is listed twice"),
         ({"benchmarks": ()}, "neither `benchmarks` nor `held_out`"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_section_that_cannot_be_asked_is_refused(section, message):
 
 
 def test_the_stage_wants_a_checkpoint(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="given no checkpoint"):
+    with pytest.raises(ConfigError, match="no input named `checkpoint`"):
         evaluate.work(job(None, tmp_path))
     with pytest.raises(ConfigError, match="a tokenizer of 300 ranks, the configuration's has 256"):
         evaluate.work(job(checkpoint, tmp_path, tokenizer={"ranks": 256}))

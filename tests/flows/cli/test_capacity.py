@@ -54,7 +54,7 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
     assert code == 0
     assert "It fits" in out
-    assert "Reckoned, not measured: at a utilisation of 40%" in out
+    assert "Estimated, not measured: at a utilisation of 40%" in out
     assert len(Store(tmp_path / "store").list("plan")) == 1
 
 
