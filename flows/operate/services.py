@@ -79,7 +79,9 @@ def up(
     named = {"PREFECT_API_URL": api}
     wanted = [
         _Launch("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _server_answers),
-        _Launch("deployments", [*nautile, "deploy", config], named | {prefect_page.VARIABLE: page}, api, _is_deployed),
+        _Launch(
+            "deployments", [*nautile, "deploy", config], named | {prefect_page.DASHBOARD_URL: page}, api, _is_deployed
+        ),
         _Launch("dashboard", [*nautile, "dashboard", "--port", str(dashboard_port)], named, page, _dashboard_answers),
     ]
     for launch in wanted:

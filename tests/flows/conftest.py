@@ -19,7 +19,7 @@ from configs.load import load
 from configs.schema import RunConfig
 from flows.operate.prefect_server import healthy
 from store.artifacts import Store
-from tests.support.sockets import watched
+from tests.support.sockets import watch_sockets
 from tests.support.toy_chain import make_all
 from tests.support.toy_cli import ROOT, environment, nautile, start
 from tests.support.toy_stages import TOY, TOY_DAG
@@ -113,7 +113,7 @@ def bench(build_once) -> Iterator[Bench]:
 
     def build(folder: Path) -> None:
         (folder / "cwd" / "home").mkdir(parents=True)
-        more = {"HOME": str(folder / "cwd" / "home"), **watched(folder / "sockets.log")}
+        more = {"HOME": str(folder / "cwd" / "home"), **watch_sockets(folder / "sockets.log")}
         done = nautile("run", str(TOY), store=folder / "cwd" / "store", cwd=folder / "cwd", **more)
         result = {"args": done.args, "returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         (folder / "first.json").write_text(json.dumps(result), encoding="utf-8")

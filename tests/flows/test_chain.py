@@ -39,24 +39,26 @@ def nautile(store: Path, *words: str) -> subprocess.Popen:
 
 
 def done(process: subprocess.Popen) -> str:
-    said, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, said
-    return said
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output
+    return output
 
 
 def read(store: Path, *words: str):
-    said, _ = (process := nautile(store, *words, "--json")).communicate(timeout=60)
-    assert process.returncode == 0, said
-    return json.loads(said)
+    output, _ = (process := nautile(store, *words, "--json")).communicate(timeout=60)
+    assert process.returncode == 0, output
+    return json.loads(output)
 
 
 def digests(store: Path) -> dict[str, dict[str, str]]:
     """Artifact folder -> file -> sha256, of everything published but what tells times: the report and the card."""
     manifests = (store / "artifacts").glob("*/*/manifest.json")
-    found = {str(m.parent.relative_to(store)): json.loads(m.read_text(encoding="utf-8"))["files"] for m in manifests}
+    files_by_artifact = {
+        str(m.parent.relative_to(store)): json.loads(m.read_text(encoding="utf-8"))["files"] for m in manifests
+    }
     return {
         name: {file: entry["sha256"] for file, entry in files.items()}
-        for name, files in found.items()
+        for name, files in files_by_artifact.items()
         if not name.startswith(("artifacts/report/", "artifacts/data_card/", "artifacts/evaluation/"))
     }
 
@@ -73,9 +75,9 @@ def test_it_runs_whole_and_again_as_all_reused(config, whole, endpoint):
     assert {row["state"] for row in rows} == {"done"}
     labels = {row["label"] for row in rows}
     assert {"distill", "pretrain", "align", "reason", "self_distill", "evaluate:self_distill", "report"} <= labels
-    asked, before = endpoint.answered, digests(store)
+    requests, before = endpoint.answered, digests(store)
     done(nautile(store, "run", str(config)))
-    assert endpoint.answered == asked
+    assert endpoint.answered == requests
     assert digests(store) == before
     again = read(store, "sql", "select count(*) as n from runs where not reused")
     assert again[0]["n"] == len(rows)

@@ -89,7 +89,7 @@ def test_exemplars_come_only_from_the_source_that_keeps_them(toy):
 def test_whatever_is_trained_on_is_screened_against_the_benchmarks(toy):
     steps = {step.label: step for step in build_dag(toy, toy_dag)}
     screened = {"ingest:wikipedia", "ingest:synth", "distill", "align", "reason", "self_distill"}
-    reading = {label for label, one in steps.items() if Need("held_out", "questions") in one.needs.values()}
+    reading = {label for label, step in steps.items() if Need("held_out", "questions") in step.needs.values()}
     assert reading == screened | {"report"}
 
 
@@ -105,12 +105,12 @@ def test_a_later_source_reads_the_signatures_of_the_earlier_ones(toy):
 
 def test_how_many_items_are_asked_moves_no_training(toy):
     """All of a benchmark are held out, however few are asked; of one made to the number asked for, those."""
-    asked = [{"name": "gsm8k", "items": 10}, {"name": "wiki_trivia", "items": 10}]
+    benchmarks = [{"name": "gsm8k", "items": 10}, {"name": "wiki_trivia", "items": 10}]
     evaluate = toy.evaluate.model_dump()
-    base = RunConfig.model_validate({**toy.model_dump(), "evaluate": {**evaluate, "benchmarks": asked}})
-    fewer = [{**asked[0], "items": 5}, asked[1]]
+    base = RunConfig.model_validate({**toy.model_dump(), "evaluate": {**evaluate, "benchmarks": benchmarks}})
+    fewer = [{**benchmarks[0], "items": 5}, benchmarks[1]]
     assert changed(base, evaluate={**evaluate, "benchmarks": fewer})[0] == "evaluate:pretrain"
-    made = [asked[0], {**asked[1], "items": 5}]
+    made = [benchmarks[0], {**benchmarks[1], "items": 5}]
     assert changed(base, evaluate={**evaluate, "benchmarks": made}) == LABELS
 
 
@@ -183,13 +183,13 @@ def test_sources_outside_every_mixture_are_not_read_by_pretraining(toy):
 
 
 @pytest.mark.parametrize(("kept", "said"), [((0, 0), "none does"), ((4, 4), "wikipedia, synth do")])
-def test_exactly_one_source_keeps_exemplars(toy, kept, said):
+def test_exactly_one_source_keeps_exemplars(toy, kept, message):
     sources = [
         source.model_copy(update={"exemplars": count}).model_dump()
         for source, count in zip(toy.ingest.sources, kept, strict=True)
     ]
     config = RunConfig.model_validate({**toy.model_dump(), "ingest": {"row_length": 64, "sources": sources}})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         build_dag(config, toy_dag)
 
 

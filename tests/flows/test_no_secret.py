@@ -39,12 +39,12 @@ def test_a_planted_key_is_in_no_file_no_parameter_and_no_line(bench, config, tmp
     assert any(b"PLANTED_KEY" in content for path, content in written.items() if path.name == "manifest.json")
     assert not [path for path, content in written.items() if KEY.encode() in content]
     for what in ("flow_runs", "task_runs", "artifacts", "logs"):
-        shown = asked(f"{bench.url}/{what}/filter")
+        shown = post(f"{bench.url}/{what}/filter")
         assert shown
         assert KEY.encode() not in shown
 
 
-def asked(url: str) -> bytes:
+def post(url: str) -> bytes:
     request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as reply:
         return reply.read()
@@ -52,6 +52,8 @@ def asked(url: str) -> bytes:
 
 def test_the_forms_of_deployments_hold_names_only(config, monkeypatch):
     monkeypatch.setenv("PLANTED_KEY", KEY)
-    told = json.dumps([one.model_dump(mode="json", exclude={"schedules"}) for one in deployments(load(config))])
-    assert "PLANTED_KEY" in told
-    assert KEY not in told
+    forms = json.dumps(
+        [deployment.model_dump(mode="json", exclude={"schedules"}) for deployment in deployments(load(config))]
+    )
+    assert "PLANTED_KEY" in forms
+    assert KEY not in forms

@@ -27,49 +27,49 @@ def out():
 
 
 @pytest.fixture
-def hear(run_progress, out, clock):
+def report(run_progress, out, clock):
     """Tell the display of an update of `pretrain`."""
     watch = ProgressListener(run_progress, LogView(run_progress, out, clock))
 
-    def say(state, label="pretrain", **fields):
+    def update(state, label="pretrain", **fields):
         watch(StageUpdate(label.partition(":")[0], label, state, **fields))
 
-    return say
+    return update
 
 
 def text(console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_one_line_at_the_start_and_one_at_the_end(hear, out, clock):
-    hear("running", done=0, total=10, unit="steps")
+def test_one_line_at_the_start_and_one_at_the_end(report, out, clock):
+    report("running", done=0, total=10, unit="steps")
     clock.now += 3
-    hear("running", done=10, total=10, unit="steps", note="loss 2.50")
-    hear("publishing")
-    hear("done", outputs={"checkpoint": "checkpoint/0123"})
+    report("running", done=10, total=10, unit="steps", note="loss 2.50")
+    report("publishing")
+    report("done", outputs={"checkpoint": "checkpoint/0123"})
     assert text(out) == ["pretrain: started (0/10 steps)", "pretrain: done after 3.0 s (loss 2.50)"]
 
 
-def test_a_progress_line_now_and_then(hear, out, clock):
+def test_a_progress_line_now_and_then(report, out, clock):
     for step in range(100):
-        hear("running", done=step, total=100, unit="steps")
+        report("running", done=step, total=100, unit="steps")
         clock.now += 1
     lines = text(out)
     assert len(lines) == 1 + int(99 // LOG_EVERY_S)
     assert lines[1] == "pretrain: running (15/100 steps, 1 steps/s, 1 min 25 s left)"
 
 
-def test_a_reused_stage_is_one_word(hear, out):
-    hear("reused", outputs={"checkpoint": "checkpoint/0123"})
+def test_a_reused_stage_is_one_word(report, out):
+    report("reused", outputs={"checkpoint": "checkpoint/0123"})
     assert text(out) == ["pretrain: reused"]
 
 
-def test_failure_retry_and_second_attempt(hear, out, clock):
-    hear("running")
+def test_failure_retry_and_second_attempt(report, out, clock):
+    report("running")
     clock.now += 2
-    hear("failed", reason="its process ended with exit code 1: oh")
-    hear("retrying", reason="its process ended with exit code 1: oh")
-    hear("running", attempt=2)
+    report("failed", reason="its process ended with exit code 1: oh")
+    report("retrying", reason="its process ended with exit code 1: oh")
+    report("running", attempt=2)
     assert text(out) == [
         "pretrain: started",
         "pretrain: failed after 2.0 s (its process ended with exit code 1: oh)",
@@ -78,13 +78,13 @@ def test_failure_retry_and_second_attempt(hear, out, clock):
     ]
 
 
-def test_stages_that_are_not_shown_are_passed_over(hear, out):
-    hear("running", label="evaluate:align")
+def test_stages_that_are_not_shown_are_passed_over(report, out):
+    report("running", label="evaluate:align")
     assert text(out) == []
 
 
-def test_text_of_stages_is_no_markup(hear, out):
-    hear("failed", reason="[bold]no[/bold] such [/thing]")
+def test_text_of_stages_is_no_markup(report, out):
+    report("failed", reason="[bold]no[/bold] such [/thing]")
     assert text(out) == ["pretrain: failed ([bold]no[/bold] such [/thing])"]
 
 

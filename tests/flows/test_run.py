@@ -23,7 +23,7 @@ from flows.run import exit_code, print_failure
 from flows.selection import PreparedRun, Selection
 from store.artifacts import Store
 from tasks.engine.errors import StageCrash
-from tests.support.sockets import abroad, heard
+from tests.support.sockets import events_to_other_hosts, socket_events
 from tests.support.stage_store import flip_byte
 from tests.support.toy_stages import TOY
 
@@ -70,8 +70,8 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
-    (newest,) = ask(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
-    flow_run, runs = ask_run(bench.url, newest["id"])
+    (newest,) = post(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     assert flow_run["parameters"]["config"]["name"] == "toy"
     assert len(runs) == 14
@@ -154,8 +154,8 @@ def test_kill_9_leaves_no_process_and_the_next_run_goes_on(bench, tmp_path):
     run.kill()
     run.communicate(timeout=60)
     until(lambda: all(gone(pid) for pid in children), 10)
-    told = bench.run("status", str(TOY), "--json", store=store).stdout
-    states = {row["label"]: row["state"] for row in json.loads(told)}
+    rows = json.loads(bench.run("status", str(TOY), "--json", store=store).stdout)
+    states = {row["label"]: row["state"] for row in rows}
     assert (states["distill"], states["pretrain"], states["align"]) == ("made", "interrupted", "not made")
 
     done = bench.run("run", str(TOY), "--until", "evaluate:pretrain", store=store)
@@ -174,10 +174,10 @@ def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task
     run.kill()
     run.communicate()
     until(lambda: Store(store).lost_runs())
-    told = json.loads(bench.run("reconcile", "--json", store=store).stdout)
-    assert [one["what"] for one in told] == ["stage", "Prefect run", "Prefect task run"]
-    found, (task,) = ask_run(bench.url, run_id)
-    assert found["state"]["type"] == "CRASHED"
+    rows = json.loads(bench.run("reconcile", "--json", store=store).stdout)
+    assert [row["what"] for row in rows] == ["stage", "Prefect run", "Prefect task run"]
+    flow_run, (task,) = read_run(bench.url, run_id)
+    assert flow_run["state"]["type"] == "CRASHED"
     assert (task["name"], task["state"]["name"]) == ("held_out", "Crashed")
     assert Store(store).begun_runs() == []
     assert bench.run("reconcile", store=store).stdout == "nothing to clean up\n"
@@ -201,7 +201,7 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
         past = time.time() - 30
         os.utime(store.run_lock(str(runs["restarting"].id)).path, (past, past))
         with store.run_lock(str(runs["other"].id)).for_life():
-            settled = list(reconcile.flow_runs(store))
+            results = list(reconcile.flow_runs(store))
         after = {name: client.read_flow_run(run.id).state.name for name, run in runs.items()}
     assert after == {
         "dead": "Crashed",
@@ -210,19 +210,19 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
         "stopping": "Cancelled",
         "restarting": "Running",
     }
-    assert len(settled) == 2
+    assert len(results) == 2
     assert set(store.begun_runs()) == {str(runs[name].id) for name in ("waiting", "restarting")}
 
 
 def test_by_default_nothing_leaves_the_machine(bench):
-    spoken = heard(bench.sockets)
-    programs = [what for kind, what in spoken if kind == "start"]
+    events = socket_events(bench.sockets)
+    programs = [what for kind, what in events if kind == "start"]
     assert (
         sum("tasks.engine.child_main" in program for program in programs) == 14
-    )  # each stage's own process was heard too
+    )  # each stage's own process was watched too
     assert any("flows.operate.prefect_server" in program for program in programs)
-    assert any(kind == "connect" for kind, _ in spoken)
-    assert abroad(bench.sockets) == []
+    assert any(kind == "connect" for kind, _ in events)
+    assert events_to_other_hosts(bench.sockets) == []
 
 
 def test_a_store_that_cannot_be_written_is_one_clear_message(bench, tmp_path):
@@ -240,14 +240,14 @@ def test_a_prefect_server_that_does_not_answer_is_one_clear_message(bench):
     assert done.stderr == f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable\n"
 
 
-def ask_run(url: str, run_id: str) -> tuple[dict, list[dict]]:
-    """A flow run and its task runs, as the server tells them."""
-    meant = {"flow_runs": {"id": {"any_": [run_id]}}}
-    (found,) = ask(url, "flow_runs/filter", meant)
-    return found, ask(url, "task_runs/filter", meant)
+def read_run(url: str, run_id: str) -> tuple[dict, list[dict]]:
+    """A flow run and its task runs, from the server."""
+    body = {"flow_runs": {"id": {"any_": [run_id]}}}
+    (flow_run,) = post(url, "flow_runs/filter", body)
+    return flow_run, post(url, "task_runs/filter", body)
 
 
-def ask(url: str, path: str, body: dict) -> list[dict]:
+def post(url: str, path: str, body: dict) -> list[dict]:
     request = urllib.request.Request(
         f"{url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )

@@ -44,8 +44,8 @@ def test_nothing_said_picks_all(dag):
         ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),
     ],
 )
-def test_what_is_refused(dag, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_refused(dag, options, message):
+    with pytest.raises(ConfigError, match=message):
         choose(dag, Selection(**options))
 
 
@@ -58,18 +58,18 @@ def test_what_is_needed_of_the_rest(dag):
 
 
 def test_a_missing_input_names_the_command_that_makes_it(dag, tmp_path):
-    said = (
+    message = (
         r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         given_artifacts(Store(tmp_path), dag, {"reason"}, "my.toml")
 
 
 def test_inputs_that_are_there_are_given_in_full(dag, made):
     store, outputs = made
-    found = given_artifacts(store, dag, {"reason"}, "toy")
+    given = given_artifacts(store, dag, {"reason"}, "toy")
     needs = {Need("align", "checkpoint"), Need("held_out", "questions")}
-    assert found == {need: store.get(outputs[need.producer][need.kind]).full_id for need in needs}
+    assert given == {need: store.get(outputs[need.producer][need.kind]).full_id for need in needs}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def store(made, tmp_path_factory):
     return store
 
 
-def asked(store, query):
+def answer(store, query):
     """The rows of a query of the page, with ids of this store in place of the page's."""
     for kind in ("evaluation", "tokens"):
         newest = [artifact for artifact in store.list(kind)][-1].id
@@ -50,7 +50,7 @@ def test_there_are_ten():
 
 @pytest.mark.parametrize(("number", "question", "query"), QUERIES, ids=[number for number, _, _ in QUERIES])
 def test_each_question_has_an_answer(store, number, question, query):
-    rows = asked(store, query)
+    rows = answer(store, query)
     assert rows, question
     if number != "4":
         empty = {name for name in rows[0] if all(row[name] is None for row in rows)}
@@ -58,7 +58,7 @@ def test_each_question_has_an_answer(store, number, question, query):
 
 
 def test_what_the_answers_say(store, made):
-    answers = {int(number): asked(store, query) for number, _, query in QUERIES}
+    answers = {int(number): answer(store, query) for number, _, query in QUERIES}
     ids = made[1]
     assert {row["label"] for row in answers[1]} == {label for label in ids if label.startswith("evaluate")}
     assert ids["distill"]["tokens"] in {row["artifact"] for row in answers[2]}
@@ -80,7 +80,7 @@ def test_what_the_answers_say(store, made):
 )
 def test_the_page_names_commands_and_options_that_there_are(line):
     words = line.partition("#")[0].split()
-    told = CliRunner().invoke(app, [words[1], words[2], "--help"], env={"COLUMNS": "200"}).output
-    assert "Usage" in told
+    output = CliRunner().invoke(app, [words[1], words[2], "--help"], env={"COLUMNS": "200"}).output
+    assert "Usage" in output
     for option in (word for word in words if word.startswith("--")):
-        assert option in told
+        assert option in output

@@ -21,7 +21,7 @@ from tests.support.toy_stages import TOY, toy_dag
 
 @pytest.fixture
 def steps(toy):
-    return {one.label: one for one in build_dag(toy, toy_dag)}
+    return {step.label: step for step in build_dag(toy, toy_dag)}
 
 
 def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps):
@@ -32,7 +32,7 @@ def test_the_expected_cost_is_what_is_allowed_and_what_it_took(made, toy, steps)
     trained = expected_cost(store, toy, steps["pretrain"])
     assert trained.startswith("2,000 tokens to train on; the last time")
     rich = toy.model_copy(update={"distill": toy.distill.model_copy(update={"budget_dollars": 5.0})})
-    bounded = {one.label: one for one in build_dag(rich, toy_dag)}["distill"]
+    bounded = {step.label: step for step in build_dag(rich, toy_dag)}["distill"]
     assert "at most $5.00" in expected_cost(store, rich, bounded)
 
 
@@ -47,32 +47,32 @@ def asking(toy, **stage):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def questions(monkeypatch):
     """The questions that would have been asked: key and text."""
-    found = []
+    asked = []
     monkeypatch.setattr(
-        approval, "ask", lambda store, run, key, label, question, patience, force: found.append((key, question))
+        approval, "ask", lambda store, run, key, label, question, patience, force: asked.append((key, question))
     )
-    return found
+    return asked
 
 
-def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, steps, asked, tmp_path):
+def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, steps, questions, tmp_path):
     store, _ = made
     config, distill = asking(toy, approve=True), steps["distill"]
     before_step(store, config, distill, False, "run")
     before_step(store, config, steps["pretrain"], True, "run")
     before_step(store, toy, distill, True, "run")
-    assert asked == []
+    assert questions == []
     before_step(store, config, distill, True, "run")
     empty = Store(tmp_path / "store")
     empty.prepare()
     before_step(empty, config, distill, False, "run")
-    assert [key for key, _ in asked] == ["approve:distill", "approve:distill"]
-    assert "Stage distill of toy asks for approval" in asked[0][1]
-    assert "4 prompts" in asked[0][1]
+    assert [key for key, _ in questions] == ["approve:distill", "approve:distill"]
+    assert "Stage distill of toy asks for approval" in questions[0][1]
+    assert "4 prompts" in questions[0][1]
 
 
-def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps, asked):
+def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps, questions):
     store, distill = Store(tmp_path / "store"), steps["distill"]
     store.prepare()
     folder = store.staging(distill.key) / "made"
@@ -85,9 +85,9 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     outputs = {"documents": kept.id}
     after_step(store, toy, distill, outputs, "mine")
     after_step(store, asking(toy, at_budget="pause"), distill, outputs, "another")  # which has only reused it
-    assert asked == []
+    assert questions == []
     after_step(store, asking(toy, at_budget="pause"), distill, outputs, "mine")
-    ((key, question),) = asked
+    ((key, question),) = questions
     assert key == "budget:distill"
     assert "$4.5000 spent, 3 of 4 prompts were not sent" in question
     assert "raise distill.budget_dollars" in question
@@ -103,10 +103,10 @@ def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
 
 
 def waiting_run(store, process):
-    while not (found := approval.waiting(store)):
+    while not (notes := approval.waiting(store)):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
-    return found[0]
+    return notes[0]
 
 
 @pytest.fixture
@@ -122,19 +122,19 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved(config, prefect_url
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
     process = start("run", str(config), "--only", "held_out", store=store.root, cwd=tmp_path, **more)
     try:
-        found = waiting_run(store, process)
-        assert found["label"] == "held_out"
-        with urllib.request.urlopen(f"{prefect_url}/flow_runs/{found['run']}", timeout=30) as reply:
+        note = waiting_run(store, process)
+        assert note["label"] == "held_out"
+        with urllib.request.urlopen(f"{prefect_url}/flow_runs/{note['run']}", timeout=30) as reply:
             state = json.loads(reply.read())["state"]
         assert state["type"] == "PAUSED"
         assert "held_out of approved asks for approval" in state["message"]
         assert "Expected cost: it never ran here" in state["message"]
-        approval.approve(store, found["run"][:8], None)
+        approval.approve(store, note["run"][:8], None)
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert f"waits for nautile approve {found['run'][:8]}" in out
+    assert f"waits for nautile approve {note['run'][:8]}" in out
     assert approval.waiting(store) == []
     assert len(store.list("questions")) == 1
 
@@ -145,9 +145,9 @@ def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_u
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
     process = start("run", str(config), "--only", "held_out", store=store.root, cwd=tmp_path, **more)
     try:
-        found = waiting_run(store, process)
+        note = waiting_run(store, process)
         body = json.dumps({"state": {"type": "CANCELLED"}, "force": True}).encode()
-        address = f"{prefect_url}/flow_runs/{found['run']}/set_state"
+        address = f"{prefect_url}/flow_runs/{note['run']}/set_state"
         urllib.request.urlopen(urllib.request.Request(address, body, {"Content-Type": "application/json"}), timeout=30)
         _, err = process.communicate(timeout=120)
     finally:

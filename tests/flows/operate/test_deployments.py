@@ -41,8 +41,8 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     prefect("work-pool", "create", POOL, "--type", "process")
     prefect("deploy", "--all")
     in_pool = {"work_pools": {"name": {"any_": [POOL]}}}
-    registered = {one["entrypoint"]: one for one in post(prefect_url, "deployments/filter", in_pool)}
-    served = {one.entrypoint: one for one in deployments(local)}
+    registered = {entry["entrypoint"]: entry for entry in post(prefect_url, "deployments/filter", in_pool)}
+    served = {entry.entrypoint: entry for entry in deployments(local)}
     assert set(registered) == set(served)
     for entrypoint, deployment in registered.items():
         ours = served[entrypoint]
@@ -51,14 +51,14 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["job_variables"] == {"env": {"NAUTILE_STORE": str(tmp_path / "store")}}
         assert deployment["parameters"].keys() == (ours.parameters or {}).keys()
-    schedules = {name: one["schedules"] for name, one in registered.items() if one["schedules"]}
+    schedules = {name: entry["schedules"] for name, entry in registered.items() if entry["schedules"]}
     ((_, (schedule,)),) = schedules.items()
     assert list(schedules) == ["flows.nightly.evaluation.evaluation"]
     assert schedule["schedule"]["cron"] == local.schedule.cron
     (automation,) = [
-        one
-        for one in post(prefect_url, "automations/filter", {})
-        if one["name"] == "nautile: show regressions of local"
+        entry
+        for entry in post(prefect_url, "automations/filter", {})
+        if entry["name"] == "nautile: show regressions of local"
     ]
     (trigger,) = served["flows.nightly.regression.regression"].triggers
     assert automation["trigger"]["expect"] == list(trigger.expect)

@@ -45,8 +45,8 @@ def test_an_attempt_that_was_killed_is_marked_and_goes_on_later(store, tmp_path)
     parent.kill()
     parent.communicate()
     wait_for(lambda: not is_alive(child))
-    (one,) = attempts(store)
-    assert one.line() == "stage sums of run r1: its process is gone; marked interrupted; its work is kept"
+    (result,) = attempts(store)
+    assert result.line() == "stage sums of run r1: its process is gone; marked interrupted; its work is kept"
     (row,) = Catalog(store).query(RUNS)
     assert (row["state"], row["error"], row["ended"]) == ("interrupted", "the process was killed", None)
     assert list(attempts(store)) == []
@@ -61,12 +61,12 @@ def test_an_attempt_that_was_killed_is_marked_and_goes_on_later(store, tmp_path)
 
 
 def test_an_attempt_that_had_published_is_done(store):
-    made = published(store, "numbers", "a", execution="made-a", outputs=("numbers",))
+    artifact = published(store, "numbers", "a", execution="made-a", outputs=("numbers",))
     attempt(store, "a")
-    (one,) = attempts(store)
-    assert "marked done" in one.line()
+    (result,) = attempts(store)
+    assert "marked done" in result.line()
     (row,) = Catalog(store).query(RUNS)
-    assert (row["state"], json.loads(row["outputs"])) == ("done", {"numbers": made.id})
+    assert (row["state"], json.loads(row["outputs"])) == ("done", {"numbers": artifact.id})
 
 
 def test_an_attempt_that_ended_meanwhile_keeps_its_end(store, monkeypatch):
@@ -90,9 +90,9 @@ def test_rests_of_staging_go_and_unfinished_work_is_named_and_kept(store):
     old = time.time() - 8 * 86400
     for path in (begun / "request.json", begun):
         os.utime(path, (old, old))
-    assert [one.outcome for one in staging(store)] == ["left by a removal that was cut short; 3 B removed"]
-    (one,) = unfinished(store)
-    assert "of pretrain, unfinished, untouched for 8 days; kept" in one.line()
+    assert [result.outcome for result in staging(store)] == ["left by a removal that was cut short; 3 B removed"]
+    (result,) = unfinished(store)
+    assert "of pretrain, unfinished, untouched for 8 days; kept" in result.line()
     assert begun.is_dir()
 
 

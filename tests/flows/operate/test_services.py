@@ -59,15 +59,15 @@ def running(tmp_path_factory, webhook, worse):
         for name, value in environment(store.root, HOOK=webhook.secret_url).items():
             patch.setenv(name, value)
         try:
-            found = services.up(store, str(config), free_port(), free_port(), lambda _: None)
-            yield store, {service.name: service for service in found}
+            started = services.up(store, str(config), free_port(), free_port(), lambda _: None)
+            yield store, {service.name: service for service in started}
         finally:
             services.down(store)
 
 
 def ask(api: str, deployment: str, parameters: dict[str, Any]) -> tuple[int, Any]:
-    _, found = call(f"{api}/deployments/name/{deployment}")
-    return call(f"{api}/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
+    _, entry = call(f"{api}/deployments/name/{deployment}")
+    return call(f"{api}/deployments/{entry['id']}/create_flow_run", {"parameters": parameters})
 
 
 def small() -> dict[str, Any]:
@@ -78,28 +78,28 @@ def small() -> dict[str, Any]:
 
 
 def test_all_three_answer_on_loopback(running):
-    _, found = running
-    assert set(found) == {"server", "deployments", "dashboard"}
-    assert all(service.alive() and service.url.startswith("http://127.0.0.1:") for service in found.values())
-    heard = {service.name: listening(service.pid) for service in found.values()}
-    assert heard["server"] == heard["dashboard"] == {"127.0.0.1"}
-    assert heard["deployments"] <= {"127.0.0.1"}  # a flow run on its way may listen, to itself
+    _, services_by_name = running
+    assert set(services_by_name) == {"server", "deployments", "dashboard"}
+    assert all(service.alive() and service.url.startswith("http://127.0.0.1:") for service in services_by_name.values())
+    addresses = {service.name: listening(service.pid) for service in services_by_name.values()}
+    assert addresses["server"] == addresses["dashboard"] == {"127.0.0.1"}
+    assert addresses["deployments"] <= {"127.0.0.1"}  # a flow run on its way may listen, to itself
 
 
 def test_every_stage_and_the_pipeline_have_a_form(running):
-    _, found = running
-    _, told = call(f"{found['server'].url}/deployments/filter", {})
-    assert {one["name"] for one in told} == {"local"}
-    assert len(told) == len(deployments(load("local")))
-    typed = [one for one in told if "RunConfig" in json.dumps(one["parameter_openapi_schema"])]
-    assert len(typed) == len(told) - 1  # what shows a regression is given two evaluations
-    assert all("nautile" in one["tags"] and one["description"] for one in told)
+    _, services_by_name = running
+    _, answer = call(f"{services_by_name['server'].url}/deployments/filter", {})
+    assert {entry["name"] for entry in answer} == {"local"}
+    assert len(answer) == len(deployments(load("local")))
+    with_config = [entry for entry in answer if "RunConfig" in json.dumps(entry["parameter_openapi_schema"])]
+    assert len(with_config) == len(answer) - 1  # what shows a regression is given two evaluations
+    assert all("nautile" in entry["tags"] and entry["description"] for entry in answer)
 
 
 def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
-    _, found = running
-    _, told = call(f"{found['server'].url}/automations/filter", {})
-    by_name = {one["name"]: one for one in told if one["enabled"]}
+    _, services_by_name = running
+    _, answer = call(f"{services_by_name['server'].url}/automations/filter", {})
+    by_name = {entry["name"]: entry for entry in answer if entry["enabled"]}
     silent = by_name["nautile: crash runs that fell silent"]
     assert silent["trigger"]["posture"] == "Proactive"
     assert "prefect.flow-run.heartbeat" in silent["trigger"]["after"]
@@ -107,12 +107,12 @@ def test_the_server_settles_silent_runs_and_reacts_to_regressions(running):
     assert silent["actions"][0] | {"type": "change-flow-run-state", "state": "CRASHED"} == silent["actions"][0]
     reacts = by_name["nautile: show regressions of local"]
     assert reacts["trigger"]["expect"] == ["nautile.regression"]
-    assert [one["type"] for one in reacts["actions"]] == ["run-deployment"]
+    assert [entry["type"] for entry in reacts["actions"]] == ["run-deployment"]
 
 
 def test_runs_asked_for_in_the_form_do_their_work(running):
-    store, found = running
-    api = found["server"].url
+    store, services_by_name = running
+    api = services_by_name["server"].url
     for stage in ("held_out", "ingest"):
         status, run = ask(api, f"{stage}/local", {"config": small()})
         assert status == 201, run
@@ -126,51 +126,51 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
 
 def descendants(service: services.Service) -> list[psutil.Process]:
     """The stages' processes that serve runs of it: `tasks.engine.child_main` and whatever they have started."""
-    found = []
-    for one in psutil.Process(service.pid).children(recursive=True):
+    stages = []
+    for child in psutil.Process(service.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none any more
-            found += [one] if "tasks.engine.child_main" in one.cmdline() else []
-    return found
+            stages += [child] if "tasks.engine.child_main" in child.cmdline() else []
+    return stages
 
 
-def until(true, seconds: float = 120.0):
+def until(condition, seconds: float = 120.0):
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    return found
+    return value
 
 
 def test_a_run_cancelled_in_the_page_takes_its_processes_along(running):
-    _, found = running
-    api = found["server"].url
+    _, services_by_name = running
+    api = services_by_name["server"].url
     _, run = ask(api, "ingest/local", {"force": True})
-    started = until(lambda: descendants(found["deployments"]))
-    status, told = call(f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
-    assert (status, told["status"]) == (201, "ACCEPT")
+    started = until(lambda: descendants(services_by_name["deployments"]))
+    status, answer = call(f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    assert (status, answer["status"]) == (201, "ACCEPT")
     gone, alive = psutil.wait_procs(started, timeout=10)
     assert gone
     assert not alive
-    state = until(lambda: (one := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ENDED and one)
+    state = until(lambda: (entry := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ENDED and entry)
     assert state["type"] == "CANCELLED"
     _, limits = call(f"{api}/v2/concurrency_limits/filter", {})
-    assert {one["name"]: one["active_slots"] for one in limits}["nautile-accelerator"] == 0
+    assert {entry["name"]: entry["active_slots"] for entry in limits}["nautile-accelerator"] == 0
     # The button Retry: the same run goes on, with the values it was asked for.
     again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
     assert call(f"{api}/flow_runs/{run['id']}/set_state", again)[1]["status"] == "ACCEPT"
     state = until(
-        lambda: (one := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ("COMPLETED", "FAILED") and one
+        lambda: (entry := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ("COMPLETED", "FAILED") and entry
     )
     assert state["type"] == "COMPLETED", state["message"]
 
 
 def test_a_bad_parameter_is_refused_with_the_field_named(running):
-    _, found = running
+    _, services_by_name = running
     wrong = small()
     wrong["ingest"]["row_length"] = -5
-    status, told = ask(found["server"].url, "ingest/local", {"config": wrong})
+    status, answer = ask(services_by_name["server"].url, "ingest/local", {"config": wrong})
     assert status in (409, 422)
-    assert "row_length" in json.dumps(told)
+    assert "row_length" in json.dumps(answer)
 
 
 def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
@@ -179,23 +179,23 @@ def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
 
 
 def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running, worse, webhook):
-    store, found = running
+    store, services_by_name = running
     good, bad = worse[1]
-    api = found["server"].url
+    api = services_by_name["server"].url
     first = until(lambda: ended_runs(api, "evaluation"))[0]
     assert first["auto_scheduled"]
     assert first["state"]["type"] == "COMPLETED", first["state"]["message"]
     assert "has REGRESSED: " in first["state"]["message"]
     (comparison,) = store.list("comparison")
-    assert {one["benchmark"] for one in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
-    (told,) = webhook.messages
-    assert (told["event"], told["before"], told["after"]) == ("nautile.regression", good, bad)
+    assert {entry["benchmark"] for entry in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
+    (message,) = webhook.messages
+    assert (message["event"], message["before"], message["after"]) == ("nautile.regression", good, bad)
     shown = until(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
     assert shown["state"]["type"] == "COMPLETED", shown["state"]["message"]
     assert shown["parameters"] == {"after": bad, "before": good}
     assert shown["state"]["message"].startswith("36 samples were lost")
     _, pages = call(f"{api}/artifacts/latest/filter", {})
-    by_key = {one["key"]: one["data"] for one in pages}
+    by_key = {entry["key"]: entry["data"] for entry in pages}
     assert "Everything that changed: `nautile compare" in by_key["regression"]
     assert "REGRESSED" in by_key["evaluation-local"]
     logs = "".join(path.read_text(errors="replace") for path in (store.root / "logs").glob("*.log*"))
@@ -221,11 +221,11 @@ def test_the_schedules_run_and_its_table_are_seen_in_prefects_page(running):
 
 
 def test_up_again_starts_nothing_and_down_ends_exactly_these(running):
-    store, found = running
+    store, services_by_name = running
     again = services.up(store, "local", 1, 1, lambda name: pytest.fail(f"{name} again"))
-    assert {one.pid for one in again} == {one.pid for one in found.values()}
+    assert {service.pid for service in again} == {service.pid for service in services_by_name.values()}
     ended = services.down(store)
-    assert {one.pid for one in ended} == {one.pid for one in found.values()}
-    assert not any(service.alive() for service in found.values())
+    assert {service.pid for service in ended} == {service.pid for service in services_by_name.values()}
+    assert not any(service.alive() for service in services_by_name.values())
     assert services.services(store) == []
     assert services.down(store) == []
