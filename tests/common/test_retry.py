@@ -49,7 +49,7 @@ def test_the_last_error_is_raised_as_it_is():
     assert len(pauses) == 2
 
 
-def test_an_error_that_is_not_worth_it_is_raised_at_once():
+def test_an_error_that_should_not_be_retried_is_raised_at_once():
     with pytest.raises(KeyError):
         retry(failing(1, KeyError), Backoff(attempts=3), should_retry=is_outage, sleep=pytest.fail)
 
@@ -61,7 +61,7 @@ def test_retry_after_replaces_the_pause_up_to_its_limit():
     assert pauses == [7.0, 60.0, 4.0]
 
 
-def test_retries_end_with_the_time_for_them():
+def test_retries_end_when_their_time_is_up():
     backoff = Backoff(give_up_s=0.05, first_s=0.02, jitter=0.0, factor=1.0)
     calls = []
 
@@ -83,16 +83,16 @@ def test_a_pause_can_be_interrupted():
         retry(failing(1), Backoff(attempts=3), should_retry=is_outage, sleep=stop)
 
 
-def test_each_pause_is_announced():
-    announced = []
+def test_before_pause_is_called_with_error_attempt_and_pause():
+    calls = []
     retry(
         failing(2),
         Backoff(attempts=3, first_s=1.0, jitter=0.0),
         should_retry=is_outage,
-        before_pause=lambda error, attempt, pause_s: announced.append((str(error), attempt, pause_s)),
+        before_pause=lambda error, attempt, pause_s: calls.append((str(error), attempt, pause_s)),
         sleep=lambda seconds: None,
     )
-    assert announced == [("failure 1", 1, 1.0), ("failure 2", 2, 2.0)]
+    assert calls == [("failure 1", 1, 1.0), ("failure 2", 2, 2.0)]
 
 
 def test_jitter_only_shortens_a_pause():
@@ -101,7 +101,7 @@ def test_jitter_only_shortens_a_pause():
     assert Backoff(longest_s=20.0).pause_s(5000) <= 20.0
 
 
-def test_a_coroutine_is_retried_alike():
+def test_a_coroutine_is_retried_in_the_same_way():
     call, pauses = failing(2), []
 
     async def ask():

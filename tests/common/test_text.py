@@ -1,4 +1,4 @@
-"""How values are said, and that text from outside cannot reach the terminal's controls."""
+"""Formats of values, and that untrusted text cannot reach the controls of a terminal."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from common.text import amount, dollars, duration, markdown_table, size, visible
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "shown"),
     [
         (0.04, "0.0 s"),
         (9.94, "9.9 s"),
@@ -20,12 +20,12 @@ from common.text import amount, dollars, duration, markdown_table, size, visible
         (7860, "2 h 11 min"),
     ],
 )
-def test_durations(seconds, said):
-    assert duration(seconds) == said
+def test_durations(seconds, shown):
+    assert duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "shown"),
     [
         (0, "0"),
         (7, "7"),
@@ -37,13 +37,13 @@ def test_durations(seconds, said):
         (600000000000.0, "600.00 G"),
     ],
 )
-def test_amounts(value, said):
-    assert amount(value) == said
+def test_amounts(value, shown):
+    assert amount(value) == shown
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "0 B"), (999, "999 B"), (4_100_000, "4.1 MB"), (2e9, "2.0 GB")])
-def test_sizes(count, said):
-    assert size(count) == said
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (999, "999 B"), (4_100_000, "4.1 MB"), (2e9, "2.0 GB")])
+def test_sizes(count, shown):
+    assert size(count) == shown
 
 
 @given(st.text())
@@ -56,7 +56,7 @@ def test_terminal_escapes_and_direction_overrides_are_marked():
     assert visible("a\x1b[31mb\u202ec") == "a\ufffd[31mb\ufffdc"
 
 
-def test_long_text_is_cut_and_says_so():
+def test_long_text_is_cut_with_a_mark():
     assert visible("x" * 10, most=4) == "xxxx […]"
 
 

@@ -1,3 +1,5 @@
+"""`[endpoints]`: fallbacks must exist, and the embedded model has no batch interface."""
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,13 +10,13 @@ def endpoint(**fields):
     return EndpointConfig(kind="openai", model="m", url="http://127.0.0.1/v1", **fields)
 
 
-def test_fallbacks_are_added_to_the_endpoints_that_are_named():
+def test_with_fallbacks_adds_the_fallbacks_of_the_named_endpoints():
     endpoints = {"a": endpoint(fallback=("c",)), "b": endpoint(), "c": endpoint()}
     assert with_fallbacks(["a"], endpoints) == ["a", "c"]
     assert with_fallbacks(["b"], endpoints) == ["b"]
 
 
-@pytest.mark.parametrize("name", ["itself", "nobody"])
+@pytest.mark.parametrize("name", ["itself", "unknown"])
 def test_a_fallback_must_be_another_endpoint(name):
     with pytest.raises(ValueError, match=rf"endpoints\.itself\.fallback: no other endpoint '{name}'"):
         check_fallbacks({"itself": endpoint(fallback=(name,)), "other": endpoint()})

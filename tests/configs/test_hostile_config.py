@@ -1,4 +1,4 @@
-"""Configurations that want to be read for ever, to fill the memory, or to carry a key into what is written."""
+"""Configurations that are endless, too large, or contain a secret are refused in one line, in little memory."""
 
 import os
 import resource
@@ -13,31 +13,32 @@ ENDPOINT = "extends = 'local'\n[endpoints.paid]\nkind = 'openai'\nmodel = 'm'\nu
 
 
 def sparse(path, size):
-    """A file that says it is large and takes no disk."""
+    """A sparse file: `size` bytes long, with no block on disk."""
     with path.open("wb") as file:
         file.truncate(size)
     return path
 
 
 def refused(call, *arguments):
+    """The message of the `ConfigError` that the call raises; it must be one line, and cost little memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ConfigError) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "KiB more than before"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "200 MiB of memory"
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 100_000, "a = " + "{ b = " * 50_000, "a." * 2_000 + "a = 1", "[" + "a." * 2_000 + "a]"]
 )
-def test_nesting_without_end_is_refused(tmp_path, text):
+def test_deep_nesting_is_refused(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
     assert str(path) in refused(load, path)
 
 
-def test_what_is_no_small_plain_file_is_refused(tmp_path):
+def test_a_file_that_is_huge_or_not_plain_is_refused(tmp_path):
     assert "over" in refused(load, sparse(tmp_path / "huge.toml", 10 * 2**30))
     os.mkfifo(tmp_path / "pipe.toml")
     assert "no configuration" in refused(load, tmp_path / "pipe.toml")
@@ -46,7 +47,7 @@ def test_what_is_no_small_plain_file_is_refused(tmp_path):
     assert "no configuration" in refused(load, tmp_path / "run.toml")
 
 
-def test_a_chain_of_files_has_an_end(tmp_path):
+def test_a_long_chain_of_extends_is_refused(tmp_path):
     for number in range(40):
         (tmp_path / f"{number}.toml").write_text(f"extends = '{number + 1}.toml'")
     (tmp_path / "40.toml").write_text("extends = 'local'")
@@ -54,24 +55,24 @@ def test_a_chain_of_files_has_an_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("key_variable = 'sk-ant-314159'", "is the NAME of an environment variable"),
         ("url = 'https://user:sk-314159@api.example.com/v1'", "may hold no password"),
         ("url = 'https://api.example.com/v1?api-key=sk-314159'", "may hold no password and no query"),
     ],
 )
-def test_a_key_has_no_way_into_a_section(tmp_path, line, said):
+def test_a_secret_in_a_section_is_refused_and_not_repeated(tmp_path, line, message):
     path = tmp_path / "run.toml"
-    kept = "\n".join(old for old in ENDPOINT.splitlines() if not old.startswith(line.split()[0] + " "))
-    path.write_text(f"{kept}\n{line}\n")
-    told = refused(load, path)
-    assert said in told
-    assert "314159" not in told, "a message goes to the log"
+    others = "\n".join(old for old in ENDPOINT.splitlines() if not old.startswith(line.split()[0] + " "))
+    path.write_text(f"{others}\n{line}\n")
+    refusal = refused(load, path)
+    assert message in refusal
+    assert "314159" not in refusal, "messages are logged"
 
 
 @pytest.mark.parametrize("content", ["[" * 10_000_000, '{"a":' * 1_000_000, "{", "\x00"])
-def test_json_from_outside(tmp_path, content):
+def test_hostile_json_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_text(content)
     assert str(path) in refused(read_bounded_json, path)

@@ -1,3 +1,5 @@
+"""Loading configurations: the shipped files, `extends`, error messages, canonical JSON."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ def test_the_shipped_files_validate(name):
     assert load(name).name == name
 
 
-def test_the_papers_values():
+def test_the_papers_values_are_in_its_configuration():
     config = load("nautile_370m")
     assert config.model.head_dim == 64
     assert config.model.padded_vocabulary == 100_352
@@ -26,16 +28,15 @@ def test_the_papers_values():
     assert len(config.evaluate.benchmarks) == 11
 
 
-def test_every_value_of_the_papers_file_says_where_it_comes_from():
-    section_source = ("[endpoints", "[[ingest", "[evaluate]")
+def test_every_value_of_the_papers_model_names_its_source():
     text = (CONFIGS / "nautile_370m.toml").read_text(encoding="utf-8")
     in_model = text.partition("[model]")[2].partition("\n\n")[0]
     for line in in_model.strip().splitlines():
-        assert any(mark in line for mark in ("[paper", "[author]", "[ours]")), line
-    assert all(part in text for part in section_source)
+        assert any(source in line for source in ("[paper", "[author]", "[ours]")), line
+    assert all(section in text for section in ("[endpoints", "[[ingest", "[evaluate]"))
 
 
-def test_extends_lays_a_table_over_its_parent():
+def test_extends_merges_a_table_into_its_parent():
     spark, paper = load("spark"), load("nautile_370m")
     assert spark.model == paper.model
     assert spark.pretrain.batch_rows == 128
@@ -56,7 +57,7 @@ def write(tmp_path, text):
         ("extends = 'local'\n[reason]\nbalance = 'most'", r"`reason\.balance`: Input should be 'equalise'"),
         ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
         ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
-        ("extends = 'local'\n[align.judge]\nendpoint = 'nobody'", "no endpoint 'nobody'"),
+        ("extends = 'local'\n[align.judge]\nendpoint = 'unknown'", "no endpoint 'unknown'"),
         ("extends = 'local'\n[align.rollout]\ngroup = 1", "an advantage compares completions of one prompt"),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
         ("extends = 'run.toml'", "goes in a circle"),
@@ -69,7 +70,7 @@ def test_bad_input_is_one_line_that_names_the_field(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_text_or_not_there(tmp_path):
+def test_a_file_that_is_binary_or_missing(tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
@@ -80,13 +81,13 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path):
 
 def test_fingerprints_do_not_depend_on_the_process():
     code = "from configs.load import load; from configs.base import fingerprint; print(fingerprint(load('local')))"
-    found = {
+    fingerprints = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout.strip()
         for seed in ("1", "2")
     }
-    assert found == {fingerprint(load("local"))}
+    assert fingerprints == {fingerprint(load("local"))}
 
 
 def test_canonical_json_is_sorted_and_ascii():

@@ -1,4 +1,4 @@
-"""`[operation]` and `[schedule]`: refused where they mean nothing, and in no key."""
+"""`[operation]` and `[schedule]` are refused where they mean nothing."""
 
 import pytest
 from pydantic import ValidationError
@@ -7,7 +7,7 @@ from configs.operation import OperationConfig, ScheduleConfig
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("fields", "message"),
     [
         ({"cron": "every night"}, "five fields"),
         ({"cron": "0 3 * * * *"}, "five fields"),
@@ -19,11 +19,11 @@ from configs.operation import OperationConfig, ScheduleConfig
         ({"rule": "none"}, "interval"),
     ],
 )
-def test_a_schedule_that_means_nothing_is_refused(given, said):
-    with pytest.raises(ValidationError, match=said):
-        ScheduleConfig.model_validate(given)
+def test_an_invalid_schedule_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ScheduleConfig.model_validate(fields)
 
 
-def test_an_operation_of_no_stage_is_refused():
+def test_an_operation_of_an_unknown_stage_is_refused():
     with pytest.raises(ValidationError, match="pretraining"):
         OperationConfig.model_validate({"pretraining": {"approve": True}})
