@@ -87,7 +87,7 @@ def main() -> None:
             for _ in range(options.repeats):
                 for name, learner in learners.items():
                     times[name].append(seconds(learner, batch))
-            medians = {name: statistics.median(found) for name, found in times.items()}
+            medians = {name: statistics.median(entry) for name, entry in times.items()}
             ratio = statistics.median(b / a for a, b in zip(times["plain"], times["balanced"], strict=True))
             sides = [options.groups * count for count in (right, 8 - right)]
             batches = -(-sum(sides) // ROWS), sum(-(-side // ROWS) for side in sides)

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from chaos_compare import asked_twice, differences, leftovers, prefect_running
 from chaos_faults import FAULTS, Fault, end, family, wait_for
 from chaos_round import ROOT, Round, Teacher, offered
-from chaos_truth import asked_twice, differences, leftovers, prefect_running
 
 DISK = "1500m"
 
@@ -107,15 +107,15 @@ class Chaos:
         if not kept.exists():
             folder = self.out / "plain"
             folder.mkdir(exist_ok=True)
-            one = self.round(folder, None)
+            scene = self.round(folder, None)
             started = time.monotonic()
-            one.start()
-            if one.flow.wait() != 0:
-                raise SystemExit(f"the undisturbed run failed: {one.said()}")
-            found = {**one.everything(), "seconds": time.monotonic() - started}
-            kept.write_text(json.dumps(found), encoding="utf-8")
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        return found | {"rows": {table: Counter(told) for table, told in found["rows"].items()}}
+            scene.start()
+            if scene.flow.wait() != 0:
+                raise SystemExit(f"the undisturbed run failed: {scene.said()}")
+            result = {**scene.everything(), "seconds": time.monotonic() - started}
+            kept.write_text(json.dumps(result), encoding="utf-8")
+        result = json.loads(kept.read_text(encoding="utf-8"))
+        return result | {"rows": {table: Counter(row) for table, row in result["rows"].items()}}
 
     def run(self) -> None:
         """Rounds until there are faults enough, or the time is over."""
@@ -144,132 +144,132 @@ class Chaos:
         if (compiled := self.out / "plain/store/compiled").exists():
             shutil.copytree(compiled, folder / "store/compiled")
         clock = self.out / "clock" if self.clock_library else None
-        one = self.round(folder, clock)
-        one.log = self.out / f"round-{number}.log"
-        one.log.unlink(missing_ok=True)
+        scene = self.round(folder, clock)
+        scene.log = self.out / f"round-{number}.log"
+        scene.log.unlink(missing_ok=True)
         draw = random.Random(f"{self.options.seed}/{number}")
-        told: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         try:
-            finished = self._disturb(one, draw, plain, told, number)
+            finished = self._disturb(scene, draw, plain, events, number)
             if finished:
-                problems = self._judge(one, plain)
-                for row in told:
+                problems = self._judge(scene, plain)
+                for row in events:
                     row["round_problems"] = problems
                 with self.faults.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in told)
+                    file.writelines(json.dumps(row) + "\n" for row in events)
                 print(
-                    f"round {number}: {len(told)} faults; {'; '.join(problems) or 'the same as undisturbed'}",
+                    f"round {number}: {len(events)} faults; {'; '.join(problems) or 'the same as undisturbed'}",
                     flush=True,
                 )
                 if problems:
-                    shutil.copytree(one.store, self.out / f"kept-{number}", ignore=shutil.ignore_patterns("compiled"))
+                    shutil.copytree(scene.store, self.out / f"kept-{number}", ignore=shutil.ignore_patterns("compiled"))
         finally:
-            if one.flow is not None:
-                end(one.flow)
+            if scene.flow is not None:
+                end(scene.flow)
 
-    def _disturb(self, one: Round, draw: random.Random, plain: Any, told: list[dict[str, Any]], number: int) -> bool:
+    def _disturb(self, scene: Round, draw: random.Random, plain: Any, rows: list[dict[str, Any]], number: int) -> bool:
         """The run with its faults to its good end; False if the time is over first."""
         deck = [fault for fault in self.kinds if self.own_disk or not fault.own_disk]
-        deck = [fault for fault in deck if one.clock or fault.name != "clock jump"]
+        deck = [fault for fault in deck if scene.clock or fault.name != "clock jump"]
         offset = number * self.options.each_round
         wanted = [deck[(offset + i) % len(deck)] for i in range(self.options.each_round)]
         draw.shuffle(wanted)
         gap = 1.6 * plain["seconds"] / len(wanted)
         begun = time.monotonic()
-        one.start()
+        scene.start()
         for fault in wanted:
-            if not self._stay_alive(one, told):
+            if not self._stay_alive(scene, rows):
                 return True
-            moment = self._moment(one, draw, gap)
-            while one.alive() and time.monotonic() < moment:
+            moment = self._moment(scene, draw, gap)
+            while scene.alive() and time.monotonic() < moment:
                 time.sleep(0.02)
-            if not one.alive() and not self._stay_alive(one, told):
+            if not scene.alive() and not self._stay_alive(scene, rows):
                 return True
             if time.monotonic() > self.until:
                 return False
-            self._strike(one, fault, draw, told, number, time.monotonic() - begun)
-        while self._stay_alive(one, told):
+            self._strike(scene, fault, draw, rows, number, time.monotonic() - begun)
+        while self._stay_alive(scene, rows):
             if time.monotonic() > self.until + 240:
                 return False
             time.sleep(0.2)
         return True
 
-    def _moment(self, one: Round, draw: random.Random, gap: float) -> float:
+    def _moment(self, scene: Round, draw: random.Random, gap: float) -> float:
         """When the next fault comes: of five, one while the command still starts, the others while stages work."""
         if draw.random() < 0.2:
             return time.monotonic() + draw.uniform(0.0, 12.0)
-        wait_for(one, lambda: [*family(one, "stage"), *family(one, "worker")], 120.0)
+        wait_for(scene, lambda: [*family(scene, "stage"), *family(scene, "worker")], 120.0)
         return time.monotonic() + draw.uniform(0.0, gap)
 
     def _strike(
-        self, one: Round, fault: Fault, draw: random.Random, told: list[dict[str, Any]], number: int, moment: float
+        self, scene: Round, fault: Fault, draw: random.Random, rows: list[dict[str, Any]], number: int, moment: float
     ) -> None:
-        at = one.at()
-        hit = fault.strike(one, draw)
+        at = scene.at()
+        hit = fault.strike(scene, draw)
         if hit is None:
             return
         row = {"round": number, "fault": fault.name, "hit": hit, "at": at, "moment_s": round(moment, 1)}
-        told.append(row | {"outcome": "went on", "commands": 0, "said": ""})
-        print(f"{number}/{len(told)} {fault.name} ({hit}) in {at}", flush=True)
+        rows.append(row | {"outcome": "went on", "commands": 0, "said": ""})
+        print(f"{number}/{len(rows)} {fault.name} ({hit}) in {at}", flush=True)
 
-    def _stay_alive(self, one: Round, told: list[dict[str, Any]]) -> bool:
+    def _stay_alive(self, scene: Round, rows: list[dict[str, Any]]) -> bool:
         """True while the run goes on, begun again where it had stopped; False once it has ended well."""
-        if one.alive():
+        if scene.alive():
             return True
-        code = one.flow.wait()
+        code = scene.flow.wait()
         if code == 0:
-            return self._mended(one, told)
-        last = told[-1] if told else {"fault": "none", "commands": 0}
+            return self._mended(scene, rows)
+        last = rows[-1] if rows else {"fault": "none", "commands": 0}
         lines = [
-            line for line in one.said().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
+            line for line in scene.said().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
         ]
-        last["said"] = (lines[0] if lines else one.said()[-300:])[:400].replace(str(one.store), "STORE")
+        last["said"] = (lines[0] if lines else scene.said()[-300:])[:400].replace(str(scene.store), "STORE")
         last["commands"] += 1
         last["outcome"] = "stopped, went on by one command" if last["commands"] == 1 else f"{last['commands']} commands"
         if last["commands"] > 4:
-            raise SystemExit(f"{last['fault']} cannot be overcome: {one.said()[-3000:]}")
-        if code != -9 and (words := offered(one.said())):
-            one.start(*words)
-            if one.flow.wait() != 0:
+            raise SystemExit(f"{last['fault']} cannot be overcome: {scene.said()[-3000:]}")
+        if code != -9 and (words := offered(scene.said())):
+            scene.start(*words)
+            if scene.flow.wait() != 0:
                 last["outcome"] = "the offered command failed"
-                last["said"] = one.said()[-400:]
-        one.start()
+                last["said"] = scene.said()[-400:]
+        scene.start()
         return True
 
-    def _mended(self, one: Round, told: list[dict[str, Any]]) -> bool:
+    def _mended(self, scene: Round, rows: list[dict[str, Any]]) -> bool:
         """After a good end: damage that no stage happened to read is found by `verify` and mended as it says."""
-        flipped = [row for row in told if row["fault"] == "flipped byte" and not row["commands"]]
+        flipped = [row for row in rows if row["fault"] == "flipped byte" and not row["commands"]]
         if not flipped:
             return False
-        found = one.nautile("store", "verify")
-        if not found["damaged"]:
+        report = scene.nautile("store", "verify")
+        if not report["damaged"]:
             return False
-        said = next(iter(found["remedies"].values()))
-        flipped[-1] |= {"commands": 1, "outcome": "found by verify, went on by one command", "said": said[:400]}
-        one.start(*(word if word != "CONFIG" else self.config for word in offered(said) or []))
+        output = next(iter(report["remedies"].values()))
+        flipped[-1] |= {"commands": 1, "outcome": "found by verify, went on by one command", "said": output[:400]}
+        scene.start(*(word if word != "CONFIG" else self.config for word in offered(output) or []))
         return True
 
-    def _judge(self, one: Round, plain: dict[str, Any]) -> list[str]:
+    def _judge(self, scene: Round, plain: dict[str, Any]) -> list[str]:
         """What is wrong at the end of a round."""
         time.sleep(1.0)
         problems = []
-        store = str(one.store)
+        store = str(scene.store)
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("NAUTILE_STORE") == store:
                     problems.append(f"left running: {' '.join(process.cmdline()[-4:])[:120]}")
-        damaged = one.nautile("store", "verify")["damaged"]
+        damaged = scene.nautile("store", "verify")["damaged"]
         problems += [f"damaged: {name}: {files}" for name, files in damaged.items()]
-        found = one.everything()
-        problems += differences(plain, found) + leftovers(one.store, one.query)
-        before = one.tables()
-        one.nautile("store", "rebuild")
-        after = one.tables()
+        result = scene.everything()
+        problems += differences(plain, result) + leftovers(scene.store, scene.query)
+        before = scene.tables()
+        scene.nautile("store", "rebuild")
+        after = scene.tables()
         for name in before:
             if before[name] != after[name]:
                 odd = set(before[name]) ^ set(after[name])
                 problems.append(f"rebuilt: {name} differs in {len(odd)} rows, one is {min(odd)[:300]}")
-        print(f"   calls made twice: {asked_twice(plain, found)}; flow runs RUNNING: {prefect_running(one.store)}")
+        print(f"   calls made twice: {asked_twice(plain, result)}; flow runs RUNNING: {prefect_running(scene.store)}")
         return problems
 
     def _tell(self) -> None:

@@ -57,25 +57,25 @@ class Fault:
 
 def family(scene: Scene, part: str) -> list[psutil.Process]:
     """The flow's descendants by what they are: `stage`, `worker` or `server`."""
-    found = []
+    collected = []
     with suppress(psutil.Error):
         for process in psutil.Process(scene.flow.pid).children(recursive=True):
             with suppress(psutil.Error):
                 words = process.cmdline()
                 if part == "server" and "flows.operate.prefect_server" in words:
-                    found.append(process)
+                    collected.append(process)
                 elif part in ("stage", "worker") and "tasks.engine.child_main" in words:
                     is_worker = len(words) > words.index("tasks.engine.child_main") + 2
                     if is_worker == (part == "worker"):
-                        found.append(process)
-    return found
+                        collected.append(process)
+    return collected
 
 
 def wait_for(scene: Scene, look: Callable[[], list[psutil.Process]], patience_s: float = 60.0) -> list[psutil.Process]:
     until = time.monotonic() + patience_s
     while scene.alive() and time.monotonic() < until:
-        if found := look():
-            return found
+        if result := look():
+            return result
         time.sleep(0.05)
     return []
 
@@ -90,10 +90,10 @@ def kill_flow(scene: Scene, draw: random.Random) -> str | None:
 
 def _kill_part(part: str) -> Callable[[Scene, random.Random], str | None]:
     def strike(scene: Scene, draw: random.Random) -> str | None:
-        found = wait_for(scene, lambda: family(scene, part))
-        if not found:
+        result = wait_for(scene, lambda: family(scene, part))
+        if not result:
             return None
-        victim = draw.choice(found)
+        victim = draw.choice(result)
         with suppress(psutil.Error):
             named = " ".join(victim.cmdline()[-4:])
             victim.kill()
@@ -105,20 +105,20 @@ def _kill_part(part: str) -> Callable[[Scene, random.Random], str | None]:
 
 def kill_teacher(scene: Scene, draw: random.Random) -> str | None:
     """Killed, and started again some seconds later, as whoever keeps it up would."""
-    found = wait_for(scene, lambda: [one for one in [scene.teacher()] if one])
-    if not found:
+    result = wait_for(scene, lambda: [item for item in [scene.teacher()] if item])
+    if not result:
         return None
-    found[0].kill()
+    result[0].kill()
     after = draw.uniform(2.0, 12.0)
     scene.restart_teacher(after)
-    return f"process {found[0].pid}, back after {after:.0f} s"
+    return f"process {result[0].pid}, back after {after:.0f} s"
 
 
 def stop(scene: Scene, draw: random.Random) -> str | None:
-    found = wait_for(scene, lambda: [*family(scene, "stage"), *family(scene, "worker")])
-    if not found:
+    result = wait_for(scene, lambda: [*family(scene, "stage"), *family(scene, "worker")])
+    if not result:
         return None
-    victim = draw.choice(found)
+    victim = draw.choice(result)
     with suppress(psutil.Error):
         victim.suspend()
         time.sleep(scene.stop_s)
@@ -180,7 +180,8 @@ def tear_line(scene: Scene, draw: random.Random) -> str | None:
     unfinished = [
         path
         for path in files
-        if any(path.name.find(told) > 0 for told in _executions(scene.store)) and path.read_bytes()[-1:] == b"\n"
+        if any(path.name.find(execution) > 0 for execution in _executions(scene.store))
+        and path.read_bytes()[-1:] == b"\n"
     ]
     if unfinished and draw.random() < 0.7:
         victim = max(unfinished, key=lambda path: path.stat().st_mtime)
@@ -198,11 +199,11 @@ def tear_line(scene: Scene, draw: random.Random) -> str | None:
 
 def _executions(store: Path) -> list[str]:
     """The executions that have begun and not ended."""
-    found = []
+    collected = []
     for path in (store / "staging").glob("*/execution.json"):
         with suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text(encoding="utf-8"))["execution"])
-    return found
+            collected.append(json.loads(path.read_text(encoding="utf-8"))["execution"])
+    return collected
 
 
 def lock_catalog(scene: Scene, draw: random.Random) -> str | None:

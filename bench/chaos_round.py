@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from chaos_truth import payloads, rows
+from chaos_compare import payloads, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -111,8 +111,8 @@ class Round:
 
     def at(self) -> str:
         """The stage that the display told of last."""
-        told = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.said(), re.MULTILINE)
-        return told[-1] if told else "starting"
+        labels = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.said(), re.MULTILINE)
+        return labels[-1] if labels else "starting"
 
     def everything(self) -> dict[str, Any]:
         return {"payloads": payloads(self.store), "rows": rows(self.query)}
@@ -122,13 +122,13 @@ class Round:
         every = " UNION ALL ".join(
             f"SELECT '{name}' AS name, to_json(t)::VARCHAR AS row FROM {name} t" for name in names
         )
-        found: dict[str, list[str]] = {name: [] for name in names}
+        by_name: dict[str, list[str]] = {name: [] for name in names}
         for row in self.query(every):
-            found[row["name"]].append(row["row"])
-        return {name: sorted(rows) for name, rows in found.items()}
+            by_name[row["name"]].append(row["row"])
+        return {name: sorted(rows) for name, rows in by_name.items()}
 
 
-def offered(said: str) -> list[str] | None:
+def offered(text: str) -> list[str] | None:
     """The words of the command that a message offers against a damaged artifact, without `nautile run`."""
-    found = re.search(r"[Mm]ake it anew(?: with|:) `nautile run ([^`]+)`", said)
-    return shlex.split(found[1]) if found else None
+    match = re.search(r"[Mm]ake it anew(?: with|:) `nautile run ([^`]+)`", text)
+    return shlex.split(match[1]) if match else None

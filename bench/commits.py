@@ -49,7 +49,7 @@ def crowd(root: Path, names: list[str], count: int) -> list[float]:
     gate = context.Barrier(len(names))
     with ProcessPoolExecutor(len(names), mp_context=context, initializer=_enter, initargs=(gate,)) as pool:
         waits = pool.map(commit_all, [str(root)] * len(names), names, [count] * len(names))
-        return [wait for told in waits for wait in told]
+        return [wait for entry in waits for wait in entry]
 
 
 def lost_and_double(root: Path, names: list[str], count: int) -> tuple[int, int]:
@@ -59,9 +59,9 @@ def lost_and_double(root: Path, names: list[str], count: int) -> tuple[int, int]
         if rebuild:
             catalog.rebuild()
         rows = catalog.query("SELECT execution, step, count(*) AS n FROM metrics GROUP BY ALL")
-        found = {(row["execution"], row["step"]): row["n"] for row in rows}
-        lost += sum((name, step) not in found for name in names for step in range(count))
-        double += sum(n - 1 for n in found.values())
+        by_name = {(row["execution"], row["step"]): row["n"] for row in rows}
+        lost += sum((name, step) not in by_name for name in names for step in range(count))
+        double += sum(n - 1 for n in by_name.values())
     return lost, double
 
 

@@ -74,8 +74,8 @@ def _stage(
     share = {"pretrain": 0.8, "align": 0.1, "reason": 0.1}.get(stage, 0.0)
     for name in names:
         steps = int(rows * share / len(names))
-        told = [{"name": name, "step": step, "value": 8 / (1 + step) + chance.random()} for step in range(steps)]
-        emit.many("metric", told)
+        results = [{"name": name, "step": step, "value": 8 / (1 + step) + chance.random()} for step in range(steps)]
+        emit.many("metric", results)
     if stage == "distill":
         _calls(emit, chance)
     if stage in ("align", "reason"):
@@ -108,7 +108,7 @@ def _stage(
 
 
 def _calls(emit: EventWriter, chance: random.Random, count: int = 1000) -> None:
-    told = {
+    call = {
         "endpoint": "teacher",
         "model": "bench",
         "purpose": "teacher",
@@ -119,7 +119,7 @@ def _calls(emit: EventWriter, chance: random.Random, count: int = 1000) -> None:
     emit.many(
         "call",
         [
-            {**told, "tokens_in": 500, "tokens_out": 300, "dollars": 0.001, "latency_s": chance.random()}
+            {**call, "tokens_in": 500, "tokens_out": 300, "dollars": 0.001, "latency_s": chance.random()}
             for _ in range(count)
         ],
     )
@@ -246,10 +246,10 @@ def time_paint(store: Store, repeats: int) -> bool:
                     tab.close()
                 context.close()
     print(f"{'first paint in':<20}{' | '.join(windows)}: median s, worst s")
-    for page, found in taken.items():
-        told = [f"{statistics.median(times):.2f} {max(times):.2f}" for times in found.values()]
-        print(f"{PAGES[page]:<20}{' | '.join(told)}")
-    return all(statistics.median(times) < PAINT_S for found in taken.values() for times in found.values())
+    for page, entry in taken.items():
+        results = [f"{statistics.median(times):.2f} {max(times):.2f}" for times in entry.values()]
+        print(f"{PAGES[page]:<20}{' | '.join(results)}")
+    return all(statistics.median(times) < PAINT_S for candidate in taken.values() for times in candidate.values())
 
 
 def main() -> None:

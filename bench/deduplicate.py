@@ -45,7 +45,7 @@ SETTLE = "--settle-one"
 def made_questions(count: int) -> list[HeldOutQuestion]:
     draw = random.Random(0)
     sentences = [s for a in articles(1)[3000:] for s in re.split(r"(?<=[.!?])\s+", a.extract) if len(s) > 40]
-    found = []
+    collected = []
     for number in range(count):
         words = draw.choice(sentences).split()
         kind = draw.random()
@@ -57,29 +57,29 @@ def made_questions(count: int) -> list[HeldOutQuestion]:
             else words + draw.choice(sentences).split()
         )
         words = [word if draw.random() > 1 / 12 else draw.choice(words) for word in words]
-        found.append(
+        collected.append(
             HeldOutQuestion(f"benchmark {number % 11}", str(number), draw.choice(OPENINGS) + " ".join(words) + "?")
         )
-    return found
+    return collected
 
 
 def documents(megabytes: float) -> list[str]:
     texts = [article.extract for article in articles(1)[:3000]]
-    found, size = [], 0
+    result, size = [], 0
     for place in range(0, 3000, 6):
-        found.append("\n\n".join(texts[place : place + 6]))
-        size += len(found[-1].encode())
+        result.append("\n\n".join(texts[place : place + 6]))
+        size += len(result[-1].encode())
         if size > megabytes * 1e6:
             break
-    return found
+    return result
 
 
 def anchors(questions: list[HeldOutQuestion]) -> list[str]:
-    found = set()
+    result = set()
     for question in questions:
         words = re.findall(r"\w+", question.text.casefold())
-        found |= {"".join(words[n : n + 6]) for n in range(0, max(1, len(words) - 5), 8)}
-    return sorted(found - {""})
+        result |= {"".join(words[n : n + 6]) for n in range(0, max(1, len(words) - 5), 8)}
+    return sorted(result - {""})
 
 
 def with_datasketch(texts: list[str]) -> None:
@@ -94,9 +94,11 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
     begun = time.process_time()
     held = ContaminationIndex(questions)
     print(f"{len(questions):,} questions indexed in {time.process_time() - begun:.1f} s of one core")
-    found = held.screen(texts)
-    print(f"{sum(map(bool, found))} of {len(texts)} documents overlap a question; those are left out of what follows")
-    texts = [text for text, hits in zip(texts, found, strict=True) if not hits]
+    text_hits = held.screen(texts)
+    print(
+        f"{sum(map(bool, text_hits))} of {len(texts)} documents overlap a question; those are left out of what follows"
+    )
+    texts = [text for text, hits in zip(texts, text_hits, strict=True) if not hits]
     patterns = anchors(questions)
     rust = ahocorasick_rs.BytesAhoCorasick([pattern.encode() for pattern in patterns])
     automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)

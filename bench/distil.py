@@ -55,21 +55,21 @@ def measured(prompts: int, folder: Path) -> dict[str, object]:
         if code := started(server.url, folder, prompts).wait():
             raise SystemExit(f"the second life ended with {code}")
         took, counts = time.monotonic() - began, server.counts()
-    told = json.loads((folder / "counts.json").read_text())
+    report = json.loads((folder / "counts.json").read_text())
     kept = [json.loads(line)["digest"] for line in (folder / "replies.jsonl").open()]
     times = ends(folder)
     lost = counts["answered"] - len(set(kept))
     return {
         "prompts": prompts,
         "killed_after": before["answered"],
-        "documents": told["accepted"],
-        "rejected": told["rejected"],
+        "documents": report["accepted"],
+        "rejected": report["rejected"],
         "prompts_that_ended_once": sum(count == 1 for count in times.values()),
         "prompts_that_ended_more_often": sum(count > 1 for count in times.values()),
         "prompts_lost": prompts - len(times),
         "replies_kept_twice": len(kept) - len(set(kept)),
         "answers_on_their_way_at_the_kill": lost,
-        "dollars_in_the_ledger": told["dollars"],
+        "dollars_in_the_ledger": report["dollars"],
         "dollars_at_the_server": counts["dollars"],
         "dollars_on_their_way": lost * counts["dollars"] / counts["answered"],
         "statuses": counts["statuses"],
@@ -83,11 +83,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(asked.prompts, Path(folder))
-    for name, value in found.items():
+        result = measured(asked.prompts, Path(folder))
+    for name, value in result.items():
         print(f"{name}: {value}")
     if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1))
+        asked.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def prompts(count: int) -> list[str]:
 
 
 def config(url: str, **fields: object) -> EndpointConfig:
-    told = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
-    told |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
-    return EndpointConfig(kind="openai", model="fake", url=url, **{**told, **fields})
+    settings = {"concurrency": AT_ONCE, "timeout_s": TIMEOUT_S, "attempts": ATTEMPTS}
+    settings |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
+    return EndpointConfig(kind="openai", model="fake", url=url, **{**settings, **fields})
 
 
 def requests(count: int) -> list[ChatRequest]:
@@ -60,7 +60,7 @@ def ours(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None)
         rates = pool.rates()["fake"] if pool.rates() else {}
         spent = pool.spent
     writer.close()
-    answered = sum(isinstance(one, ChatReply) for one in outcomes)
+    answered = sum(isinstance(outcome, ChatReply) for outcome in outcomes)
     row = {"per_s": count / took, "answered": answered, "cpu_ms": 1000 * spent_cpu / count, "dollars": spent}
     return {**row, "refused_share": rates.get("refused_share")}
 
@@ -95,32 +95,32 @@ def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, 
 def capacity(count: int, rounds: int) -> list[dict[str, object]]:
     rows = []
     for faults in (FAULTS, {}):
-        found: dict[str, list[dict[str, object]]] = {"pool": [], "plain openai loop": []}
+        by_name: dict[str, list[dict[str, object]]] = {"pool": [], "plain openai loop": []}
         for _ in range(rounds):
-            for name in found:
+            for name in by_name:
                 with (
                     own_process(faults=faults, delay_s=DELAY_S, per_million=PRICES) as server,
                     tempfile.TemporaryDirectory() as folder,
                 ):
-                    told = ours(server, count, Path(folder)) if name == "pool" else plain(server, count)
-                    told["server"] = server.counts()
-                found[name].append(told)
+                    entry = ours(server, count, Path(folder)) if name == "pool" else plain(server, count)
+                    entry["server"] = server.counts()
+                by_name[name].append(entry)
         ratio = statistics.median(
-            a["per_s"] / b["per_s"] for a, b in zip(found["pool"], found["plain openai loop"], strict=True)
+            a["per_s"] / b["per_s"] for a, b in zip(by_name["pool"], by_name["plain openai loop"], strict=True)
         )
-        for name, told in found.items():
-            counts = told[-1]["server"]
+        for name, runs in by_name.items():
+            counts = runs[-1]["server"]
             rows.append(
                 {
                     "what": f"{name}, {'with' if faults else 'no'} faults",
-                    "per_s": statistics.median(one["per_s"] for one in told),
-                    "cpu_ms": statistics.median(one["cpu_ms"] for one in told),
-                    "answered": [one["answered"] for one in told],
+                    "per_s": statistics.median(run["per_s"] for run in runs),
+                    "cpu_ms": statistics.median(run["cpu_ms"] for run in runs),
+                    "answered": [run["answered"] for run in runs],
                     "answered_twice": counts["answered"] - counts["prompts"],
                 }
             )
             if name == "pool":
-                same = [abs(one["dollars"] - one["server"]["dollars"]) < 1e-9 for one in told]
+                same = [abs(run["dollars"] - run["server"]["dollars"]) < 1e-9 for run in runs]
                 rows[-1] |= {"ratio": ratio, "cost_is_the_servers": all(same)}
     return rows
 
@@ -134,19 +134,23 @@ def kill(count: int) -> list[dict[str, object]]:
                 time.sleep(0.1)
             process.kill()
         before = server.counts()
-        told = ours(server, count, Path(at))
+        report = ours(server, count, Path(at))
         after = server.counts()
         rows = [json.loads(line) for line in (Path(at) / "replies.jsonl").read_bytes().splitlines()]
     kept = len({row["digest"] for row in rows})
     lost = after["answered"] - kept  # sent by the server, and not on disk when the process was killed
-    one = after["dollars"] / after["answered"]
+    dollars_per_answer = after["dollars"] / after["answered"]
     return [
         {
             "what": f"kill -9 after {before['answered']} of {count}",
-            "answered": told["answered"],
+            "answered": report["answered"],
             "kept_once": kept == len(rows) == count,
             "paid_and_lost": lost,
-            "ledger_dollars_and_lost": [round(told["dollars"], 6), round(after["dollars"], 6), round(lost * one, 6)],
+            "ledger_dollars_and_lost": [
+                round(report["dollars"], 6),
+                round(after["dollars"], 6),
+                round(lost * dollars_per_answer, 6),
+            ],
         }
     ]
 

@@ -62,7 +62,7 @@ def throughput(options: argparse.Namespace) -> None:
             if repeat:
                 rates[name].append((tokens / took, tokens / worked))
     print(f"{len(items)} problems, up to {options.max_tokens} tokens each, {os.cpu_count()} cores, medians")
-    middle = {name: [statistics.median(one) for one in zip(*found, strict=True)] for name, found in rates.items()}
+    middle = {name: [statistics.median(item) for item in zip(*rate, strict=True)] for name, rate in rates.items()}
     for name, (by_clock, by_work) in middle.items():
         print(f"{name:44s} {by_clock:9.1f} tokens/s  {by_work:9.1f} tokens per CPU second")
     batched, *singles = middle.values()
@@ -116,7 +116,7 @@ def graders(options: argparse.Namespace) -> None:
 def benchmark(options: argparse.Namespace) -> None:
     """A benchmark's records by the bundled SmolLM2-135M: scores as JSON and as tables."""
     choice = BenchmarkChoice(name=options.name, path=str(options.file), items=options.items)
-    items = [item for found in items_for(choice, options.seed).values() for item in found]
+    items = [item for entry in items_for(choice, options.seed).values() for item in entry]
     config = EvaluateConfig(benchmarks=(choice,), max_tokens=options.max_tokens, batch=8)
     endpoint = EndpointConfig(
         kind="embedded", model="SmolLM2-135M-Instruct", concurrency=options.replicas, stand_in=True
@@ -139,26 +139,26 @@ def benchmark(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("throughput")
-    one.add_argument("checkpoint", type=Path)
-    one.add_argument("--items", type=int, default=64)
-    one.add_argument("--batch", type=int, default=32)
-    one.add_argument("--max-tokens", type=int, default=64)
-    one.add_argument("--prompt-length", type=int, default=128)
-    one.add_argument("--repeats", type=int, default=3)
-    one.set_defaults(run=throughput)
-    one = commands.add_parser("graders")
-    one.add_argument("--answers", type=int, default=2000)
-    one.set_defaults(run=graders)
-    one = commands.add_parser("benchmark")
-    one.add_argument("name")
-    one.add_argument("file", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--items", type=int, default=100)
-    one.add_argument("--max-tokens", type=int, default=256)
-    one.add_argument("--replicas", type=int, default=2)
-    one.add_argument("--seed", type=int, default=1)
-    one.set_defaults(run=benchmark)
+    parser = commands.add_parser("throughput")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--items", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--prompt-length", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.set_defaults(run=throughput)
+    parser = commands.add_parser("graders")
+    parser.add_argument("--answers", type=int, default=2000)
+    parser.set_defaults(run=graders)
+    parser = commands.add_parser("benchmark")
+    parser.add_argument("name")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--items", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.set_defaults(run=benchmark)
     options = parser.parse_args()
     options.run(options)
 

@@ -68,9 +68,9 @@ def write_synth(path: Path, texts: list[str]) -> None:
     """The columns of SYNTH that are worked on, and a few more."""
     names = ("query", "synthetic_reasoning", "synthetic_answer")
     rows = [
-        {**dict(zip(names, one, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
+        {**dict(zip(names, exercise, strict=True)), "exercise": ("memo", "rag", "mcq")[n % 3], "constraints": None,
          "synth_id": str(n), "language": "en", "model": "teacher", "query_seed_url": f"https://example.org/{n}"}
-        for n, one in enumerate(exercises(texts))
+        for n, exercise in enumerate(exercises(texts))
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1000)
 
@@ -115,14 +115,14 @@ def measure(
     file = folder / "documents.parquet"
     (write_web if form == "web" else write_synth)(file, texts)
     if form == "synth":
-        texts = [text for one in exercises(texts) for text in one]
+        texts = [text for exercise in exercises(texts) for text in exercise]
     plan = CorpusPlan(config, form, ROW_LENGTH, 4096, 0.01)
     contamination = ContaminationIndex(held_out)
-    found: dict[str, tuple[int, float]] = {}
+    by_name: dict[str, tuple[int, float]] = {}
 
     def end_to_end(name: str, checks: DocumentChecks) -> Callable[[], None]:
         def work() -> None:
-            found[name] = ingest(file, plan, checks, folder / "ingest")
+            by_name[name] = ingest(file, plan, checks, folder / "ingest")
 
         return work
 
@@ -140,16 +140,16 @@ def measure(
         for name, work in kinds.items():
             shutil.rmtree(folder / "ingest", ignore_errors=True)
             seconds[name].append(timed(work))
-    tokens, disk = found["ours"]
+    tokens, disk = by_name["ours"]
     clock = {name: statistics.median(wall for wall, _ in times) for name, times in seconds.items()}
     cores = {name: statistics.median(cpu for _, cpu in times) for name, times in seconds.items()}
     return {
         "ranks": ranks,
         "tokens": tokens,
         "disk_bytes_per_token": round(disk, 4),
-        "tokens_per_second": {name: round(tokens / one) for name, one in clock.items()},
-        "of_bare_by_clock": {name: round(clock["bare"] / one, 3) for name, one in clock.items()},
-        "of_bare_by_processor": {name: round(cores["bare"] / one, 3) for name, one in cores.items()},
+        "tokens_per_second": {name: round(tokens / item) for name, item in clock.items()},
+        "of_bare_by_clock": {name: round(clock["bare"] / entry, 3) for name, entry in clock.items()},
+        "of_bare_by_processor": {name: round(cores["bare"] / core, 3) for name, core in cores.items()},
     }
 
 
@@ -170,11 +170,11 @@ def main() -> None:
     )
     for ranks in (100_256, 2048):
         with tempfile.TemporaryDirectory() as folder:
-            one = measure(ranks, args.form, texts, held_out, args.repeats, Path(folder))
-        results.append(one)
-        print(f"{ranks} ranks, {one['tokens']:,} ids, {one['disk_bytes_per_token']} bytes an id on disk")
-        for name, speed in one["tokens_per_second"].items():
-            clock, processor = one["of_bare_by_clock"][name], one["of_bare_by_processor"][name]
+            result = measure(ranks, args.form, texts, held_out, args.repeats, Path(folder))
+        results.append(result)
+        print(f"{ranks} ranks, {result['tokens']:,} ids, {result['disk_bytes_per_token']} bytes an id on disk")
+        for name, speed in result["tokens_per_second"].items():
+            clock, processor = result["of_bare_by_clock"][name], result["of_bare_by_processor"][name]
             print(
                 f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
             )

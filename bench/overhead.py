@@ -40,10 +40,10 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def tell(found: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+def tell(result: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
     """Print the medians; those of the clock by name."""
     medians = {}
-    for name, pairs in found.items():
+    for name, pairs in result.items():
         clock, processor = (statistics.median(column) for column in zip(*pairs, strict=True))
         print(f"{name:44s} {clock:7.2f} s   {processor:7.2f} s of the processor   ({len(pairs)} times)")
         medians[name] = clock
@@ -100,13 +100,13 @@ def stage(options: argparse.Namespace) -> None:
                     lambda: subprocess.run([sys.executable, "-c", code], check=True)
                 ),
             }
-            found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for repeat in range(options.repeats + 1):
                 for name, way in ways.items():
                     took = way()
                     if repeat:  # the first imports
-                        found[name].append(took)
-            medians = tell(found)
+                        by_name[name].append(took)
+            medians = tell(by_name)
     through, alone_s, bare = medians.values()
     print(
         f"overhead: {through - bare:.2f} s over a bare process, {through - alone_s:.2f} s of it Prefect's (aim: < 3 s)"
@@ -140,7 +140,7 @@ def reused(options: argparse.Namespace) -> None:
         server(Path(home)) as url,
     ):
         ways = {"a server is up": {"PREFECT_API_URL": url}, "it brings its own server": {}}
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(options.repeats):
             for name, more in ways.items():
 
@@ -148,9 +148,9 @@ def reused(options: argparse.Namespace) -> None:
                     quietly = {"stdout": subprocess.DEVNULL, "check": True}
                     subprocess.run([*command, "run", config], env=environment | more, **quietly)
 
-                found[name].append(timed(again))
+                by_name[name].append(timed(again))
     print(f"a second run of {Path(config).stem}, all of it reused (aim: under 10 s with a server up)")
-    tell(found)
+    tell(by_name)
 
 
 def commands(options: argparse.Namespace) -> None:
@@ -164,7 +164,7 @@ def commands(options: argparse.Namespace) -> None:
             "sql": ["sql", "SELECT count(*) FROM runs"],
             "store verify": ["store", "verify"],
         }
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+        by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
         for repeat in range(options.repeats + 1):
             for name, words in asked.items():
 
@@ -173,20 +173,20 @@ def commands(options: argparse.Namespace) -> None:
 
                 took = timed(ask)
                 if repeat:
-                    found[name].append(took)
-        tell(found)
+                    by_name[name].append(took)
+        tell(by_name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ways = parser.add_subparsers(required=True)
     for work, repeats in ((stage, 9), (reused, 5), (commands, 5)):
-        one = ways.add_parser(work.__name__, help=work.__doc__)
-        one.add_argument("--repeats", type=int, default=repeats)
+        result = ways.add_parser(work.__name__, help=work.__doc__)
+        result.add_argument("--repeats", type=int, default=repeats)
         if work is not stage:
-            one.add_argument("--config", default=str(TOY))
-            one.add_argument("--store", type=Path)
-        one.set_defaults(run=work)
+            result.add_argument("--config", default=str(TOY))
+            result.add_argument("--store", type=Path)
+        result.set_defaults(run=work)
     options = parser.parse_args()
     options.run(options)
 

@@ -142,8 +142,8 @@ def main() -> None:
         root = Path(folder)
         results = {"loader": loading(root, options.repeats), "saving": stepping(root, options.repeats)}
         results["devices"] = devices(root)
-    for name, found in results.items():
-        print(f"{name}\n   {found}")
+    for name, result in results.items():
+        print(f"{name}\n   {result}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -91,10 +91,10 @@ def main():
     print(f"width {model.width}, {model.blocks} blocks, context {model.context}; {options.slots} slots")
     print(f"{options.requests} requests a round; a reply has {min(lengths)} to {max(lengths)} tokens; {written} in all")
     print("clients  tokens/s  times one client  first token p50, p95 ms  whole p50, p95 ms")
-    for clients, found in rounds.items():
-        rate = statistics.median(rate for _, rate in found)
-        ratio = statistics.median(rate / alone for (_, rate), (_, alone) in zip(found, rounds[1], strict=True))
-        figures = [figure for some, _ in found for figure in some]
+    for clients, entry in rounds.items():
+        rate = statistics.median(rate for _, rate in entry)
+        ratio = statistics.median(rate / alone for (_, rate), (_, alone) in zip(entry, rounds[1], strict=True))
+        figures = [figure for some, _ in entry for figure in some]
         first, whole = (
             ", ".join(f"{1e3 * quantile([figure[kind] for figure in figures], share):8.0f}" for share in (0.5, 0.95))
             for kind in (0, 1)

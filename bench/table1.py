@@ -73,12 +73,12 @@ class Bench:
         """Every metric of the execution that made an artifact, by step."""
         catalog = Catalog(self.store)
         catalog.ingest()
-        found = catalog.query(
+        query = catalog.query(
             "SELECT name, step, value FROM metrics WHERE execution = ? ORDER BY name, step",
             [self.store.get(artifact).execution],
         )
         curves: dict[str, list[tuple[int, float]]] = {}
-        for row in found:
+        for row in query:
             curves.setdefault(row["name"], []).append((row["step"], row["value"]))
         return curves
 

@@ -48,8 +48,8 @@ def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     kept = {arm.name: [{"facts": run.facts, "curves": run.curves} for run in arm.runs] for arm in arms[1:]}
-    said = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, separators=(",", ":"))
-    (folder / f"{name}.json").write_text(said + "\n", encoding="utf-8")
+    output = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, separators=(",", ":"))
+    (folder / f"{name}.json").write_text(output + "\n", encoding="utf-8")
     picture(arms, folder / f"{name}.svg")
     return text
 
@@ -114,9 +114,9 @@ def resampled(values: np.ndarray) -> tuple[float, float]:
 def markdown(rows: Sequence[Row]) -> str:
     titles = {row.name: row.title for row in rows}
     lines = []
-    for how, said in (("greedy", "the likeliest completion"), ("sampled", "one completion at temperature 1")):
+    for how, entry in (("greedy", "the likeliest completion"), ("sampled", "one completion at temperature 1")):
         lines += [
-            f"Pass@1 of {said}, {rows[0].problems:,} held-out problems, strict grader:",
+            f"Pass@1 of {entry}, {rows[0].problems:,} held-out problems, strict grader:",
             "",
             "| arm | % [95 %] | by seed | gain, points [95 %] | over | paper, GSM8K % |",
             "| --- | --- | --- | --- | --- | --- |",

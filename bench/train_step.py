@@ -96,11 +96,11 @@ def serve(config: ModelConfig) -> None:
 
 def measure(names: list[str], repeats: int, ask: Callable[[str], tuple[float, float]]) -> dict[str, tuple]:
     """Median seconds and GiB of temporaries of each, the rounds interleaved."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
-            found[name].append(ask(name))
-    return {name: (statistics.median(took for took, _ in pairs), pairs[0][1]) for name, pairs in found.items()}
+            by_name[name].append(ask(name))
+    return {name: (statistics.median(took for took, _ in pairs), pairs[0][1]) for name, pairs in by_name.items()}
 
 
 def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, tuple]:

@@ -1,4 +1,4 @@
-"""What a store holds, told so that two stores can be compared: payloads, rows, and what must not be left over."""
+"""Compare two stores of a chaos run: payloads, rows, and leftovers."""
 
 import json
 import re
@@ -19,25 +19,28 @@ LIVE += " WHERE b.execution = t.execution AND b.superseded = 0)"
 
 def payloads(store: Path) -> dict[str, str]:
     """`kind/key/file` -> sha256 of everything that is live but what tells times; scores of evaluations among it."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for path in (store / "artifacts").glob("*/*/manifest.json"):
         if "." in path.parent.name:
             continue
         name = f"{path.parent.parent.name}/{path.parent.name}"
         kind = path.parent.parent.name
         if kind == "evaluation":
-            found[f"{name}/scores"] = json.dumps(_scores(path.parent / "scores.json"), sort_keys=True)
+            by_name[f"{name}/scores"] = json.dumps(_scores(path.parent / "scores.json"), sort_keys=True)
         elif kind in TIMED_KINDS:
-            found[name] = "there"
+            by_name[name] = "there"
         else:
-            for file, told in json.loads(path.read_text(encoding="utf-8"))["files"].items():
-                found[f"{name}/{file}"] = told["sha256"]
-    return found
+            for file, entry in json.loads(path.read_text(encoding="utf-8"))["files"].items():
+                by_name[f"{name}/{file}"] = entry["sha256"]
+    return by_name
 
 
 def _scores(path: Path) -> Any:
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return {name: [one.get("n"), one.get("correct"), one.get("accuracy")] for name, one in told["benchmarks"].items()}
+    report = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: [benchmark.get("n"), benchmark.get("correct"), benchmark.get("accuracy")]
+        for name, benchmark in report["benchmarks"].items()
+    }
 
 
 def rows(query: Any) -> dict[str, Counter[str]]:
@@ -51,54 +54,56 @@ def rows(query: Any) -> dict[str, Counter[str]]:
         f"SELECT 'calls', to_json({{key: a.key, purpose: t.purpose, digest: t.digest}}) "
         f"FROM calls t {LIVE} WHERE t.status = 'ok' AND NOT t.cached"
     )
-    told: dict[str, list[Any]] = {"metrics": [], "samples": [], "calls": []}
-    for one in every:
-        row = json.loads(one["row"])
-        if one["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
+    by_name: dict[str, list[Any]] = {"metrics": [], "samples": [], "calls": []}
+    for item in every:
+        row = json.loads(item["row"])
+        if item["of"] == "metrics" and re.search(TIMED_METRICS, row["name"]):
             row["value"] = None
-        if one["of"] == "samples":
+        if item["of"] == "samples":
             row["fields"] = {name: value for name, value in row["fields"].items() if name not in TIMED_FIELDS}
-        told[one["of"]].append(row)
-    return {name: Counter(json.dumps(row, sort_keys=True, default=str) for row in some) for name, some in told.items()}
+        by_name[item["of"]].append(row)
+    return {
+        name: Counter(json.dumps(row, sort_keys=True, default=str) for row in some) for name, some in by_name.items()
+    }
 
 
-def differences(plain: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def differences(plain: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """What `found` (`{"payloads": …, "rows": …}`) lacks or has over `plain`; empty if it is the same.
 
     A paid reply whose row was not yet on disk when its process was killed is asked for again, and that is another call:
     a call may therefore stand twice, but never be missing.
     """
-    said = []
-    for name in sorted(plain["payloads"].keys() | found["payloads"].keys()):
-        one, other = plain["payloads"].get(name), found["payloads"].get(name)
-        if one != other:
-            said.append(
-                f"{name}: {'missing' if other is None else 'not in the plain run' if one is None else 'differs'}"
+    problems = []
+    for name in sorted(plain["payloads"].keys() | result["payloads"].keys()):
+        expected, actual = plain["payloads"].get(name), result["payloads"].get(name)
+        if expected != actual:
+            problems.append(
+                f"{name}: {'missing' if actual is None else 'not in the plain run' if expected is None else 'differs'}"
             )
     for table, expected in plain["rows"].items():
-        there = found["rows"][table]
+        there = result["rows"][table]
         lost, more = expected - there, there - expected
         if table == "calls":
             more = Counter({row: n for row, n in more.items() if row not in expected})
         for word, some in (("lost", lost), ("too many", more)):
             if some:
-                said.append(f"{table}: {sum(some.values())} {word}, one is {min(some)[:200]}")
-    return said
+                problems.append(f"{table}: {sum(some.values())} {word}, one is {min(some)[:200]}")
+    return problems
 
 
-def asked_twice(plain: dict[str, Any], found: dict[str, Any]) -> int:
+def asked_twice(plain: dict[str, Any], result: dict[str, Any]) -> int:
     """Replies that were paid for more than once."""
-    return sum((found["rows"]["calls"] - plain["rows"]["calls"]).values())
+    return sum((result["rows"]["calls"] - plain["rows"]["calls"]).values())
 
 
 def leftovers(store: Path, query: Any) -> list[str]:
     """What must not be there once nothing runs: staging folders, runs that never ended, Prefect's included."""
-    said = [f"staging: {path.name[:16]} is left" for path in (store / "staging").iterdir() if len(path.name) == 64]
-    said += [
+    results = [f"staging: {path.name[:16]} is left" for path in (store / "staging").iterdir() if len(path.name) == 64]
+    results += [
         f"runs: {row['label']} is still {row['state']}"
         for row in query("SELECT label, state FROM runs WHERE state = 'running'")
     ]
-    return said
+    return results
 
 
 def prefect_running(store: Path) -> int:
