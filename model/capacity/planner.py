@@ -14,14 +14,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
 from model.capacity.flops import training_flops
 from model.capacity.topology import GIB, Topology, devices
 from model.nautile import parameter_counts
 from model.sharding import make_mesh
-from model.training.step import Program
+from model.training.step import Program, check_rows
 
 Notify = Callable[[str], None]
 MAX_DOUBLINGS = 6  # the largest batch that is tried is 64 times the configured one
@@ -65,7 +64,7 @@ def plan_training(
     mesh = make_mesh(config.fsdp, devices(topology))
     limit = topology.chip.memory if topology.chip else None
     micro = config.micro_rows or config.batch_rows
-    check_rows(config.batch_rows, micro, mesh.size)
+    check_rows(config, mesh.size)
     tokens = sum(phase.tokens for phase in config.phases)
     steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
 
@@ -98,17 +97,6 @@ def plan_training(
         "days": tokens / rate / 86_400 if rate else None,
         "advice": _advice(configured, most, mesh, limit),
     }
-
-
-def check_rows(batch_rows: int, micro: int, chips: int) -> None:
-    """Raise ConfigError where the rows do not divide."""
-    if micro % chips:
-        raise ConfigError(
-            f"pretrain: {micro} rows at once (micro_rows, else batch_rows) do not divide among {chips} chips: make it "
-            f"a multiple of {chips}"
-        )
-    if batch_rows % micro:
-        raise ConfigError(f"pretrain.batch_rows {batch_rows} is not a multiple of pretrain.micro_rows {micro}")
 
 
 def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, length: int) -> CompiledStep:

@@ -32,7 +32,7 @@ from model.training.divergence import DivergenceMonitor, DivergenceState, Rollba
 from model.training.metrics import TrainMetrics
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
-from model.training.step import BATCH, Program, StepMetrics, TrainState
+from model.training.step import BATCH, Program, StepMetrics, TrainState, check_rows
 from model.weights.files import save_weights
 
 logger = logging.getLogger(__name__)
@@ -314,12 +314,7 @@ def _check(
     devices: int,
 ) -> None:
     """Refuse settings that would fail only after compilation, or would train on other data than intended."""
-    micro = config.micro_rows or config.batch_rows
-    if config.batch_rows % micro:
-        raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
-    if micro % devices:
-        field = "micro_rows" if config.micro_rows else "batch_rows"
-        raise ConfigError(f"pretrain.{field} {micro} does not divide among the {devices} devices of this run")
+    check_rows(config, devices)
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(f"model.vocabulary {model.vocabulary} is smaller than the tokenizer's {tokenizer.vocabulary}")
     if loader.row_length > model.context:

@@ -14,6 +14,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
 from model.layers.common import Params
@@ -23,6 +24,18 @@ from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_sharding
 from model.training.optimizer import applied, build, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
+
+
+def check_rows(config: PretrainConfig, devices: int) -> None:
+    """Raise ConfigError unless the rows of a batch divide into micro-batches, and those among the devices."""
+    micro = config.micro_rows or config.batch_rows
+    if config.batch_rows % micro:
+        raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
+    if micro % devices:
+        field = "micro_rows" if config.micro_rows else "batch_rows"
+        raise ConfigError(
+            f"pretrain.{field} {micro} does not divide among {devices} devices: make it a multiple of {devices}"
+        )
 
 
 class TrainState(NamedTuple):

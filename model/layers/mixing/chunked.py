@@ -25,7 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from model.layers.mixing.parts import TINY, JoinedOperands, MixState, Operands, Sums, Timeline, sine_cosine, softsign
+from model.layers.mixing.parts import (
+    TINY,
+    JoinedOperands,
+    JoinedState,
+    MixState,
+    Operands,
+    Timeline,
+    sine_cosine,
+    softsign,
+)
 
 _EXACT = lax.Precision.HIGHEST
 
@@ -57,16 +66,18 @@ def chunked(
     operands: Operands, times: Timeline | None, state: MixState, *, chunk: int
 ) -> tuple[Array, Array, MixState]:
     """`mix` in chunks of `chunk` positions. `times` is None for one unpadded segment; `mix` has checked the shapes."""
-    out_re, out_im, sums = _mixed(min(chunk, operands.keys.shape[1]), operands.joined(), times, Sums.of(state))
+    out_re, out_im, sums = _mixed(min(chunk, operands.keys.shape[1]), operands.joined(), times, JoinedState.of(state))
     return out_re, out_im, sums.split(operands.grid_KHM.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixed(chunk: int, operands: JoinedOperands, times: Timeline | None, state: Sums) -> tuple[Array, Array, Sums]:
+def _mixed(
+    chunk: int, operands: JoinedOperands, times: Timeline | None, state: JoinedState
+) -> tuple[Array, Array, JoinedState]:
     return _forward(chunk, operands, times, state)[0]
 
 
-def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state: Sums) -> tuple[tuple, tuple]:
+def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state: JoinedState) -> tuple[tuple, tuple]:
     """Run the chunks in order; the last is shorter where `chunk` does not divide L, so nothing is padded or copied."""
     keys_BLKH = operands.keys_BLKH
     length = keys_BLKH.shape[1]
@@ -85,7 +96,7 @@ def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state
         q_re, q_im, scale = q_re * weights, q_im * weights, _inverse(decay, block)
         re = _over_samples(block.re_BKCJ * q_re + block.im_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         im = _over_samples(block.im_BKCJ * q_re - block.re_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
-        state = Sums(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
+        state = JoinedState(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
         return befores, state, _put(out_re, re, start), _put(out_im, im, start)
 
     befores = jax.tree.map(lambda part: jnp.zeros((-(-length // chunk), *part.shape), jnp.float32), state)
@@ -98,7 +109,7 @@ def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state
     return (out_re, out_im, state), (operands, times, befores)
 
 
-def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperands, None, Sums]:
+def _backward(chunk: int, kept: tuple, cotangents: tuple) -> tuple[JoinedOperands, None, JoinedState]:
     """Run the chunks from the last to the first, adding up the gradients of the parameters."""
     operands, times, befores = kept
     d_re_BLKH, d_im_BLKH, d_state = cotangents
@@ -133,10 +144,10 @@ def _chunk_gradient(
     operands: JoinedOperands,
     parameters: JoinedOperands,
     times: Timeline | None,
-    before: Sums,
+    before: JoinedState,
     cotangents: tuple[Array, Array],
-    carry: tuple[JoinedOperands, Sums],
-) -> tuple[JoinedOperands, Sums]:
+    carry: tuple[JoinedOperands, JoinedState],
+) -> tuple[JoinedOperands, JoinedState]:
     """Gradient of one chunk after the state `before`.
 
     `carry` is the gradient of the later chunks and that of the state after this chunk; returned are the same two with
@@ -190,7 +201,9 @@ def _chunk_gradient(
     match_sums += sum_im[:, :, 1:] * (later * block.im_BKCJ[:, :, :-1])
     match_z = sum_z[:, :, 1:] * (later[..., 0] * block.z_BKC[:, :, :-1])
     first = decay.carry_BKC[:, :, 0]
-    d_before = Sums(first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0])
+    d_before = JoinedState(
+        first[..., None] * sum_re[:, :, 0], first[..., None] * sum_im[:, :, 0], first * sum_z[:, :, 0]
+    )
     match_state = jnp.sum(d_before.re_BKJ * before.re_BKJ + d_before.im_BKJ * before.im_BKJ, axis=-1)
     match_state = jnp.where(decay.real_BC[:, None, 0], match_state + d_before.z_BK * before.z_BK, 0)
     d_decay = jnp.sum(match_sums, axis=(0, 2, 3)) + jnp.sum(match_z, axis=(0, 2)) + jnp.sum(match_state, axis=0)
@@ -217,7 +230,7 @@ def _encode(
     operands: JoinedOperands,
     parameters: JoinedOperands,
     decay: _DecayWeights,
-    state: Sums,
+    state: JoinedState,
 ) -> _Chunk:
     """Steps 3 and 4 for one chunk after `state`."""
     keys = _repeat(_cut(operands.keys_BLKH, start, size), parameters.grid_KJ.shape[-1])

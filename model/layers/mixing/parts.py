@@ -56,7 +56,7 @@ class JoinedOperands(NamedTuple):
     q_im_BLQJ: Array
 
 
-class Sums(NamedTuple):
+class JoinedState(NamedTuple):
     """`MixState` with H and M joined in J; or its gradient."""
 
     re_BKJ: Array
@@ -64,7 +64,7 @@ class Sums(NamedTuple):
     z_BK: Array
 
     @classmethod
-    def of(cls, state: MixState) -> "Sums":
+    def of(cls, state: MixState) -> "JoinedState":
         """`state`, float32."""
         return cls(*(part.astype(jnp.float32) for part in (join(state.re_BKHM), join(state.im_BKHM), state.z_BK)))
 

@@ -14,7 +14,7 @@ from jax import Array
 
 from model.layers.mixing.chunked import chunked
 from model.layers.mixing.kernels import gpu, tpu
-from model.layers.mixing.parts import JoinedOperands, MixState, Operands, Sums, Timeline
+from model.layers.mixing.parts import JoinedOperands, JoinedState, MixState, Operands, Timeline
 
 Device = Literal["tpu", "gpu"]
 _KERNELS = {"tpu": tpu, "gpu": gpu}
@@ -61,19 +61,19 @@ def run(
         filled(for_each_head(joined.q_im_BLQJ)),
     )
     times_BL3 = _columns(times, batch, length, missing, chunk)
-    out_re, out_im, sums = _fused(device, chunk, interpret, prepared, times_BL3, Sums.of(state))
+    out_re, out_im, sums = _fused(device, chunk, interpret, prepared, times_BL3, JoinedState.of(state))
     return out_re[:, :length], out_im[:, :length], sums.split(operands.grid_KHM.shape[-1])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused(
-    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: Sums
-) -> tuple[Array, Array, Sums]:
+    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: JoinedState
+) -> tuple[Array, Array, JoinedState]:
     return _forward(device, chunk, interpret, operands, times_BL3, state)[0]
 
 
 def _forward(
-    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: Sums
+    device: Device, chunk: int, interpret: bool, operands: JoinedOperands, times_BL3: Array, state: JoinedState
 ) -> tuple[tuple, tuple]:
     out_re, out_im, last, befores = _KERNELS[device].run_forward(operands, times_BL3, state, chunk, interpret)
     return (out_re, out_im, last), (operands, times_BL3, befores)
@@ -81,7 +81,7 @@ def _forward(
 
 def _backward(
     device: Device, chunk: int, interpret: bool, kept: tuple, cotangents: tuple
-) -> tuple[JoinedOperands, Array, Sums]:
+) -> tuple[JoinedOperands, Array, JoinedState]:
     operands, times_BL3, befores = kept
     gradient, d_state = _KERNELS[device].run_backward(operands, times_BL3, befores, *cotangents, chunk, interpret)
     return gradient, jnp.zeros_like(times_BL3), d_state

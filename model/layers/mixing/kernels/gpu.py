@@ -17,8 +17,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from model.layers.mixing.kernels.tile import Block, Folding, Head, TileState, backward, forward
-from model.layers.mixing.parts import JoinedOperands, Sums
+from model.layers.mixing.kernels.tile import HeadParameters, SampleFolding, TileInputs, TileState, backward, forward
+from model.layers.mixing.parts import JoinedOperands, JoinedState
 
 CHUNK = 16
 
@@ -38,8 +38,8 @@ def fits(head_dim: int, samples: int) -> bool:
 
 
 def run_forward(
-    operands: JoinedOperands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
-) -> tuple[Array, Array, Sums, Sums]:
+    operands: JoinedOperands, times_BL3: Array, state: JoinedState, chunk: int, interpret: bool
+) -> tuple[Array, Array, JoinedState, JoinedState]:
     """Readout [B, L, K, H] twice, the last state, and the states before each chunk."""
     keys = operands.keys_BLKH
     batch, length, heads, _ = keys.shape
@@ -50,13 +50,19 @@ def run_forward(
     outs += [(_BEFORE, (batch, heads, chunks, width), jnp.float32) for width in (joined, joined, 1)]
     inputs = [*_arrange(operands, times_BL3), *_sums_in(state)]
     out_re, out_im, re, im, z, *befores = _call(partial(_forward_kernel, chunk, chunks), inputs, outs, interpret)
-    return out_re, out_im, Sums(re, im, z[..., 0]), Sums(*befores)
+    return out_re, out_im, JoinedState(re, im, z[..., 0]), JoinedState(*befores)
 
 
 def run_backward(
-    operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
+    operands: JoinedOperands,
+    times_BL3: Array,
+    befores: JoinedState,
+    d_re: Array,
+    d_im: Array,
+    d_last: JoinedState,
+    chunk: int,
     interpret: bool,
-) -> tuple[JoinedOperands, Sums]:  # fmt: skip
+) -> tuple[JoinedOperands, JoinedState]:
     """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
     batch, length, heads, _ = operands.keys_BLKH.shape
     joined = operands.grid_KJ.shape[-1]
@@ -78,7 +84,7 @@ def run_backward(
         d_keys, d_gates, jnp.sum(d_decay, axis=(0, 2)), jnp.sum(d_scale, axis=(0, 2)),
         jnp.sum(d_grid, axis=0), jnp.sum(d_weights, axis=0), dq_re, dq_im,
     )  # fmt: skip
-    return gradient, Sums(re, im, z[..., 0])
+    return gradient, JoinedState(re, im, z[..., 0])
 
 
 def _forward_kernel(chunk: int, chunks: int, *refs: Any) -> None:
@@ -157,25 +163,25 @@ def _arrange(operands: JoinedOperands, times_BL3: Array) -> list[tuple]:
     ]  # fmt: skip
 
 
-def _sums_in(sums: Sums) -> list[tuple]:
+def _sums_in(sums: JoinedState) -> list[tuple]:
     return [(_EACH, sums.re_BKJ), (_EACH, sums.im_BKJ), (_EACH, sums.z_BK[..., None])]
 
 
-def _head(inputs: tuple) -> Head:
+def _head(inputs: tuple) -> HeadParameters:
     scalars, grid, weights = inputs[5:]
-    return Head(scalars[:, 0:1], scalars[:, 1:2], grid[...], weights[...])
+    return HeadParameters(scalars[:, 0:1], scalars[:, 1:2], grid[...], weights[...])
 
 
-def _block(inputs: tuple, here: Any) -> Block:
+def _block(inputs: tuple, here: Any) -> TileInputs:
     keys, gates, q_re, q_im, times = inputs[:5]
     columns = (gates[here][:, None], q_re[here, :], q_im[here, :], *(times[here, i][:, None] for i in range(3)))
-    return Block(*(part.astype(jnp.float32) for part in (keys[here, :], *columns)))
+    return TileInputs(*(part.astype(jnp.float32) for part in (keys[here, :], *columns)))
 
 
-def _folding(inputs: tuple) -> Folding:
+def _folding(inputs: tuple) -> SampleFolding:
     head_dim, joined = inputs[0].shape[-1], inputs[2].shape[-1]
     if joined == head_dim:
-        return Folding(lambda tile_CH: tile_CH, lambda tile_CJ: tile_CJ)
+        return SampleFolding(lambda tile_CH: tile_CH, lambda tile_CJ: tile_CJ)
     samples = joined // head_dim
 
     def widen(tile_CH: Array) -> Array:
@@ -185,4 +191,4 @@ def _folding(inputs: tuple) -> Folding:
     def narrow(tile_CJ: Array) -> Array:
         return jnp.sum(tile_CJ.reshape(tile_CJ.shape[0], head_dim, samples), axis=-1)
 
-    return Folding(widen, narrow)
+    return SampleFolding(widen, narrow)

@@ -2,8 +2,8 @@
 
 Every value is a tile [C, J], a column [C, 1] or a row [1, J]. The formulas, and the numbers of equations in comments,
 are those of `model.layers.mixing.chunked`. The devices differ only in how a tile [C, H] is repeated over M and how a
-tile is summed over M: `Folding` holds those two functions. Only operations that Mosaic and Triton both lower are used
-here: no slices of values, no reversals, no scatter.
+tile is summed over M: `SampleFolding` holds those two functions. Only operations that Mosaic and Triton both lower are
+used here: no slices of values, no reversals, no scatter.
 
 Letters: C and S positions of the chunk ("to" and "from"), H head dim, J = H·M, 1 a kept axis.
 """
@@ -20,14 +20,14 @@ from model.layers.mixing.parts import TINY, sine_cosine, softsign
 TURN = 6.283185307179586
 
 
-class Folding(NamedTuple):
+class SampleFolding(NamedTuple):
     """widen: [C, H] -> [C, J], each entry M times over; narrow: its transpose, the sum over M."""
 
     widen: Callable[[Array], Array]
     narrow: Callable[[Array], Array]
 
 
-class Head(NamedTuple):
+class HeadParameters(NamedTuple):
     """One head's parameters; `weights_1J` is ω/√H."""
 
     decay_11: Array
@@ -36,7 +36,7 @@ class Head(NamedTuple):
     weights_1J: Array
 
 
-class Block(NamedTuple):
+class TileInputs(NamedTuple):
     """One head's inputs in a chunk.
 
     `real` marks tokens (not padding); `count` and `resets` count tokens and resets from the chunk's start.
@@ -88,7 +88,9 @@ class _Sums(NamedTuple):
     carry_C1: Array
 
 
-def forward(head: Head, block: Block, state: TileState, fold: Folding) -> tuple[Array, Array, TileState]:
+def forward(
+    head: HeadParameters, block: TileInputs, state: TileState, fold: SampleFolding
+) -> tuple[Array, Array, TileState]:
     """Readout [C, H] twice, and the state after the chunk."""
     sums = _accumulate(head, block, state, fold)
     re_CJ, im_CJ = sums.re_CJ / sums.divisor_C1, sums.im_CJ / sums.divisor_C1
@@ -99,7 +101,13 @@ def forward(head: Head, block: Block, state: TileState, fold: Folding) -> tuple[
 
 
 def backward(
-    head: Head, block: Block, state: TileState, d_re_CH: Array, d_im_CH: Array, d_after: TileState, fold: Folding
+    head: HeadParameters,
+    block: TileInputs,
+    state: TileState,
+    d_re_CH: Array,
+    d_im_CH: Array,
+    d_after: TileState,
+    fold: SampleFolding,
 ) -> tuple[TileGradient, TileState]:
     """The gradient of one chunk, and of the state before it.
 
@@ -150,7 +158,7 @@ def backward(
     return gradient, before
 
 
-def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _Sums:
+def _accumulate(head: HeadParameters, block: TileInputs, state: TileState, fold: SampleFolding) -> _Sums:
     """Steps 2 to 4."""
     gates_C1 = jnp.where(block.real_C1 > 0, block.gates_C1, 0.0)
     keys_CJ = fold.widen(block.keys_CH)
@@ -169,7 +177,7 @@ def _accumulate(head: Head, block: Block, state: TileState, fold: Folding) -> _S
     )
 
 
-def _weights(head: Head, block: Block) -> Array:
+def _weights(head: HeadParameters, block: TileInputs) -> Array:
     """e^{-λ·distance} from S to C, zero across a reset and towards the past."""
     size = block.count_C1.shape[0]
     to_CS, from_CS = _iota(size, 0), _iota(size, 1)
@@ -178,7 +186,7 @@ def _weights(head: Head, block: Block) -> Array:
     return jnp.where(reach_CS, jnp.exp(-head.decay_11 * steps_CS), 0.0)
 
 
-def _kept(block: Block, sums: _Sums, state: TileState) -> TileState:
+def _kept(block: TileInputs, sums: _Sums, state: TileState) -> TileState:
     """e^{-λ} S_{t-1} at every position that decays its sums, [C, J] twice and [C, 1]."""
     size = block.count_C1.shape[0]
     to_CS, from_CS = _iota(size, 0), _iota(size, 1)

@@ -17,8 +17,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from model.layers.mixing.kernels.tile import Block, Folding, Head, TileState, backward, forward
-from model.layers.mixing.parts import JoinedOperands, Sums
+from model.layers.mixing.kernels.tile import HeadParameters, SampleFolding, TileInputs, TileState, backward, forward
+from model.layers.mixing.parts import JoinedOperands, JoinedState
 
 LANES = 128
 
@@ -109,8 +109,8 @@ def chunk_for(chunk: int) -> int:
 
 
 def run_forward(
-    operands: JoinedOperands, times_BL3: Array, state: Sums, chunk: int, interpret: bool
-) -> tuple[Array, Array, Sums, Sums]:
+    operands: JoinedOperands, times_BL3: Array, state: JoinedState, chunk: int, interpret: bool
+) -> tuple[Array, Array, JoinedState, JoinedState]:
     """Readout [B, L, K, H] twice, the last state, and the states before each chunk, [N, ...] leading."""
     lay = _layout(operands, chunk, lambda n: n)
     keys = operands.keys_BLKH
@@ -123,13 +123,19 @@ def run_forward(
     befores = [(spec, shape, jnp.float32) for spec, shape in zip(lay.befores(), (wide, wide, narrow), strict=True)]
     call = lay.call(partial(_forward_kernel, lay), lay.inputs() + lay.sums(), [out, out, *lasts, *befores], interpret)
     out_re, out_im, *rest = call(*_arrange(lay, operands, times_BL3), *arranged)
-    return out_re.reshape(keys.shape), out_im.reshape(keys.shape), _sums_out(lay, rest[:3]), Sums(*rest[3:])
+    return out_re.reshape(keys.shape), out_im.reshape(keys.shape), _sums_out(lay, rest[:3]), JoinedState(*rest[3:])
 
 
 def run_backward(
-    operands: JoinedOperands, times_BL3: Array, befores: Sums, d_re: Array, d_im: Array, d_last: Sums, chunk: int,
+    operands: JoinedOperands,
+    times_BL3: Array,
+    befores: JoinedState,
+    d_re: Array,
+    d_im: Array,
+    d_last: JoinedState,
+    chunk: int,
     interpret: bool,
-) -> tuple[JoinedOperands, Sums]:  # fmt: skip
+) -> tuple[JoinedOperands, JoinedState]:
     """Gradients of the operands and of the state; `befores` as `run_forward` returned them."""
     chunks = operands.keys_BLKH.shape[1] // chunk
     lay = _layout(operands, chunk, lambda n: chunks - 1 - n)
@@ -226,7 +232,7 @@ def _arrange(lay: _Layout, operands: JoinedOperands, times_BL3: Array) -> list[A
     ]  # fmt: skip
 
 
-def _sums_in(lay: _Layout, sums: Sums) -> list[Array]:
+def _sums_in(lay: _Layout, sums: JoinedState) -> list[Array]:
     batch = lay.batch
     return [
         sums.re_BKJ.reshape(batch, 1, -1), sums.im_BKJ.reshape(batch, 1, -1),
@@ -234,17 +240,17 @@ def _sums_in(lay: _Layout, sums: Sums) -> list[Array]:
     ]  # fmt: skip
 
 
-def _sums_out(lay: _Layout, parts: list[Array]) -> Sums:
+def _sums_out(lay: _Layout, parts: list[Array]) -> JoinedState:
     full = (lay.batch, lay.heads, lay.joined)
-    return Sums(parts[0].reshape(full), parts[1].reshape(full), parts[2].reshape(full[:2]))
+    return JoinedState(parts[0].reshape(full), parts[1].reshape(full), parts[2].reshape(full[:2]))
 
 
-def _head_at(lay: _Layout, inputs: tuple, p: int) -> tuple[Head, Block]:
+def _head_at(lay: _Layout, inputs: tuple, p: int) -> tuple[HeadParameters, TileInputs]:
     keys, gates, q_re, q_im, times, scalars, grid, weights = inputs
     narrow, wide, column = _span(p, lay.head_dim), _span(p, lay.joined), slice(p, p + 1)
-    head = Head(scalars[0:1, column], scalars[1:2, column], grid[:, wide], weights[:, wide])
+    head = HeadParameters(scalars[0:1, column], scalars[1:2, column], grid[:, wide], weights[:, wide])
     parts = (keys[:, narrow], gates[:, column], q_re[:, wide], q_im[:, wide], *(times[:, i : i + 1] for i in range(3)))
-    return head, Block(*(part.astype(jnp.float32) for part in parts))
+    return head, TileInputs(*(part.astype(jnp.float32) for part in parts))
 
 
 def _carry_over(start: tuple, carried: tuple) -> None:
@@ -270,10 +276,10 @@ def _span(p: int, width: int) -> slice:
     return slice(p * width, (p + 1) * width)
 
 
-def _folding(lay: _Layout) -> Folding:
+def _folding(lay: _Layout) -> SampleFolding:
     samples = lay.joined // lay.head_dim
     if samples == 1:
-        return Folding(lambda tile_CH: tile_CH, lambda tile_CJ: tile_CJ)
+        return SampleFolding(lambda tile_CH: tile_CH, lambda tile_CJ: tile_CJ)
     shape = (lay.head_dim, lay.joined)
     start_HJ = jax.lax.broadcasted_iota(jnp.int32, shape, 0) * samples
     column_HJ = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -285,4 +291,4 @@ def _folding(lay: _Layout) -> Folding:
             precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
         )  # fmt: skip
 
-    return Folding(lambda tile_CH: product(tile_CH, 0), lambda tile_CJ: product(tile_CJ, 1))
+    return SampleFolding(lambda tile_CH: product(tile_CH, 0), lambda tile_CJ: product(tile_CJ, 1))
