@@ -1,4 +1,4 @@
-"""Tiny models that the tests of this room share: built once, never changed."""
+"""Tiny models that the tests of this folder share: built once, never changed."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from model.nautile import initialise
 def tiny_config(**changes) -> ModelConfig:
     """Two blocks of width 32; K = 4 memory heads served by 2 query heads, H = 8, M = 2; 2 kv heads for 4 heads.
 
-    One SCA layer a block, for compilation is most of these tests' time.
+    One SCA layer a block, because compilation is most of these tests' time.
     """
     settings = {
         "vocabulary": 150, "width": 32, "blocks": 2, "sca_per_block": 1, "context": 64,
@@ -24,7 +24,7 @@ def tiny_config(**changes) -> ModelConfig:
 
 
 def packed_rows(vocabulary: int, lengths: list[list[int]], row_length: int, seed: int = 0) -> dict[str, jax.Array]:
-    """A batch in the loader's form: each row holds documents of the given lengths, then padding."""
+    """A batch as the loader builds it: each row holds documents of the given lengths, then padding."""
     rng = np.random.default_rng(seed)
     shape = (len(lengths), row_length)
     names = ("tokens", "targets", "segments", "positions")
@@ -32,10 +32,10 @@ def packed_rows(vocabulary: int, lengths: list[list[int]], row_length: int, seed
     for row, documents in enumerate(lengths):
         start = 0
         for number, length in enumerate(documents, start=1):
-            place = slice(start, start + length)
-            batch["tokens"][row, place] = rng.integers(0, vocabulary, length)
-            batch["segments"][row, place] = number
-            batch["positions"][row, place] = np.arange(length)
+            columns = slice(start, start + length)
+            batch["tokens"][row, columns] = rng.integers(0, vocabulary, length)
+            batch["segments"][row, columns] = number
+            batch["positions"][row, columns] = np.arange(length)
             batch["targets"][row, start : start + length - 1] = batch["tokens"][row, start + 1 : start + length]
             batch["weights"][row, start : start + length - 1] = 1
             start += length
@@ -49,7 +49,7 @@ def config():
 
 @pytest.fixture(scope="session")
 def params(config):
-    """Weights away from their start: the constants (norms, biases, scales) are moved too, so that none hides."""
+    """Weights away from their initial values: norms, biases and scales are moved too, so that each has an effect."""
     rng = np.random.default_rng(1)
     start = jax.jit(initialise, static_argnums=0)(config, 0)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf + 0.1 * rng.normal(size=leaf.shape), jnp.float32), start)

@@ -64,7 +64,7 @@ def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch):
-    """The hidden states stand in for the stack, whose own gradients other tests have."""
+    """Hidden states in place of the stack, whose own gradients other tests check."""
     hidden_BLD, targets_BL, slopes = rows
     batch = {name: targets_BL for name in ("tokens", "segments", "positions", "targets")}
     batch["weights"] = jnp.abs(slopes[0])
@@ -81,13 +81,13 @@ def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch)
         losses_BL = batch["weights"] * (total_BL - chosen_BL)
         return 0.3 * (jnp.sum(losses_BL) + z_loss * jnp.sum(batch["weights"] * total_BL**2)), losses_BL
 
-    (value, sums), given = jax.value_and_grad(chunked, (0, 1), has_aux=True)(params["embedding"], hidden_BLD)
-    (expected, losses_BL), wanted = jax.value_and_grad(naive, (0, 1), has_aux=True)(params["embedding"], hidden_BLD)
+    (value, sums), ours = jax.value_and_grad(chunked, (0, 1), has_aux=True)(params["embedding"], hidden_BLD)
+    (expected, losses_BL), theirs = jax.value_and_grad(naive, (0, 1), has_aux=True)(params["embedding"], hidden_BLD)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(sums.row_loss_B, losses_BL.sum(1), rtol=1e-5)
     np.testing.assert_allclose(sums.row_weight_B, batch["weights"].sum(1), rtol=1e-6)
     np.testing.assert_allclose(sums.weight, batch["weights"].sum(), rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), given, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 
 
 def test_whole_logits_never_exist(config, params):

@@ -1,4 +1,4 @@
-"""The stack: its size, its start, and that nothing flows where it must not."""
+"""The stack: its size, its initial values, and isolation of documents, padding and later tokens."""
 
 from functools import partial
 
@@ -64,7 +64,7 @@ def test_the_loss_starts_near_the_logarithm_of_the_vocabulary(width, blocks):
 
 @pytest.fixture(scope="module")
 def influence(config, params, batch):
-    """influence(mask): how strongly each column's embedding acts on the hidden states that the mask [B, L] picks."""
+    """How strongly each column's embedding acts on the hidden states of a row's columns, by gradients."""
 
     def read(added, mask):
         hidden_BLD = from_vectors(params, config, batch, added)
@@ -117,7 +117,7 @@ def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatc
 
 
 def test_rematerialisation_changes_no_gradient(batch):
-    """On Transformer layers alone, which compile fast; the golden steps go through rematerialised SCA layers."""
+    """On Transformer layers alone, which compile fast; the golden steps use rematerialised SCA layers."""
     config = tiny_config(sca_per_block=0)
     params = jax.jit(initialise, static_argnums=0)(config, 0)
 
@@ -125,8 +125,8 @@ def test_rematerialisation_changes_no_gradient(batch):
         changed = config.model_copy(update={"remat": remat})
         return jax.jit(jax.grad(lambda params: weighted_loss(params, changed, batch).loss))(params)
 
-    kept, *remade = (gradient(remat) for remat in ("none", "block", "layer", "dots"))
-    for other in remade:
+    kept, *recomputed = (gradient(remat) for remat in ("none", "block", "layer", "dots"))
+    for other in recomputed:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), kept, other)
 
 
@@ -157,7 +157,7 @@ def test_rows_of_different_shapes_are_refused(config, params, batch):
 
 
 def test_golden_train_steps():
-    """Three steps of plain gradient descent from a seed give the losses that they gave when this was written."""
+    """Three steps of plain gradient descent from a seed give the recorded losses."""
     config = tiny_config(sca_per_block=2)
     batch = packed_rows(config.vocabulary, [[20, 12], [32]], 32, seed=5)
 
@@ -178,7 +178,7 @@ def test_golden_train_steps():
 
 
 def from_vectors(params, config, batch, added):
-    """`forward` with something added to the embedded tokens, so that gradients tell who reads whom."""
+    """`forward` with something added to the embedded tokens, so that gradients show which column reads which."""
     table = (params["embedding"][batch["tokens"]] + added).reshape(-1, config.width)
     indices = jnp.arange(table.shape[0]).reshape(batch["tokens"].shape)
     return forward({**params, "embedding": table}, config, indices, batch["segments"], batch["positions"])

@@ -1,4 +1,4 @@
-"""Every large array is split, moments like their parameters, and eight devices compute what one does."""
+"""Every large array is split, moments like their parameters, and eight devices compute the same as a single device."""
 
 import json
 import os
@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory, request):
-    """What eight devices found, in a process of their own."""
+def report(tmp_path_factory, request):
+    """The output of `tests.support.sharded`, run in its own process with eight devices."""
     compile_once(Path(request.config.cache.mkdir("compiled")))
     root = tmp_path_factory.mktemp("sharded")
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
@@ -35,34 +35,34 @@ def told(tmp_path_factory, request):
 
 
 @pytest.mark.slow
-def test_no_large_array_is_replicated(told):
+def test_no_large_array_is_replicated(report):
     for tree in ("params", "opt_state"):
-        large = {name: share for name, (size, share) in told[tree].items() if size >= 256}
+        large = {name: share for name, (size, share) in report[tree].items() if size >= 256}
         assert len(large) >= 10
         assert set(large.values()) == {0.25}, large
 
 
 @pytest.mark.slow
-def test_eight_devices_and_micro_batches_agree_with_one_device(told):
+def test_eight_devices_and_micro_batches_agree_with_a_single_device(report):
     """Loss, gradient norm and update norm of four steps; steps 2 and 3 start from the other's checkpoint."""
-    np.testing.assert_allclose(told["many"], told["one"], rtol=1e-5)
+    np.testing.assert_allclose(report["mesh"], report["single"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_published_model_over_32_chips(name):
-    """Nothing but vectors and the depthwise taps is whole anywhere; a moment lies as its parameter does."""
-    kinds = shapes(ModelConfig(vocabulary=100_300))
+    """Only vectors and the depthwise taps are replicated; a moment is split as its parameter is."""
+    abstract = shapes(ModelConfig(vocabulary=100_300))
     mesh = AbstractMesh((1, 32), ("data", "fsdp"))
-    params = parameter_shardings(kinds, mesh)
+    params = parameter_shardings(abstract, mesh)
     assert params["embedding"].spec == PartitionSpec("fsdp")
     assert params["blocks"]["sca_0"]["in_proj"].spec == PartitionSpec(None, "fsdp")  # its 5,136 columns do not divide
     whole = sum(
         leaf.size
-        for leaf, sharding in zip(jax.tree.leaves(kinds), jax.tree.leaves(params), strict=True)
+        for leaf, sharding in zip(jax.tree.leaves(abstract), jax.tree.leaves(params), strict=True)
         if sharding.is_fully_replicated
     )
-    assert whole < 0.0015 * sum(leaf.size for leaf in jax.tree.leaves(kinds))
-    state = optimizer_shardings(build(OptimizerConfig(name=name), 10), kinds, params, mesh)
+    assert whole < 0.0015 * sum(leaf.size for leaf in jax.tree.leaves(abstract))
+    state = optimizer_shardings(build(OptimizerConfig(name=name), 10), abstract, params, mesh)
     tables = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if "embedding" in str(path)]
     assert [leaf.spec for leaf in tables] == [PartitionSpec("fsdp")] * 2
     split = [leaf for leaf in jax.tree.leaves(state) if not leaf.is_fully_replicated]

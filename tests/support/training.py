@@ -1,7 +1,7 @@
 """A training run of a few seconds: learnable token shards, a model of one block, and a child process to kill.
 
-As a program: `python -m tests.support.training ROOT STEP SIGNAL` trains under ROOT and sends SIGNAL to itself once
-STEP steps are reported.
+As a program: `python -m tests.support.training ROOT STEP SIGNAL` trains under ROOT and sends SIGNAL to itself when
+step STEP is reported.
 """
 
 import os
@@ -32,7 +32,7 @@ MODEL = ModelConfig(
 
 
 def write_tokens(folder: Path, seed: int, documents: int = 100, ranks: int = 256, row: int = ROW) -> Path:
-    """A `tokens` artifact of documents that count upwards in threes: easy to learn, different for each seed."""
+    """A `tokens` artifact of documents that count up by threes: easy to learn, different for each seed."""
     config = TokenizerConfig(ranks=ranks)
     tokenizer, rng, entries = tokenizer_for(config), np.random.default_rng(seed), []
     for split, count in (("train", documents), ("validation", documents // 10)):
@@ -46,9 +46,9 @@ def write_tokens(folder: Path, seed: int, documents: int = 100, ranks: int = 256
 
 
 def settings(**changes: Any) -> PretrainConfig:
-    """Two phases of 12 steps over `web` and then `web` and `synth`; saved every 4, so twice a phase and between."""
+    """Two phases of 12 steps: `web`, then `web` and `synth`. Saved every 4 steps, so also where the phase changes."""
     phase = STEPS // 2 * 4 * ROW
-    plain = {
+    defaults = {
         "phases": [
             {"name": "one", "tokens": phase, "mixture": {"web": 1.0}},
             {"name": "two", "tokens": phase, "mixture": {"web": 1.0, "synth": 1.0}},
@@ -56,22 +56,22 @@ def settings(**changes: Any) -> PretrainConfig:
         "batch_rows": 4, "save_every": 4, "keep": 2, "log_every": 3, "validate_every": 8, "validation_rows": 6,
         "optimizer": {"learning_rate": 0.01, "warmup_steps": 2},
     }  # fmt: skip
-    return PretrainConfig.model_validate({**plain, **changes})
+    return PretrainConfig.model_validate({**defaults, **changes})
 
 
 def sources(root: Path) -> dict[str, Path]:
     """The two sources of `settings`, written once under `root`."""
-    found = {"web": root / "web", "synth": root / "synth"}
-    for seed, folder in enumerate(found.values()):
+    folders = {"web": root / "web", "synth": root / "synth"}
+    for seed, folder in enumerate(folders.values()):
         if not (folder / "index.json").exists():
             write_tokens(folder, seed)
-    return found
+    return folders
 
 
 def run(
     root: Path, config: PretrainConfig | None = None, emit: Emit = silent, name: str = "run", seed: int = 0
 ) -> dict[str, Any]:
-    """Train under `root`: shards shared, work and output in folders of `name`."""
+    """Train under `root`, with shared shards, and work and output in the folder `name`."""
     work, out = root / name / "work", root / name / "out"
     return train(config or settings(), MODEL, TOKENIZER, sources(root), work, out, seed, emit)
 

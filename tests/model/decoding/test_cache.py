@@ -17,7 +17,7 @@ STEPS = 7
 
 
 def ragged(tokens, lengths, width):
-    """Rows of `tokens` cut to `lengths` and put to the right of `width` columns."""
+    """Rows of `tokens` cut to `lengths`, right-aligned in `width` columns."""
     rows = np.zeros((len(lengths), width), np.int32)
     for row, length in enumerate(lengths):
         rows[row, width - length :] = tokens[row, :length]
@@ -26,7 +26,7 @@ def ragged(tokens, lengths, width):
 
 @pytest.mark.parametrize("changes", [{}, {"decay": "window", "context": 24, "spectral_samples": 1}])
 def test_prefill_and_steps_equal_forward(params, changes):
-    """Prompts of 1 to 9 tokens (the convolution looks back 3), the cache grown on the way."""
+    """Prompts of 1 to 9 tokens (the convolution reaches back 3), and a cache that grows once."""
     config = tiny_config(**changes)
     if changes:
         params = jax.tree.map(lambda leaf: leaf * 1.5, jax.jit(initialise, static_argnums=0)(config, 0))
@@ -53,7 +53,7 @@ def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
 
 
 def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
-    """A loop carries it: matrices' types are the compute type, sums stay float32."""
+    """As a loop needs it: keys and values have the compute type, sums stay float32."""
     config = tiny_config(compute_dtype="bfloat16")
 
     def run(params):

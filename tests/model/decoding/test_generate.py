@@ -1,4 +1,4 @@
-"""Sampling: one completion at every batch size, budgets, stops, log-probabilities that the trainer agrees with."""
+"""Sampling: the same completion at every batch size, budgets, stops, and the trainer's log-probabilities."""
 
 from dataclasses import replace
 
@@ -35,29 +35,29 @@ def same(one, other):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_sample_does_not_depend_on_the_batch(config, params, four, rows):
-    """One row at a time, or three and a rest of one: prompts of other lengths as neighbours, idle rows in the rest."""
+    """One row at a time, or batches of three and one: other prompts beside it, and idle rows in the last batch."""
     again = Generator(config, SAMPLING, rows=rows, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
     for one, other in zip(four, again, strict=True):
         same(one, other)
 
 
-def test_a_sample_does_not_depend_on_its_place(config, params, four):
+def test_a_sample_does_not_depend_on_its_row(config, params, four):
     order = [2, 0, 3, 1]
     generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
     again = generator(params, [PROMPTS[i] for i in order], [SEEDS[i] for i in order])
-    for place, index in enumerate(order):
-        same(again[place], four[index])
+    for row, index in enumerate(order):
+        same(again[row], four[index])
 
 
 def test_a_stream_grows_into_the_same_sample(config, params, four):
     stops = (int(four[0].ids[9]),)
     stream = Generator(config, replace(SAMPLING, stop_ids=stops), rows=1, prompt_length=LONGEST).stream
-    pieces = list(stream(params, PROMPTS[0], SEEDS[0], every=4))
-    assert [len(piece.ids) for piece in pieces] == [4, 8, 10]
-    for piece in pieces:
-        np.testing.assert_array_equal(piece.ids, four[0].ids[: len(piece.ids)])
-        np.testing.assert_allclose(piece.logprobs, four[0].logprobs[: len(piece.ids)], atol=1e-4)
-    assert not pieces[-1].truncated
+    parts = list(stream(params, PROMPTS[0], SEEDS[0], every=4))
+    assert [len(part.ids) for part in parts] == [4, 8, 10]
+    for part in parts:
+        np.testing.assert_array_equal(part.ids, four[0].ids[: len(part.ids)])
+        np.testing.assert_allclose(part.logprobs, four[0].logprobs[: len(part.ids)], atol=1e-4)
+    assert not parts[-1].truncated
 
 
 def test_other_seeds_give_other_samples(config, params, four):
@@ -66,7 +66,7 @@ def test_other_seeds_give_other_samples(config, params, four):
     assert not any(np.array_equal(one.ids, other.ids) for one, other in zip(four, again, strict=True))
 
 
-def test_stages_change_nothing(config, params, four, monkeypatch):
+def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
     monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
     assert length_buckets(12, 5) == [5, 10, 12]
     again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
@@ -105,7 +105,7 @@ def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
     stops = tuple({int(completion.ids[4]) for completion in four[:2]})
     stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)
     for one, other in zip(four, stopped, strict=True):
-        ends = [place for place, token in enumerate(one.ids) if token in stops]
+        ends = [index for index, token in enumerate(one.ids) if token in stops]
         length = ends[0] + 1 if ends else 12
         np.testing.assert_array_equal(other.ids, one.ids[:length])
         assert len(other.logprobs) == length
@@ -114,8 +114,8 @@ def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_thinking_budget_puts_the_end_in(config, params, four, rows):
-    """After exactly 5 tokens without `think_end` it is put in, at every batch size; who ended earlier is left alone."""
+def test_a_spent_thinking_budget_inserts_the_end(config, params, four, rows):
+    """It is inserted after exactly 5 tokens, at every batch size; completions whose thinking ended earlier keep theirs."""
     end = int(four[0].ids[2])
     sampling = replace(SAMPLING, think_end=end, thinking_budget=5)
     budgeted = Generator(config, sampling, rows, LONGEST)(params, PROMPTS, SEEDS)

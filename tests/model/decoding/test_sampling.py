@@ -32,7 +32,7 @@ def shares_of(logits_V, sampling):
     ],
 )
 def test_an_even_grid_of_uniforms_gives_the_exact_distribution(sampling):
-    """4,000 evenly spaced numbers through the inverse give every token its share, to one grid step."""
+    """4,000 evenly spaced numbers give every token its share, to one grid step."""
     logits_V = np.random.default_rng(0).normal(size=300).astype(np.float32) * 2
     grid = (np.arange(4000, dtype=np.float32) + 0.5) / 4000
     logits_BV = jnp.broadcast_to(jnp.asarray(logits_V), (4000, 300))
@@ -67,16 +67,16 @@ def test_keys_and_uniforms_belong_to_the_sample():
     assert 0.3 < float(numbers.mean()) < 0.7
 
 
-def test_rows_may_each_be_drawn_in_their_own_way():
-    """As `draw` would with one way for all; also where no row asks for the sorted logits."""
+def test_each_row_may_have_its_own_settings():
+    """As `draw` with the same settings for all rows; also where no row needs sorted logits."""
     rng = np.random.default_rng(5)
     logits_BV, uniform_B = jnp.asarray(rng.normal(size=(6, 300)) * 3, jnp.float32), jnp.asarray(rng.uniform(size=6))
-    ways = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 3, 1.0), (1.5, 0, 0.6), (1.0, 40, 0.9), (0.0, 5, 0.5)]
+    rows = [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 3, 1.0), (1.5, 0, 0.6), (1.0, 40, 0.9), (0.0, 5, 0.5)]
     kinds = (jnp.float32, jnp.int32, jnp.float32)
-    settings = [jnp.asarray(part, kind) for part, kind in zip(zip(*ways, strict=True), kinds, strict=True)]
+    settings = [jnp.asarray(part, kind) for part, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
     each, alike = jax.jit(draw_each), jax.jit(draw, static_argnums=2)
     drawn_B = each(logits_BV, uniform_B, *settings)
-    for row, (temperature, top_k, top_p) in enumerate(ways):
+    for row, (temperature, top_k, top_p) in enumerate(rows):
         assert drawn_B[row] == alike(logits_BV, uniform_B, Sampling(1, temperature, top_k, top_p))[row]
     greedy_B = each(logits_BV, uniform_B, jnp.zeros(6), *settings[1:])
     np.testing.assert_array_equal(greedy_B, jnp.argmax(logits_BV, axis=-1))

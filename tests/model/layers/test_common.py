@@ -1,4 +1,4 @@
-"""The shared pieces against plain numpy, and the gradient that is written by hand."""
+"""The shared parts against plain numpy, and the hand-written gradient of a product against autodiff."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from model.layers.common import causal_convolution, linear, normals, rms_norm, r
 
 @pytest.mark.parametrize("shape", [(3, 8), (8, 3)])
 def test_the_products_gradients_are_autodiffs(shape):
-    """Wide and narrow weights take different ways to the weight gradient."""
+    """Wide and narrow weights have their gradient computed in different orders."""
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (2, 5, shape[0]))
     weight_IO = jax.random.normal(keys[1], shape)
@@ -29,10 +29,10 @@ def test_the_convolution_stays_inside_a_document():
     taps = rng.normal(size=(4, 3)).astype(np.float32)
     segments = np.array([[1, 1, 2, 2, 2, 2, 2, 0, 0]])
     out = causal_convolution(jnp.asarray(x), jnp.asarray(taps), jnp.asarray(segments))
-    for place in range(7):
-        same = [back for back in range(4) if place - back >= 0 and segments[0, place - back] == segments[0, place]]
-        expected = sum(x[0, place - back] * taps[3 - back] for back in same)
-        np.testing.assert_allclose(out[0, place], expected, rtol=1e-5)
+    for column in range(7):
+        same = [back for back in range(4) if column - back >= 0 and segments[0, column - back] == segments[0, column]]
+        expected = sum(x[0, column - back] * taps[3 - back] for back in same)
+        np.testing.assert_allclose(out[0, column], expected, rtol=1e-5)
 
 
 def test_a_rotation_keeps_lengths_and_depends_on_distance_alone():

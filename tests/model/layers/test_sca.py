@@ -1,4 +1,4 @@
-"""The SCA layer around the operator: what its raw parameters stand for at the start, and its one-token form."""
+"""The SCA layer around the operator: its spectrum at the start, and its one-token form."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ def test_the_published_columns():
 
 
 @pytest.mark.parametrize("decay", ["relative", "window"])
-def test_steps_continue_what_a_row_began(params, decay):
+def test_steps_continue_a_row(params, decay):
     """State after 1, 3 and 6 tokens (the convolution reaches back 3), then steps, against the whole row."""
     config = tiny_config(decay=decay, context=9)
     layer = jax.tree.map(lambda leaf: leaf[1], params["blocks"]["sca_0"])
@@ -51,6 +51,6 @@ def test_steps_continue_what_a_row_began(params, decay):
         shifted_BLD = jnp.roll(x_BLD, 9 - begun, axis=1)
         segments_BL = (jnp.arange(9) >= 9 - begun).astype(jnp.int32) * ones_BL
         _, state = row(shifted_BLD, segments_BL, jnp.maximum(positions_BL - (9 - begun), 0))
-        for place in range(begun, 9):
-            out_BD, state = step(x_BLD[:, place], positions_BL[:, place], state)
-            np.testing.assert_allclose(out_BD, whole_BLD[:, place], atol=2e-5)
+        for column in range(begun, 9):
+            out_BD, state = step(x_BLD[:, column], positions_BL[:, column], state)
+            np.testing.assert_allclose(out_BD, whole_BLD[:, column], atol=2e-5)

@@ -1,4 +1,4 @@
-"""Weights to hand on: same bytes, refused by name. Training states: identity, retention, damage, failed writes."""
+"""Weights: the same bytes, faults named. Training checkpoints: identity, retention, damage, failed writes."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_weights_round_trip_and_have_one_form(saved, tmp_path):
+def test_weights_round_trip_to_the_same_bytes(saved, tmp_path):
     params, model, tokenizer = load_weights(saved)
     assert (model, tokenizer) == (tiny_config(), TOKENIZER)
     jax.tree.map(np.testing.assert_array_equal, params, random_params())
@@ -137,7 +137,7 @@ def test_states_come_back_exactly_and_the_newest_are_kept(checkpoints):
     again.close()
 
 
-def test_another_run_is_refused_and_told_what_differs(checkpoints):
+def test_another_run_is_refused_with_the_differences(checkpoints):
     save_and_wait(checkpoints, 1)
     other = {"model": {"width": 64, "blocks": 2}, "data": {"web": "aa", "synth": "bb"}, "seed": 0}
     with pytest.raises(ConfigError) as error:
@@ -145,7 +145,7 @@ def test_another_run_is_refused_and_told_what_differs(checkpoints):
     assert 'data.synth is null there and "bb" here; model.width is 32 there and 64 here' in str(error.value)
 
 
-def test_an_identity_binds_only_once_something_is_saved(checkpoints):
+def test_an_identity_counts_only_after_a_save(checkpoints):
     other = reopened(checkpoints, {"seed": 1})
     assert other.latest() is None
     other.close()
@@ -156,7 +156,7 @@ def biggest(folder):
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "missing", "no digests"])
-def test_a_damaged_newest_step_is_set_aside(checkpoints, caplog, harm):
+def test_a_damaged_newest_step_is_skipped(checkpoints, caplog, harm):
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {"step": step})
     checkpoints.wait()
@@ -184,7 +184,7 @@ def test_a_damaged_newest_step_is_set_aside(checkpoints, caplog, harm):
 
 
 @pytest.mark.parametrize("gone", ["damaged", "deleted"])
-def test_nothing_intact_is_an_error_never_a_fresh_start(checkpoints, gone):
+def test_no_intact_step_is_an_error_and_never_a_fresh_start(checkpoints, gone):
     save_and_wait(checkpoints, 1)
     step = checkpoints.folder / "steps" / "1"
     if gone == "damaged":
@@ -208,7 +208,7 @@ def save_and_wait(checkpoints, step):
     checkpoints.wait()
 
 
-def test_a_save_that_cannot_be_written_is_worth_a_retry(tmp_path):
+def test_a_save_that_cannot_be_written_is_retryable(tmp_path):
     checkpoints = TrainCheckpoints(tmp_path / "run", keep=2, identity=IDENTITY)
     save_and_wait(checkpoints, 1)
     kept = tmp_path / "kept"
@@ -237,7 +237,7 @@ checkpoints.wait()
 
 
 @pytest.mark.slow
-def test_a_first_save_that_dies_just_before_it_is_whole_leaves_a_run_that_starts_anew(tmp_path):
+def test_a_first_save_killed_just_before_its_rename_leaves_a_run_that_starts_fresh(tmp_path):
     assert subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], cwd=ROOT).returncode == 9
     assert [path.name.startswith("1.orbax") for path in (tmp_path / "steps").iterdir()] == [True]
     checkpoints = TrainCheckpoints(tmp_path, 2, {"seed": 0})

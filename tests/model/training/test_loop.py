@@ -1,4 +1,4 @@
-"""The loop: what a run leaves and reports, resuming to the same bytes, and what it refuses."""
+"""The pretraining loop: its outputs and metrics, resuming to the same bytes, rollback, and refused settings."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def compiled(request):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """An uninterrupted run: its folder, facts and events. It lies in `run` beside the shards."""
+    """An uninterrupted run: its root (with the run in `run`), facts and events."""
     root, events = tmp_path_factory.mktemp("training"), []
     facts = run(root, emit=lambda kind, **fields: events.append((kind, fields)))
     return root, facts, events
@@ -52,7 +52,7 @@ def values(events, name, source=None):
     }
 
 
-def test_a_run_learns_and_states_its_facts(finished):
+def test_a_run_learns_and_returns_its_facts(finished):
     root, facts, _ = finished
     params, model, tokenizer = load_weights(root / "run" / "out")
     assert (model, tokenizer) == (MODEL, TOKENIZER)
@@ -69,7 +69,7 @@ def test_a_run_learns_and_states_its_facts(finished):
     assert facts["tokens_per_second"] == pytest.approx(4 * ROW / facts["step_seconds_p50"])
 
 
-def test_what_a_run_reports(finished):
+def test_the_metrics_of_a_run(finished):
     _, facts, events = finished
     loss, rate = values(events, "loss"), values(events, "learning_rate")
     assert list(loss) == list(range(3, STEPS + 1, 3))
@@ -123,8 +123,8 @@ def poisoned(monkeypatch, steps):
     batch = Loader.batch
 
     def with_poison(self, step):
-        found = batch(self, step)
-        return {**found, "weights": found["weights"] * np.float32(np.nan)} if step in steps else found
+        rows = batch(self, step)
+        return {**rows, "weights": rows["weights"] * np.float32(np.nan)} if step in steps else rows
 
     monkeypatch.setattr(Loader, "batch", with_poison)
 
@@ -142,7 +142,7 @@ def test_skipped_updates_are_counted_and_the_run_goes_on(finished, monkeypatch, 
 
 
 def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
-    """Steps 9 to 11, then from the checkpoint of step 8 on again after 11: 12 to 14, and no third time."""
+    """Steps 9 to 11 fail; from the checkpoint of step 8 it continues after 11; 12 to 14 fail, and it gives up."""
     root, _, _ = finished
     poisoned(monkeypatch, set(range(9, STEPS)))
     with pytest.raises(ConfigError, match=r"\(steps 9 to 11\); .*\(steps 12 to 14\)\. It went back 1 times"):
@@ -150,17 +150,17 @@ def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
     assert not (root / "diverging" / "out").exists()
 
 
-def test_trouble_is_passed_over_also_by_a_run_that_is_killed_after_it(finished, monkeypatch):
+def test_bad_batches_are_skipped_also_by_a_run_killed_afterwards(finished, monkeypatch):
     root, _, _ = finished
     poisoned(monkeypatch, {9, 10, 11})
     events = []
     facts = run(root, settings(skip_limit=2), emit=lambda kind, **fields: events.append((kind, fields)), name="past")
-    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(11, 8)]
-    assert facts["skipped_updates"] == 0  # those were of the part that was left
-    troubles = [fields for kind, fields in events if kind == "sample" and fields["set"] == "trouble"]
-    assert [trouble["step"] for trouble in troubles] == [9, 10, 11]
-    assert {trouble["phase"] for trouble in troubles} == {"one"}
-    assert len({trouble["digest"] for trouble in troubles}) == 3
+    assert [(entry["step"], entry["checkpoint"]) for entry in facts["went_back"]] == [(11, 8)]
+    assert facts["skipped_updates"] == 0  # those updates belong to the part that was rolled back
+    samples = [fields for kind, fields in events if kind == "sample" and fields["set"] == "trouble"]
+    assert [sample["step"] for sample in samples] == [9, 10, 11]
+    assert {sample["phase"] for sample in samples} == {"one"}
+    assert len({sample["digest"] for sample in samples}) == 3
 
     class Killed(Exception):
         pass
@@ -176,22 +176,22 @@ def test_trouble_is_passed_over_also_by_a_run_that_is_killed_after_it(finished, 
     assert weights_of(root, "past-killed") == weights_of(root, "past")
 
 
-def test_a_spike_sends_it_back(finished, monkeypatch, caplog):
-    """The targets of steps 9 to 11 are noise; the second is one too many."""
+def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
+    """The targets of steps 9 to 11 are noise; one spike in a row is tolerated."""
     root, _, _ = finished
     monkeypatch.setattr("model.training.divergence.MIN_LOSSES", 4)
     batch = Loader.batch
 
     def with_noise(self, step):
-        found = batch(self, step)
+        rows = batch(self, step)
         if step not in (9, 10, 11):
-            return found
-        return {**found, "targets": np.random.default_rng(step).integers(0, 250, found["targets"].shape)}
+            return rows
+        return {**rows, "targets": np.random.default_rng(step).integers(0, 250, rows["targets"].shape)}
 
     monkeypatch.setattr(Loader, "batch", with_noise)
     quick = {"learning_rate": 0.03, "warmup_steps": 2}  # learns enough in 9 steps for noise to stand out
     facts = run(root, settings(spike_factor=4.0, spike_steps=1, optimizer=quick), name="spiking")
-    assert [(turn["step"], turn["checkpoint"]) for turn in facts["went_back"]] == [(10, 8)]
+    assert [(entry["step"], entry["checkpoint"]) for entry in facts["went_back"]] == [(10, 8)]
     assert "above the threshold of" in caplog.text
 
 
@@ -200,8 +200,8 @@ def child(root, step, number):
     return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
 
 
-def test_killed_and_preempted_it_ends_with_the_same_bytes(finished):
-    """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in a process of its own."""
+def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
+    """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in its own process."""
     root, facts, events = finished
     killed = child(root, 9, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -221,12 +221,12 @@ def test_killed_and_preempted_it_ends_with_the_same_bytes(finished):
 
 @pytest.fixture
 def copy(finished):
-    """The finished run's shards and checkpoints in a folder of their own, without the weights."""
+    """A copy of the finished run's checkpoints, without the weights."""
     root, _, _ = finished
-    place = root / "copy"
-    shutil.copytree(root / "run" / "work", place / "work")
+    folder = root / "copy"
+    shutil.copytree(root / "run" / "work", folder / "work")
     yield root
-    shutil.rmtree(place)
+    shutil.rmtree(folder)
 
 
 def test_a_finished_run_killed_before_it_was_published_only_writes(copy, monkeypatch):
@@ -309,7 +309,7 @@ def test_the_identity_leaves_out_how_sums_are_split(finished):
 
 
 def test_flops_are_twice_the_parameters_that_multiply():
-    """Per token: two for each number of the matrices, the taps and the table, besides the attention and the memory."""
+    """Per token: two for each number of the matrices, the taps and the table, in addition to attention and memory."""
     model = tiny_config()
     leaves = jax.tree_util.tree_leaves_with_path(shapes(model)["blocks"])
     numbers = sum(leaf.size for path, leaf in leaves if leaf.ndim > 2 and path[-1].key not in ("theta", "integration"))

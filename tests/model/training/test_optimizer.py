@@ -1,4 +1,4 @@
-"""What decays, what goes through Muon, the clip and the schedules."""
+"""Which parameters decay and which Muon updates; the clip; the schedules."""
 
 import jax
 import numpy as np
@@ -34,12 +34,12 @@ def one_update(config, gradient, params, steps=100):
 
 def test_the_matrices_of_the_model():
     leaves = jax.tree_util.tree_leaves_with_path(shapes(tiny_config()))
-    found = {
+    names = {
         ".".join(part.key.split("_0")[0].split("_1")[0] for part in path if part.key != "blocks")
         for path, leaf in leaves
         if matrix_axes(path, leaf) is not None
     }
-    assert found == MATRICES
+    assert names == MATRICES
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -81,7 +81,7 @@ def test_the_gradient_is_clipped_by_its_global_norm():
 
 
 def test_muon_orthogonalises_each_matrix_alone():
-    """Singular values of an update lie near 0.2 * sqrt(longest side); other blocks and heads do not change it."""
+    """Singular values of an update are near 0.2 * sqrt(longest side); other blocks and heads do not change it."""
     params = small_tree()
     config = OptimizerConfig(name="muon", learning_rate=1.0, weight_decay=0.0, schedule="constant", clip=1e9)
     gradient = params
@@ -95,7 +95,7 @@ def test_muon_orthogonalises_each_matrix_alone():
     assert values.shape == (2, 3, 6)
     assert values.min() > 0.4
     assert values.max() < 1.4
-    # What is no matrix, and the table, take AdamW's first step: the sign of the gradient.
+    # Parameters that are no matrices, and the table, take AdamW's first step: the sign of the gradient.
     for leaf in ("embedding", "norm", "theta"):
         np.testing.assert_allclose(updates[leaf], -np.sign(by_name(gradient)[leaf]), rtol=1e-3)
 

@@ -1,4 +1,4 @@
-"""The author's weights against their arithmetic, written here anew in numpy and in float64."""
+"""Imported weights against the author's arithmetic, written independently here in numpy and float64."""
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ def tensors():
     """A checkpoint of the author's in their layout, with the spare rows that their table has."""
     rng = np.random.default_rng(0)
     model = SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary})
-    made = {name: rng.normal(size=shape).astype(np.float32) * 0.3 for name, shape in author_shapes(model)}
-    made["embedding.weight"] = rng.normal(size=(TOKENIZER.vocabulary + 9, SHAPE.width)).astype(np.float32)
-    return made
+    arrays = {name: rng.normal(size=shape).astype(np.float32) * 0.3 for name, shape in author_shapes(model)}
+    arrays["embedding.weight"] = rng.normal(size=(TOKENIZER.vocabulary + 9, SHAPE.width)).astype(np.float32)
+    return arrays
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def archive(tensors, tmp_path):
 
 
 def test_their_arithmetic_is_reproduced(tensors, archive):
-    """Ids ours, logits theirs, for a row as long as the context, where their weights are clipped."""
+    """Logits equal theirs after the shift of ids, for a row as long as the context, where their weights are clipped."""
     params, model, tokenizer = load_author_weights(archive, SHAPE, TOKENIZER)
     assert (model.decay, model.vocabulary, tokenizer) == ("window", TOKENIZER.vocabulary, TOKENIZER)
     ids = np.random.default_rng(1).integers(0, TOKENIZER.vocabulary, (1, 16))
@@ -47,12 +47,12 @@ def test_their_arithmetic_is_reproduced(tensors, archive):
 
 def test_safetensors_and_a_prefix_read_the_same(tensors, archive, tmp_path):
     save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "theirs.safetensors")
-    one, other = (
+    ours, prefixed = (
         load_author_weights(archive, SHAPE, TOKENIZER),
         load_author_weights(tmp_path / "theirs.safetensors", SHAPE, TOKENIZER),
     )
-    jax.tree.map(np.testing.assert_array_equal, one[0], other[0])
-    assert one[1:] == other[1:]
+    jax.tree.map(np.testing.assert_array_equal, ours[0], prefixed[0])
+    assert ours[1:] == prefixed[1:]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_nothing_is_unpickled(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["theirs.npz", "theirs.safetensors", "absent.npz"])
-def test_a_file_that_is_none_is_refused(tmp_path, name):
+def test_a_damaged_or_missing_file_is_refused(tmp_path, name):
     if not name.startswith("absent"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match=name):
@@ -86,7 +86,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, name):
 
 
 def their_logits(tensors, model, ids_L):
-    """Their forward pass over one row, token by token where it is simplest."""
+    """Their forward pass over one row, token by token where that is simplest."""
     read = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     x_LD = read["embedding.weight"][ids_L]
     for index in range(model.blocks * 3):

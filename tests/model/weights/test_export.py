@@ -1,4 +1,4 @@
-"""Export and its way back: the same bits, and a tokenizer file that the Hub's library reads as we do."""
+"""Export and reloading: the same bits, and a tokenizer file with which `tokenizers` gives the same ids as we do."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_an_export_reads_back_bit_for_bit(checkpoint, tmp_path):
     assert load_weights(tmp_path / "out")[1:] == load_weights(checkpoint)[1:]
 
 
-def test_the_settings_show_the_prompt_that_was_trained_on(checkpoint, tmp_path):
+def test_the_settings_show_the_training_prompt(checkpoint, tmp_path):
     export(checkpoint, tmp_path)
     settings_of = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert settings_of["prompt"].startswith("<|im_start|>user\n{query}\n<|im_end|>")
@@ -49,14 +49,14 @@ def test_the_settings_show_the_prompt_that_was_trained_on(checkpoint, tmp_path):
     assert settings_of["model_max_length"] == 64
 
 
-def test_a_folder_in_use_is_left_alone(checkpoint, tmp_path):
+def test_an_occupied_folder_is_refused_and_unchanged(checkpoint, tmp_path):
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(ConfigError, match="already holds something"):
         export(checkpoint, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_checkpoint_that_is_none_is_refused_by_name(tmp_path):
+def test_a_missing_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json"):
         export(Path(tmp_path / "nowhere"), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Checkpoints made to harm: none is executed, none fills the memory, each is refused in one line naming the file."""
+"""Malicious checkpoints: none is executed, none fills the memory, each is refused in one line naming the file."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SHAPE = tiny_config(blocks=1, sca_per_block=1, context=16)
 
 
 class Bomb:
-    """Unpickled, it makes a file."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -55,20 +55,20 @@ def refused(call, *arguments, names):
     return str(caught.value)
 
 
-def header(path, change):
-    """Write the file anew with another header over the same bytes."""
+def change_header(path, change):
+    """Rewrite the file with a changed header and the same data."""
     content = path.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
-    told = json.loads(content[8 : 8 + size])
-    change(told)
-    said = json.dumps(told).encode()
-    path.write_bytes(struct.pack("<Q", len(said)) + said + content[8 + size :])
+    entries = json.loads(content[8 : 8 + size])
+    change(entries)
+    header = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
 
 
-def lie(**fields):
-    def change(told):
-        name = sorted(name for name in told if name != "__metadata__")[0]
-        told[name] |= fields
+def false_entry(**fields):
+    def change(entries):
+        name = sorted(name for name in entries if name != "__metadata__")[0]
+        entries[name] |= fields
 
     return change
 
@@ -76,18 +76,20 @@ def lie(**fields):
 @pytest.mark.parametrize(
     "change",
     [
-        lie(shape=[10**9, 10**9]),
-        lie(shape=[2**63, 2**63]),
-        lie(shape=[-1]),
-        lie(data_offsets=[0, 10**12]),
-        lie(data_offsets=[10**12, 0]),
-        lie(dtype="F64"),
-        lie(dtype="OBJECT"),
-        lambda told: told.update({f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(999)}),
+        false_entry(shape=[10**9, 10**9]),
+        false_entry(shape=[2**63, 2**63]),
+        false_entry(shape=[-1]),
+        false_entry(data_offsets=[0, 10**12]),
+        false_entry(data_offsets=[10**12, 0]),
+        false_entry(dtype="F64"),
+        false_entry(dtype="OBJECT"),
+        lambda entries: entries.update(
+            {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(999)}
+        ),
     ],
 )
-def test_a_lying_header(folder, change):
-    header(folder / "weights.safetensors", change)
+def test_a_header_with_false_entries(folder, change):
+    change_header(folder / "weights.safetensors", change)
     refused(load_weights, folder, names=folder / "weights.safetensors")
 
 
@@ -133,13 +135,15 @@ def test_a_model_too_large_for_any_memory(folder, claim):
 
 def author_archive(path, claims=None, content=None):
     """An .npz of the author's layout, with other headers than contents; zeros, which take no place."""
-    told = {name: shape for name, shape in author_shapes(SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary}))}
+    actual = {
+        name: shape for name, shape in author_shapes(SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary}))
+    }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, shape in (told | (claims or {})).items():
+        for name, shape in (actual | (claims or {})).items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 described = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(member, described)
-                member.write(bytes(4 * int(np.prod(told.get(name, (1,))))))
+                member.write(bytes(4 * int(np.prod(actual.get(name, (1,))))))
         for name, data in (content or {}).items():
             archive.writestr(name, data)
     return path

@@ -12,11 +12,11 @@ from model.layers.mixing.parts import MixState, Operands
 NAMES = ("keys", "gates", "decay", "phase_scale", "grid", "weights", "q_re", "q_im", "state re", "state im", "state z")
 
 
-PER_TOKEN = (0, 1, 6, 7)  # keys, gates and both parts of the queries, among the operands
+PER_TOKEN = (0, 1, 6, 7)  # the operands with an axis L: keys, gates and both parts of the queries
 
 
 def draw(batch=2, length=33, heads=4, head_dim=3, samples=2, queries=2, seed=0) -> dict:
-    """float64 numpy: `operands` (8), `state` (3) and `cotangents` for everything that comes out (5)."""
+    """Random float64 numpy arrays: `operands` (8), `state` (3) and `cotangents` of all outputs (5)."""
     rng = np.random.default_rng(seed)
     full, query = (batch, heads, head_dim, samples), (batch, length, queries, head_dim, samples)
     operands = [
@@ -36,7 +36,7 @@ def draw(batch=2, length=33, heads=4, head_dim=3, samples=2, queries=2, seed=0) 
 
 
 def documents(batch: int, length: int) -> np.ndarray:
-    """Rows cut into documents at odd places, padding at the start, in the middle and at the end; row 0 has one only."""
+    """Segments: row 0 is one document; others have several, and padding at the start, in the middle and at the end."""
     segments = np.ones((batch, length), np.int32)
     for row in range(1, batch):
         cuts = np.random.default_rng(row).integers(0, length + 1, 4 + row)
@@ -79,7 +79,7 @@ def _reference(operands, segments, state):
 
 
 def exact(case, segments=None):
-    """The reference in float64. Rows are filled with padding to one of two lengths, to compile two programs."""
+    """The reference in float64. Rows are padded to one of two lengths, so that many lengths share a program."""
     batch, length = case["operands"][1].shape[:2]
     longer = next(size for size in (48, 1024) if size >= length)
 
@@ -96,11 +96,11 @@ def exact(case, segments=None):
     return [out[:, :length] for out in outs[:2]] + outs[2:], cut
 
 
-def farthest(found, wanted) -> tuple[float, str]:
-    """The largest error of any output or gradient, relative to that array's largest entry, and whose it is."""
+def largest_error(found, expected) -> tuple[float, str]:
+    """The largest error of any output or gradient, relative to that array's largest entry, and the array's name."""
     names = ("out re", "out im", "last re", "last im", "last z", *(f"gradient of {name}" for name in NAMES))
     errors = []
-    for name, ours, theirs in zip(names, [*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
+    for name, ours, theirs in zip(names, [*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
         assert ours.shape == theirs.shape, name
         assert np.isfinite(ours).all(), f"{name} is not finite"
         errors.append((float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)), name))

@@ -1,6 +1,6 @@
-"""The Pallas kernels, run as plain JAX: values and gradients against float64, at the tolerances of `test_mixing`.
+"""The Pallas kernels, run as plain JAX: values and gradients against float64, at the tolerances of `test_operator`.
 
-That they compile for the devices themselves is what `bench/compile_kernels.py` shows.
+`tests/model/capacity/test_topology.py` compiles them for the devices themselves.
 """
 
 import functools
@@ -14,7 +14,7 @@ from model.layers.mixing.kernels import gpu, tpu
 from model.layers.mixing.kernels.dispatch import run
 from model.layers.mixing.operator import mix
 from model.layers.mixing.parts import MixState, Operands, timeline
-from tests.model.layers.mixing.cases import documents, draw, exact, farthest, value_and_gradients
+from tests.model.layers.mixing.cases import documents, draw, exact, largest_error, value_and_gradients
 
 DEVICES = ("tpu", "gpu")
 
@@ -31,9 +31,9 @@ def kernel(device):
 @pytest.mark.parametrize("length", [1, 33, 257])
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_equal_the_reference(device, length):
-    """Documents, padding and a state before; a query head for two memory heads."""
+    """Documents, padding and an initial state; one query head for two memory heads."""
     case, segments = draw(length=length, heads=2, queries=1, head_dim=16), documents(2, length)
-    error, where = farthest(value_and_gradients(kernel(device), case, segments), exact(case, segments))
+    error, where = largest_error(value_and_gradients(kernel(device), case, segments), exact(case, segments))
     assert error < 4e-6, where
 
 
@@ -41,31 +41,31 @@ def test_kernels_equal_the_reference(device, length):
 def test_the_published_head_fills_whole_registers(device):
     """H 64 and M 2: the TPU kernel takes two heads at a time, in two groups here."""
     case = draw(1, 20, heads=4, head_dim=64, samples=2, queries=4)
-    error, where = farthest(value_and_gradients(kernel(device), case), exact(case))
+    error, where = largest_error(value_and_gradients(kernel(device), case), exact(case))
     assert error < 4e-6, where
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_sample_and_odd_heads(device):
     case = draw(1, 20, heads=3, head_dim=16, samples=1, queries=3)
-    error, where = farthest(value_and_gradients(kernel(device), case), exact(case))
+    error, where = largest_error(value_and_gradients(kernel(device), case), exact(case))
     assert error < 4e-6, where
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_kernels_take_bfloat16(device):
+def test_kernels_with_bfloat16(device):
     case = draw(1, 20, heads=2, head_dim=16, queries=2)
     case["operands"] = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["operands"]]
     case["cotangents"][:2] = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["cotangents"][:2]]
-    wanted = exact(case)
+    expected = exact(case)
     outs, gradients = value_and_gradients(kernel(device), case, operands_dtype=jnp.bfloat16)
-    assert farthest((outs, gradients), wanted)[0] < 1e-2
-    for ours, theirs in zip([*outs[2:], *gradients[8:]], [*wanted[0][2:], *wanted[1][8:]], strict=True):
+    assert largest_error((outs, gradients), expected)[0] < 1e-2
+    for ours, theirs in zip([*outs[2:], *gradients[8:]], [*expected[0][2:], *expected[1][8:]], strict=True):
         assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 4e-6
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_kernels_bear_scores_of_sixty(device):
+def test_kernels_with_scores_of_plus_and_minus_sixty(device):
     case = draw(2, 33, heads=2, queries=1, head_dim=16)
     scores = np.random.default_rng(3).choice([-60.0, 0.0, 60.0], case["operands"][1].shape)
     scores[:, :, 1] = -60
@@ -73,12 +73,12 @@ def test_kernels_bear_scores_of_sixty(device):
     case["operands"][2] = np.asarray([3.0, 0.0])
     case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
     segments = documents(2, 33)
-    error, where = farthest(value_and_gradients(kernel(device), case, segments), exact(case, segments))
+    error, where = largest_error(value_and_gradients(kernel(device), case, segments), exact(case, segments))
     assert error < 1e-5, where
 
 
-def test_elsewhere_the_fused_form_is_the_chunked_one():
-    """On a CPU, where neither kernel runs; and sizes that Triton does not take keep the chunked form on a GPU."""
+def test_on_other_devices_the_fused_form_is_the_chunked_form():
+    """On a CPU, where neither kernel runs; and on a GPU for sizes that Triton does not support."""
     case = draw(1, 9)
     operands = Operands(*(jnp.asarray(array, jnp.float32) for array in case["operands"]))
     both = [jax.jit(functools.partial(mix, form=form))(operands) for form in ("fused", "chunked")]

@@ -1,6 +1,6 @@
 """The paper's §2.2.1 and §2.2.2 in numbers: on a finite cyclic group its inversion is exact, to 1e-12 in float64.
 
-Tokens are elements of Z_n^d, frequencies its dual group, and the mean over all of them stands for the integral
+Tokens are elements of Z_n^d, frequencies its dual group, and the mean over all of them replaces the integral
 (`bench.theory_plot`).
 """
 
@@ -47,7 +47,7 @@ def test_theorem_1_every_token_is_retrieved(prefix):
 
 
 def test_theorem_1_needs_distinct_tokens():
-    """A token that stands twice comes back twice: the readout is of places, not of positions."""
+    """A token that occurs twice is read twice: the readout is by value, not by position."""
     theta, tokens = dual_group(9, 1), np.asarray([[3], [-2], [3]])
     summary = gradient(theta, tokens, np.full(3, 1 / 3))
     assert np.abs(readout(summary, 3j * waves(theta, tokens)[0]) - 2 * tokens[0]).max() < EXACT
@@ -114,21 +114,21 @@ def test_the_operator_retrieves_exactly_when_its_grid_is_a_dual_group():
     """`mix` with M = n points θ = 2πκ, and keys whose softsign is r/n: then its phases are the group's, and the query
     e^{iθ r_j/n} gives α_j k_j / Z, decay and all. (The value is k, the address its softsign: the two may differ.)"""
     n = 17
-    place = np.random.default_rng(0).permutation(n) - n // 2
-    sign = place / n
+    element = np.random.default_rng(0).permutation(n) - n // 2
+    sign = element / n
     keys = (sign / (1 - np.abs(sign))).reshape(1, n, 1, 1)
     gates = np.random.default_rng(1).uniform(0.5, 2, (1, n, 1))
     theta = (2 * np.pi * np.arange(n)).reshape(1, 1, n)
     alpha = gates[0, :, 0] * np.exp(-0.1 * np.arange(n - 1, -1, -1))
-    asked = 4
-    query = np.broadcast_to(np.exp(1j * sign[asked] * theta), (1, n, 1, 1, n))
+    index = 4
+    query = np.broadcast_to(np.exp(1j * sign[index] * theta), (1, n, 1, 1, n))
     operands = (keys, gates, np.asarray([0.1]), np.ones(1), theta, np.full((1, 1, n), 1 / n), query.real, query.imag)
-    wanted = alpha[asked] * keys[0, asked, 0, 0] / alpha.sum()
+    expected = alpha[index] * keys[0, index, 0, 0] / alpha.sum()
     with jax.enable_x64(True):
         re, im, _ = mix(Operands(*map(jnp.asarray, operands)), form="reference")
-        assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - wanted) < EXACT
+        assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - expected) < EXACT
     re, im, _ = mix(Operands(*(jnp.asarray(operand, jnp.float32) for operand in operands)))
-    assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - wanted) < 1e-6
+    assert abs(complex(re[0, -1, 0, 0], im[0, -1, 0, 0]) - expected) < 1e-6
 
 
 @pytest.mark.parametrize("points", [2, 32, 512])
