@@ -115,7 +115,7 @@ def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_spent_thinking_budget_inserts_the_end(config, params, four, rows):
-    """It is inserted after exactly 5 tokens, at every batch size; completions whose thinking ended earlier keep theirs."""
+    """It is inserted after exactly 5 tokens, at every batch size; thinking that ended earlier is left unchanged."""
     end = int(four[0].ids[2])
     sampling = replace(SAMPLING, think_end=end, thinking_budget=5)
     budgeted = Generator(config, sampling, rows, LONGEST)(params, PROMPTS, SEEDS)
