@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.model import ModelConfig
-from model.capacity.flops import peak_of, training_flops, utilisation
+from model.capacity.flops import peak_of, training_flops
 from model.layers.common import Params
 from model.loss import masked_logits, weighted_loss
 from model.nautile import forward, initialise, parameter_counts
@@ -150,7 +150,7 @@ def main() -> None:
         row = {"step": name, "seconds": round(seconds, 2), "tokens_per_second": round(BATCH * LENGTH / seconds, 1)}
         row |= {"temporaries_gib": round(gib, 2), "times_ours": round(seconds / medians["ours"][0], 2)}
         if peak := peak_of(device):
-            row["mfu"] = round(utilisation(training_flops(config, LENGTH), BATCH * LENGTH / seconds, peak), 3)
+            row["mfu"] = round(training_flops(config, LENGTH) * BATCH * LENGTH / seconds / peak, 3)
         results.append(row)
         print("  ", row)
     if options.json:

@@ -54,8 +54,3 @@ def forward_flops(config: ModelConfig, length: int) -> dict[str, float]:
 def training_flops(config: ModelConfig, length: int) -> float:
     """FLOPs per token of a training step: three times the forward pass."""
     return 3 * sum(forward_flops(config, length).values())
-
-
-def utilisation(flops_per_token: float, tokens_per_second: float, peak_flops: float) -> float:
-    """MFU: the model's operations as a share of the peak of all chips, `peak_flops`."""
-    return flops_per_token * tokens_per_second / peak_flops

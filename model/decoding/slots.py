@@ -19,7 +19,7 @@ from jax import Array
 from configs.model import ModelConfig
 from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill_all
 from model.decoding.sampling import draw_each, likeliest, uniforms
-from model.layers.common import Params
+from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
 from model.layers.sca import SCAState, projected
 from model.loss import masked_logits
@@ -85,7 +85,7 @@ class PrefillScores(NamedTuple):
 @partial(jax.jit, static_argnames=("config", "count"))
 def empty_slots(config: ModelConfig, count: int) -> Slots:
     """`count` free slots."""
-    dtype = jnp.dtype(config.compute_dtype)
+    dtype = compute_dtype(config)
     samples, head_dim = config.spectral_samples, config.head_dim
     history = jnp.zeros((count, config.convolution - 1, projected(config)), dtype)
     states = tuple(
@@ -184,8 +184,8 @@ def advance(
 
     def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
         step, slots, output = carry
-        # The next token of every slot, idle ones included: the program has one shape, and what idle slots compute is
-        # never counted.
+        # Draw the next token of every slot. Idle slots compute as well, because the program has one shape; their tokens
+        # are never counted.
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
         ids_B, thinking_B = _next_ids(slots, logits_BV, think_end)
         # Its log-probability, and the alternatives if any active slot wants them, because selecting them is expensive.
@@ -196,10 +196,10 @@ def advance(
             lambda: likeliest(logits_BV, alternatives),
             lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
         )
-        # The token goes through the model, which gives the hidden state of the next one.
+        # Run the token through the model: its hidden state predicts the next one.
         hidden_BD, blocks = decode_ragged(weights, config, ids_B, slots.blocks, slots.positions_B)
         ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.settings.max_tokens_B)
-        # Idle slots stay where they are.
+        # An idle slot writes nothing, so its counters stay.
         moved_B = slots.active_B.astype(jnp.int32)
         after = slots._replace(
             blocks=blocks,

@@ -18,12 +18,10 @@ from model.layers.mixing.parts import sine_cosine
 
 Params = dict[str, Any]
 
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
     """The type of activations and matrix products."""
-    return jnp.dtype(_DTYPES[config.compute_dtype])
+    return jnp.dtype(config.compute_dtype)
 
 
 def normals(rngs: nnx.Rngs, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:

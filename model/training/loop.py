@@ -154,9 +154,10 @@ class _Run:
         return state, last
 
     def _loop(self, state: TrainState, first: int) -> TrainState:
-        began = time.perf_counter()
+        """Compile the step, and run it from `first` to the end, through any rollbacks."""
+        started = time.perf_counter()
         step_program = self.program.step.lower(state, self.program.batch_shapes()).compile()
-        self.compile_seconds = time.perf_counter() - began
+        self.compile_seconds = time.perf_counter() - started
         with termination() as stop_requested:
             while True:
                 try:

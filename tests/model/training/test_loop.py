@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import ConfigError
 from data.tokens.loader import Loader
-from model.capacity.flops import forward_flops, training_flops, utilisation
+from model.capacity.flops import forward_flops, training_flops
 from model.nautile import parameter_counts, shapes
 from model.sharding import make_mesh, put_rows
 from model.training import loop as training
@@ -318,4 +318,3 @@ def test_flops_are_twice_the_parameters_that_multiply():
     rest = sum(flops.values()) - flops["mixing"] - attention
     assert rest == 2 * (numbers + model.vocabulary * model.width)
     assert training_flops(model, 64) == 3 * sum(flops.values())
-    assert utilisation(1e9, 1e3, 2e12) == 0.5
