@@ -130,5 +130,5 @@ class Round:
 
 def offered(text: str) -> list[str] | None:
     """The words of the command that a message offers against a damaged artifact, without `nautile run`."""
-    match = re.search(r"[Mm]ake it anew(?: with|:) `nautile run ([^`]+)`", text)
+    match = re.search(r"Rebuild it with `nautile run ([^`]+)`", text)
     return shlex.split(match[1]) if match else None
