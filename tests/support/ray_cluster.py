@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-OBJECTS = 80 * 2**20  # bytes of shared memory for the object store: units pass none
+OBJECTS = 80 * 2**20  # bytes of shared memory for the object store: work items pass none
 
 
 def surroundings(folder: Path) -> dict[str, str]:
@@ -46,7 +46,7 @@ def cluster(cpus: int, folder: Path) -> Iterator[str]:
     assert process.stdout
     try:
         address = next((line.split()[1] for line in process.stdout if line.startswith("address ")), None)
-        assert address, "the cluster did not come up"
+        assert address, "the cluster did not start"
         yield address
     finally:
         process.stdin.close()

@@ -1,6 +1,6 @@
 """Programs for tests that need several real processes at one store: `python -m tests.support.stage_crowd TASK …`.
 
-Each says `ready` and waits for a line, so that a test can let all of them go at once.
+Each prints `ready` and waits for a line, so that a test can start all of them at once.
 """
 
 import subprocess
@@ -31,37 +31,37 @@ def go(*processes: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def say(word: object) -> None:
+def report(word: object) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
 def publish(store: Store, name: str, count: int, supersede: bool) -> None:
-    """Publish the same `count` keys as everybody else, with contents that tell who did."""
+    """Publish the same `count` keys as the other processes; the contents name the one that did."""
     for index in range(count):
         key = key_of(f"crowd {index}")
         source = filled(store.root / "staging" / f"{name}-{index}", {"who.txt": name, "deep/what.txt": str(index)})
         options = {"config": {}, "inputs": {}, "facts": {}, "supersede": supersede}
         artifact = store.publish("tokens", key, source, stage="toy", version=1, **options)
-        say(artifact.execution)
+        report(artifact.execution)
 
 
 def write_and_ingest(store: Store, name: str, count: int, every: int) -> None:
-    """Emit `count` metrics, taking all there is into the catalog after each `every`, beside the others."""
+    """Emit `count` metrics, ingesting into the catalog after each `every`, while other processes do the same."""
     emit = EventWriter(store.root / "events" / f"{name}.jsonl", name, stage="toy")
     for index in range(count):
         emit("metric", name="loss", step=index, value=index / 2)
         emit("metric", name="shared", step=index, value=float(index), source=name)
         if index % every == 0:
             Catalog(store).ingest()
-        say(index)
+        report(index)
     Catalog(store).ingest()
 
 
 def main(task: str, root: str, *arguments: str) -> None:
     store = Store(root)
     store.prepare()
-    say("ready")
+    report("ready")
     sys.stdin.readline()
     if task == "publish":
         name, count, supersede = arguments

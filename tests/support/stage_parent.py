@@ -1,7 +1,7 @@
-"""Toy stages run one after another in a process of their own, to be interrupted.
+"""Toy stages run one after another in a process of their own, for tests that interrupt it.
 
-`python -m tests.support.stage_parent ROOT SECTIONS RUN_ID` reads a JSON list; each stage reads what the one before it
-made. Prints a line `made {…}` for each, or the name of what was raised. The other functions are for the tests' side.
+`python -m tests.support.stage_parent ROOT SECTIONS RUN_ID` reads a JSON list; each stage reads the outputs of the one
+before it. It prints a line `made {…}` for each, or the exception. The other functions are for the test's process.
 """
 
 import json
@@ -33,19 +33,19 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, f"not true after {seconds} s"
         time.sleep(0.02)
     return value
 
 
 def reached(gate: Path) -> int:
-    """Wait until the work stands at its gate; the number of its process."""
+    """Wait until the stage waits at its gate; the number of its process."""
     wait_for((gate / "reached").exists)
     return int((gate / "reached").read_text())
 
 
 def is_alive(pid: int) -> bool:
-    """True unless the process is gone, or dead and waiting to be reaped."""
+    """True unless the process has ended (a zombie included)."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
-"""A toy stage in units for tests: a round cuts pieces, a second doubles them, the stage joins them; with faults.
+"""A toy stage with two fan-outs for tests: `cut` writes pieces, `double` doubles them, the stage joins them.
 
-Every run of a unit leaves a line in `scratch/runs/<unit>`: the number of its process.
+Items can be given faults. Every run of an item appends the number of its process to `scratch/runs/<item>`.
 """
 
 import json
@@ -22,9 +22,9 @@ from tasks.engine.stage import stage
 
 class Pieces(Section):
     count: int
-    faults: dict[str, dict[str, int]] = {}  # unit -> fault -> how many of its runs meet it
-    tolerated: float = 0.0
-    gate: str = ""  # a folder: a unit named in `gated` says so there, and waits for `open`
+    faults: dict[str, dict[str, int]] = {}  # item -> fault -> how many of its runs meet it
+    skippable: float = 0.0
+    gate: str = ""  # a folder: an item named in `gated` writes a file there, and waits for `open`
     gated: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # in place of piece-0, piece-1, …
 
@@ -33,33 +33,33 @@ def section(count: int = 3, **fields: Any) -> dict[str, Any]:
     return {"seed": 5, "pieces": {"count": count, **fields}}
 
 
-def pieces_of(job: Job) -> list[str]:
+def list_pieces(job: Job) -> list[str]:
     part = job.part("pieces", Pieces)
     _count(job.scratch / "runs" / "list")
     return list(part.names) or [f"piece-{index}" for index in range(part.count)]
 
 
-def cut(job: Job, unit: str) -> None:
+def cut(job: Job, item: str) -> None:
     """Five rows for each piece, one after the other."""
     part = job.part("pieces", Pieces)
-    met = _count(job.scratch / "runs" / unit)
+    run = _count(job.scratch / "runs" / item)
     job.emit("progress", done=2, total=4, unit="rows")
-    if unit in part.gated:
-        _wait_at(Path(part.gate), unit)
-    for fault, times in part.faults.get(unit, {}).items():
-        if met <= times:
-            _misbehave(fault, unit)
-    number = int(unit.rpartition("-")[2])
+    if item in part.gated:
+        _wait_at(Path(part.gate), item)
+    for fault, times in part.faults.get(item, {}).items():
+        if run <= times:
+            _misbehave(fault, item)
+    number = int(item.rpartition("-")[2])
     if number % 2:
-        sys.stdout.write(f"said by {unit}\n")
-    _write(job.scratch / "cut" / unit, "".join(f"{number}.{row}\n" for row in range(5)))
+        sys.stdout.write(f"printed by {item}\n")
+    _write(job.scratch / "cut" / item, "".join(f"{number}.{row}\n" for row in range(5)))
     job.emit("metric", name="rows", step=0, value=5)
     job.emit("progress", done=4, total=4, unit="rows")
 
 
-def double(job: Job, unit: str) -> None:
-    _count(job.scratch / "runs" / f"double-{unit}")
-    _write(job.scratch / "double" / unit, (job.scratch / "cut" / unit).read_text() * 2)
+def double(job: Job, item: str) -> None:
+    _count(job.scratch / "runs" / f"double-{item}")
+    _write(job.scratch / "double" / item, (job.scratch / "cut" / item).read_text() * 2)
 
 
 @stage(
@@ -67,17 +67,17 @@ def double(job: Job, unit: str) -> None:
     version=1,
     outputs=("numbers",),
     fan_outs=(
-        FanOut("cut", pieces_of, cut, skippable=lambda job: job.part("pieces", Pieces).tolerated),
+        FanOut("cut", list_pieces, cut, skippable=lambda job: job.part("pieces", Pieces).skippable),
         FanOut("double", lambda job: finished_items(job, "cut"), double, noun="pieces"),
     ),
 )
 def pieces(job: Job) -> None:
-    """Joins what the units left."""
-    text = "".join((job.scratch / "double" / unit).read_text() for unit in finished_items(job, "double"))
+    """Join what the items wrote."""
+    text = "".join((job.scratch / "double" / item).read_text() for item in finished_items(job, "double"))
     (job.output("numbers") / "all.txt").write_text(text)
     job.emit("metric", name="joined", step=0, value=len(finished_items(job, "double")))
     times = {path.name: len(path.read_text().split()) for path in (job.scratch / "runs").iterdir()}
-    job.describe("numbers", set_aside=skipped_items(job, "cut"), runs=times)
+    job.describe("numbers", skipped=skipped_items(job, "cut"), runs=times)
 
 
 PARENT = """
@@ -95,20 +95,20 @@ except BaseException as error:
 """
 
 
-def start(root: Path, asked: dict[str, Any], workers: int) -> subprocess.Popen[str]:
+def start(root: Path, section: dict[str, Any], workers: int) -> subprocess.Popen[str]:
     """The stage in a process of its own, without Prefect."""
-    command = [sys.executable, "-c", PARENT, str(root), json.dumps(asked), str(workers)]
+    command = [sys.executable, "-c", PARENT, str(root), json.dumps(section), str(workers)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2])
 
 
-def whole(count: int, without: tuple[int, ...] = ()) -> str:
-    """What the stage makes of `count` pieces."""
+def joined(count: int, without: tuple[int, ...] = ()) -> str:
+    """What the stage writes for `count` pieces."""
     kept = [number for number in range(count) if number not in without]
     return "".join("".join(f"{number}.{row}\n" for row in range(5)) * 2 for number in kept)
 
 
 def runs(root: Path) -> dict[str, list[int]]:
-    """Unit -> the processes that worked at it, in the staging folder of the one key there."""
+    """Item -> the processes that ran it, in the staging folder of the only key there."""
     (folder,) = (root / "staging").glob("*/scratch/runs")
     return {path.name: [int(line) for line in path.read_text().split()] for path in folder.iterdir()}
 
@@ -125,16 +125,16 @@ def _write(path: Path, text: str) -> None:
     write_text(path, text)
 
 
-def _wait_at(gate: Path, unit: str) -> None:
-    (gate / f".{unit}").write_text(f"{os.getpid()} {os.getppid()}")
-    (gate / f".{unit}").rename(gate / unit)
+def _wait_at(gate: Path, item: str) -> None:
+    (gate / f".{item}").write_text(f"{os.getpid()} {os.getppid()}")
+    (gate / f".{item}").rename(gate / item)
     while not (gate / "open").exists():
         time.sleep(0.01)
 
 
-def _misbehave(fault: str, unit: str) -> None:
+def _misbehave(fault: str, item: str) -> None:
     if fault == "bad":
-        raise ConfigError(f"{unit}: not a text")
+        raise ConfigError(f"{item}: not a text")
     if fault == "retry":
         raise Retryable("http://127.0.0.1:9 does not answer")
     if fault == "crash":

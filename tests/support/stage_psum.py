@@ -1,4 +1,4 @@
-"""A stage that several JAX processes do together: they add up their numbers, and on the first try one may go wrong."""
+"""A toy stage for several JAX processes: they add up their ranks, and one may fail on the first try."""
 
 import os
 import signal
@@ -23,19 +23,19 @@ def psum(job: Job) -> None:
     first = job.scratch / f"tried-{job.process}"
     if job.process == job.section["host"] and not first.exists():
         first.touch()
-        _go_wrong(job.section["fault"])
+        _misbehave(job.section["fault"])
     everyone = multihost_utils.process_allgather(np.asarray([job.process + 1.0]))
     (job.output("numbers") / "sum.txt").write_text(str(float(everyone.sum())))
     job.describe("numbers", processes=jax.process_count())
 
 
-def _go_wrong(fault: str) -> None:
+def _misbehave(fault: str) -> None:
     if fault == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hangs":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "crashes":
-        raise RuntimeError("it went wrong here")
+        raise RuntimeError("it failed here")
     if fault == "refuses":
         raise ConfigError("bad input there")
     if fault == "waits":

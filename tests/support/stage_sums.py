@@ -1,4 +1,4 @@
-"""A toy stage for tests: writes numbers one file at a time, and misbehaves as its section says."""
+"""A toy stage for tests: writes numbers one file at a time, with the faults of its section."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ class Sums(Section):
     count: int
     totals: bool = False
     faults: dict[str, int] = {}  # name -> how many attempts meet it
-    gate: str = ""  # a folder: the work says `reached` there before number `gate_at`, and waits for `open`
+    gate: str = ""  # a folder: the stage writes `reached` there before number `gate_at`, and waits for `open`
     gate_at: int = 0
     pause_s: float = 0.0  # before each number
 
@@ -31,12 +31,12 @@ def section(count: int = 3, **fields: Any) -> dict[str, Any]:
 
 @stage("sums", version=1, outputs=("numbers", "totals"), optional=("totals",))
 def sums(job: Job) -> None:
-    """Writes `count` files, keeping those that an earlier attempt has written."""
+    """Write `count` files, keeping those of an earlier attempt."""
     part = job.part("sums", Sums)
     _misbehave(job, part)
     base = sum(int(path.read_text()) for folder in job.inputs.values() for path in folder.glob("*.txt"))
     out = job.output("numbers")
-    made = 0
+    written = 0
     for index in range(part.count):
         if part.gate and index == part.gate_at:
             _wait_at(Path(part.gate))
@@ -44,7 +44,7 @@ def sums(job: Job) -> None:
         path = out / f"{index}.txt"
         if not path.exists():
             path.write_text(str(base + index))
-            made += 1
+            written += 1
         job.emit("metric", name="value", step=index, value=float(base + index))
         job.emit("sample", set="sums", index=index, text=f"number {index}")
         job.emit("progress", done=index + 1, total=part.count, unit="files", note="adding")
@@ -52,7 +52,9 @@ def sums(job: Job) -> None:
     if part.totals:
         (job.output("totals") / "total.txt").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
         job.describe("totals", seed=job.seed)
-    job.describe("numbers", made=made, platforms=os.environ.get("JAX_PLATFORMS"), store=os.environ["NAUTILE_STORE"])
+    job.describe(
+        "numbers", written=written, platforms=os.environ.get("JAX_PLATFORMS"), store=os.environ["NAUTILE_STORE"]
+    )
 
 
 def _wait_at(gate: Path) -> None:
@@ -96,7 +98,7 @@ def _grandchild(job: Job) -> None:
 
 @stage("nothing", version=1, outputs=("numbers",))
 def nothing(job: Job) -> None:
-    """Writes no output."""
+    """Write no output."""
 
 
 def local_stage() -> Stage:

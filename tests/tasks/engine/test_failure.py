@@ -1,4 +1,4 @@
-"""What is told of a failure and of a stage that ended well: the wording, and that text from outside stays text."""
+"""The pages about a failed and a successful stage: their wording, and that text from outside stays text."""
 
 import base64
 import copy
@@ -25,18 +25,18 @@ def failure(error, tail="", **fields):
     )
 
 
-def test_a_failure_says_what_why_what_to_do_and_the_command():
+def test_a_failure_page_has_the_reason_the_advice_and_the_command():
     crash = StageCrash("its process ended with exit code 1", log=Path("/x"), log_tail="x")
-    told = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
-    text = told.markdown()
+    page = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
+    text = page.markdown()
     assert text.startswith("## evaluate:align failed (attempt 2)\n\n```\nits process ended with exit code 1\n```\n")
     assert f"**{RESUME_HEADING}**\n\n```\nnautile run a\n```" in text
     assert "```\nKeyError: 1\n```" in text
     assert "(http://127.0.0.1:8501/?run=r1)" in text
-    assert told.file_name == "evaluate-align-eeeeeeeeeeee-2.md"
+    assert page.file_name == "evaluate-align-eeeeeeeeeeee-2.md"
 
 
-def test_nothing_that_a_log_says_is_markup():
+def test_nothing_in_a_log_is_markup():
     text = failure(ConfigError(HOSTILE), tail="````\n# heading\n" + HOSTILE).markdown()
     assert "\x1b" not in text
     outside = re.sub(r"^(`{3,})\n.*?^\1\n", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -68,11 +68,11 @@ def test_a_reason_is_without_the_log_and_a_crash_is_rebuilt_whole_as_pickle_does
     assert slug("evaluate:Align b") == "evaluate-align-b"
 
 
-def test_a_stage_that_ended_well_has_its_curve_facts_and_links(tmp_path, monkeypatch):
+def test_a_successful_stage_has_its_curve_facts_and_links(tmp_path, monkeypatch):
     monkeypatch.setenv("NAUTILE_DASHBOARD_URL", "http://127.0.0.1:8501/")
     store = Store(tmp_path / "store")
     facts = {"steps": 20, "source": HOSTILE, "deep": {"kept": 7}, "list": [1]}
-    made = published(store, "checkpoint", "a", execution="e1", facts=facts)
+    artifact = published(store, "checkpoint", "a", execution="e1", facts=facts)
     emit = EventWriter(store.root / "events" / "a.jsonl", "e1", stage="pretrain")
     for step in range(2000):
         emit("metric", name="loss", step=step, value=5.0 - step / 1000 if step != 3 else float("nan"))
@@ -82,8 +82,11 @@ def test_a_stage_that_ended_well_has_its_curve_facts_and_links(tmp_path, monkeyp
 
     Catalog(store).ingest()
     update = StageUpdate("pretrain", "pretrain", "done", run_id="r 1", metrics={"loss": 3.0})
-    text = summary(store, update, {"checkpoint": made.id})
-    assert f"| [{made.id}](http://127.0.0.1:8501/lineage?run=r+1&artifact=checkpoint%2F{made.id[-12:]}) | 2 |" in text
+    text = summary(store, update, {"checkpoint": artifact.id})
+    assert (
+        f"| [{artifact.id}](http://127.0.0.1:8501/lineage?run=r+1&artifact=checkpoint%2F{artifact.id[-12:]}) | 2 |"
+        in text
+    )
     assert "| `checkpoint.steps` | `20` |" in text
     assert "| `checkpoint.deep.kept` | `7` |" in text
     assert "[this stage in the dashboard](http://127.0.0.1:8501/training?run=r+1)" in text
@@ -95,7 +98,7 @@ def test_a_stage_that_ended_well_has_its_curve_facts_and_links(tmp_path, monkeyp
     assert "validation_loss" in svg
     assert len(text) < 60_000
 
-    reused = summary(store, StageUpdate("pretrain", "pretrain", "reused", run_id="r2"), {"checkpoint": made.id})
+    reused = summary(store, StageUpdate("pretrain", "pretrain", "reused", run_id="r2"), {"checkpoint": artifact.id})
     assert "data:image" not in reused
     monkeypatch.delenv("NAUTILE_DASHBOARD_URL")
-    assert "](" not in summary(store, StageUpdate("pretrain", "x", "reused"), {"checkpoint": made.id})
+    assert "](" not in summary(store, StageUpdate("pretrain", "x", "reused"), {"checkpoint": artifact.id})

@@ -1,4 +1,4 @@
-"""Units of a stage without Prefect: marks, set aside, gone on with by any number of workers, ended with the parent."""
+"""Fan-outs without Prefect: markers, skipped items, resume by any number of workers, ending with the parent."""
 
 import json
 import signal
@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from common.events import silent
+from common.files import read_json
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from store.catalog import Catalog
@@ -21,7 +22,7 @@ from tasks.engine.job import Job
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
 from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import pieces, runs, section, start, whole
+from tests.support.stage_pieces import joined, pieces, runs, section, start
 
 
 @pytest.fixture
@@ -43,28 +44,28 @@ def gate(tmp_path):
 
 @pytest.fixture
 def updates():
-    heard = []
-    unsubscribe = subscribe(heard.append)
-    yield heard
+    received = []
+    unsubscribe = subscribe(received.append)
+    yield received
     unsubscribe()
 
 
-def text(store, made):
-    return (store.get(made["numbers"]).path / "all.txt").read_text()
+def text(store, outputs):
+    return (store.get(outputs["numbers"]).path / "all.txt").read_text()
 
 
 def times(store):
-    """Unit -> how often it was worked at."""
-    return {unit: len(pids) for unit, pids in runs(store.root).items()}
+    """Item -> how often it was run."""
+    return {item: len(pids) for item, pids in runs(store.root).items()}
 
 
-def test_rounds_are_done_in_order_and_their_events_reach_the_catalog(store, context, updates):
-    made = run_stage(pieces, section(4), {}, context)
-    assert text(store, made) == whole(4)
-    units_of_both = [f"{start}piece-{index}" for start in ("", "double-") for index in range(4)]
-    assert store.get(made["numbers"]).manifest["facts"] == {
-        "set_aside": {},
-        "runs": dict.fromkeys(["list", *units_of_both], 1),
+def test_fan_outs_run_in_order_and_their_events_reach_the_catalog(store, context, updates):
+    outputs = run_stage(pieces, section(4), {}, context)
+    assert text(store, outputs) == joined(4)
+    items_of_both = [f"{start}piece-{index}" for start in ("", "double-") for index in range(4)]
+    assert store.get(outputs["numbers"]).manifest["facts"] == {
+        "skipped": {},
+        "runs": dict.fromkeys(["list", *items_of_both], 1),
     }
     shown = [(update.note, update.done, update.total, update.unit) for update in updates if update.total]
     assert ("cut", 4.0, 4, "files") in shown
@@ -83,13 +84,14 @@ def test_rounds_are_done_in_order_and_their_events_reach_the_catalog(store, cont
     assert run["state"] == "done"
     assert run["peak_bytes"] > 10**7
     (log,) = (path.read_text() for path in (store.root / "logs").glob("pieces-*.txt"))
-    assert {line for line in log.splitlines() if line.startswith("said by")} == {"said by piece-1", "said by piece-3"}
-    assert run_stage(pieces, section(4), {}, context) == made
+    printed = {line for line in log.splitlines() if line.startswith("printed by")}
+    assert printed == {"printed by piece-1", "printed by piece-3"}
+    assert run_stage(pieces, section(4), {}, context) == outputs
 
 
-def test_a_unit_under_way_counts_as_the_share_it_has_done(store, context, gate, updates):
-    asked = section(2, gate=str(gate), gated=["piece-0", "piece-1"])
-    thread = threading.Thread(target=run_stage, args=(pieces, asked, {}, context))
+def test_progress_counts_a_running_item_by_the_share_it_has_done(store, context, gate, updates):
+    config = section(2, gate=str(gate), gated=["piece-0", "piece-1"])
+    thread = threading.Thread(target=run_stage, args=(pieces, config, {}, context))
     thread.start()
     wait_for(lambda: [update for update in updates if (update.done, update.total) == (1.0, 2)])
     (gate / "open").touch()
@@ -97,11 +99,11 @@ def test_a_unit_under_way_counts_as_the_share_it_has_done(store, context, gate, 
     assert [update.done for update in updates if update.note == "cut"][-1] == 2.0
 
 
-def test_bad_units_are_set_aside_by_name_up_to_the_share(store, context, caplog):
-    asked = section(4, faults={"piece-1": {"bad": 99}}, tolerated=0.25)
-    made = run_stage(pieces, asked, {}, context)
-    assert text(store, made) == whole(4, without=(1,))
-    assert store.get(made["numbers"]).manifest["facts"]["set_aside"] == {"piece-1": "piece-1: not a text"}
+def test_bad_items_are_skipped_by_name_up_to_the_share(store, context, caplog):
+    config = section(4, faults={"piece-1": {"bad": 99}}, skippable=0.25)
+    outputs = run_stage(pieces, config, {}, context)
+    assert text(store, outputs) == joined(4, without=(1,))
+    assert store.get(outputs["numbers"]).manifest["facts"]["skipped"] == {"piece-1": "piece-1: not a text"}
     assert "cut: piece-1 is skipped: piece-1: not a text" in caplog.text
     Catalog(store).ingest()
     (row,) = Catalog(store).query("SELECT sample.* FROM (SELECT * FROM samples) AS sample")
@@ -111,100 +113,98 @@ def test_bad_units_are_set_aside_by_name_up_to_the_share(store, context, caplog)
     assert [tuple(row.values()) for row in counted] == [("cut_set_aside", 1.0), ("cut_units", 4.0)]
 
 
-def test_too_many_bad_units_are_one_message_and_are_tried_again_by_the_next_run(store, context):
-    asked = section(4, faults={"piece-3": {"bad": 1}, "piece-2": {"bad": 1}}, tolerated=0.25)
-    told = (
+def test_too_many_bad_items_are_one_message_and_are_tried_again_by_the_next_run(store, context):
+    config = section(4, faults={"piece-3": {"bad": 1}, "piece-2": {"bad": 1}}, skippable=0.25)
+    message = (
         r"^piece-\d: not a text \(piece-\d is the first of 2 of 4 files skipped in cut; at most a share of "
         r"0\.25 may be\)$"
     )
-    with pytest.raises(ConfigError, match=told):
-        run_stage(pieces, asked, {}, context)
+    with pytest.raises(ConfigError, match=message):
+        run_stage(pieces, config, {}, context)
     before = times(store)
     assert before == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1, "piece-3": 1}
-    assert text(store, run_stage(pieces, asked, {}, context)) == whole(4)
+    assert text(store, run_stage(pieces, config, {}, context)) == joined(4)
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "told"),
+    ("fault", "error", "message"),
     [
         ("retry", Retryable, r"^cut: 1 of 3 files left; piece-0: http://127.0.0.1:9 does not answer$"),
         ("crash", StageCrash, r"(?s)cut: 1 of 3 .*exit code 1: by zero.*its last lines:.*ZeroDivisionError: by zero"),
     ],
 )
-def test_a_unit_that_fails_lets_the_others_be_done_and_is_the_only_one_done_again(store, context, fault, error, told):
-    asked = section(3, faults={"piece-0": {fault: 1}})
-    with pytest.raises(error, match=told):
-        run_stage(pieces, asked, {}, context)
-    marks = sorted(path.name for path in store.root.glob("staging/*/rounds/cut/done/*"))
-    assert marks == ["piece-1", "piece-2"]
+def test_a_failed_item_does_not_stop_the_others_and_is_the_only_one_run_again(store, context, fault, error, message):
+    config = section(3, faults={"piece-0": {fault: 1}})
+    with pytest.raises(error, match=message):
+        run_stage(pieces, config, {}, context)
+    markers = sorted(path.name for path in store.root.glob("staging/*/rounds/cut/done/*"))
+    assert markers == ["piece-1", "piece-2"]
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
-    made = run_stage(pieces, asked, {}, context)
-    assert text(store, made) == whole(3)
-    assert store.get(made["numbers"]).manifest["facts"]["runs"] == {
+    outputs = run_stage(pieces, config, {}, context)
+    assert text(store, outputs) == joined(3)
+    assert store.get(outputs["numbers"]).manifest["facts"]["runs"] == {
         "list": 1,
         "piece-0": 2,
         **dict.fromkeys(("piece-1", "piece-2", "double-piece-0", "double-piece-1", "double-piece-2"), 1),
     }
 
 
-def test_three_units_that_fail_end_the_stage(store):
+def test_three_failed_items_end_the_stage(store):
     faults = {f"piece-{index}": {"retry": 9} for index in range(5)}
-    one = RunContext("r1", str(store.root), launch=LaunchConfig(workers=1))
+    one_worker = RunContext("r1", str(store.root), launch=LaunchConfig(workers=1))
     with pytest.raises(Retryable, match="cut: 5 of 5 files left; piece-0: "):
-        run_stage(pieces, section(5, faults=faults), {}, one)
+        run_stage(pieces, section(5, faults=faults), {}, one_worker)
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
 
 
-def test_a_full_disk_is_not_the_unit_s_fault(store, context):
-    asked = section(3, faults={"piece-1": {"full": 1}}, tolerated=1.0)
+def test_a_full_disk_skips_no_item(store, context):
+    config = section(3, faults={"piece-1": {"full": 1}}, skippable=1.0)
     with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):
-        run_stage(pieces, asked, {}, context)
-    made = run_stage(pieces, asked, {}, context)
-    assert text(store, made) == whole(3)
+        run_stage(pieces, config, {}, context)
+    outputs = run_stage(pieces, config, {}, context)
+    assert text(store, outputs) == joined(3)
 
 
 @pytest.mark.slow
-def test_a_killed_parent_is_gone_on_from_by_another_number_of_workers(store, gate):
-    asked = section(4, gate=str(gate), gated=["piece-1", "piece-3"])
-    parent = start(store.root, asked, 2)
+def test_after_a_killed_parent_another_number_of_workers_continues(store, gate):
+    config = section(4, gate=str(gate), gated=["piece-1", "piece-3"])
+    parent = start(store.root, config, 2)
     wait_for(lambda: all((gate / name).exists() for name in ("piece-1", "piece-3")))
-    at_work = [int((gate / name).read_text().split()[0]) for name in ("piece-1", "piece-3")]
-    assert all(map(is_alive, at_work))
+    running = [int((gate / name).read_text().split()[0]) for name in ("piece-1", "piece-3")]
+    assert all(map(is_alive, running))
     parent.kill()
     parent.communicate()
-    wait_for(lambda: not any(map(is_alive, at_work)))
+    wait_for(lambda: not any(map(is_alive, running)))
     assert times(store) == {"list": 1} | {f"piece-{index}": 1 for index in range(4)}
     (gate / "piece-1").unlink()
-    again = start(store.root, asked, 3)
+    again = start(store.root, config, 3)
     wait_for((gate / "piece-1").exists)
     (gate / "open").touch()
-    told, _ = again.communicate()
-    assert told.startswith("made ")
-    (made,) = store.list()
-    assert (made.path / "all.txt").read_text() == whole(4)
+    message, _ = again.communicate()
+    assert message.startswith("made ")
+    (outputs,) = store.list()
+    assert (outputs.path / "all.txt").read_text() == joined(4)
     cut = {"list": 1, "piece-0": 1, "piece-1": 2, "piece-2": 1, "piece-3": 2}
     double = {f"double-piece-{index}": 1 for index in range(4)}
-    assert made.manifest["facts"]["runs"] == cut | double
+    assert outputs.manifest["facts"]["runs"] == cut | double
     Catalog(store).ingest()
     rows = Catalog(store).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
     assert rows == [{"n": 4, "rows": 20.0}]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_parent_ends_all_units(store, gate, number):
+def test_ctrl_c_ends_the_items_and_starts_no_others(store, gate):
     parent = start(store.root, section(4, gate=str(gate), gated=["piece-0", "piece-1"]), 2)
     wait_for(lambda: all((gate / name).exists() for name in ("piece-0", "piece-1")))
-    at_work = [int((gate / name).read_text().split()[0]) for name in ("piece-0", "piece-1")]
-    parent.send_signal(number)
-    told, _ = parent.communicate(timeout=20)
-    wait_for(lambda: not any(map(is_alive, at_work)), 10)
-    if number == signal.SIGINT:
-        assert told.startswith("KeyboardInterrupt")
+    running = [int((gate / name).read_text().split()[0]) for name in ("piece-0", "piece-1")]
+    parent.send_signal(signal.SIGINT)
+    message, _ = parent.communicate(timeout=20)
+    wait_for(lambda: not any(map(is_alive, running)), 10)
+    assert message.startswith("KeyboardInterrupt")
     assert set(times(store)) == {"list", "piece-0", "piece-1"}
 
 
-def test_cancelling_ends_the_units_of_a_stage_in_another_thread(store, context, gate):
+def test_cancelling_ends_the_items_of_a_stage_in_another_thread(store, context, gate):
     ended = []
 
     def run():
@@ -235,7 +235,7 @@ def job(staging: Path) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("names", "share", "told"),
+    ("names", "share", "message"),
     [
         (["a", "b/c"], 0.0, "'b/c' is no valid file name"),
         ([".hidden"], 0.0, "is no valid file name"),
@@ -243,39 +243,43 @@ def job(staging: Path) -> Job:
         (["a"], 1.5, r"share that may be skipped is 1.5"),
     ],
 )
-def test_a_list_must_make_sense(tmp_path, names, share, told):
-    step = FanOut("cut", lambda job: names, lambda job, unit: None, skippable=lambda job: share)
-    with pytest.raises(RuntimeError, match=told):
-        write_item_list(step, job(tmp_path))
+def test_an_invalid_item_list_is_refused(tmp_path, names, share, message):
+    fan_out = FanOut("cut", lambda job: names, lambda job, item: None, skippable=lambda job: share)
+    with pytest.raises(RuntimeError, match=message):
+        write_item_list(fan_out, job(tmp_path))
     assert Markers.of(tmp_path, "cut").items is None
 
 
-def test_what_a_round_left_is_read_only_once_it_is_over(tmp_path):
-    write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, unit: None), job(tmp_path))
+def test_results_of_a_fan_out_are_readable_only_when_it_is_finished(tmp_path):
+    write_item_list(FanOut("cut", lambda job: ["a", "b"], lambda job, item: None), job(tmp_path))
     with pytest.raises(RuntimeError, match="fan-out 'cut' is not finished"):
         finished_items(job(tmp_path), "cut")
-    Markers.of(tmp_path, "cut").write_finished({"b": "bad"})
+    markers = Markers.of(tmp_path, "cut")
+    markers.write_finished({"b": "bad"})
+    # Staging folders of every version have these names and fields, so that an interrupted run resumes after an update.
+    assert read_json(tmp_path / "rounds" / "cut" / "list.json") == {"units": ["a", "b"], "tolerated": 0.0}
+    assert read_json(tmp_path / "rounds" / "cut" / "settled.json") == {"set_aside": {"b": "bad"}}
     assert finished_items(job(tmp_path), "cut") == ["a"]
     assert skipped_items(job(tmp_path), "cut") == {"b": "bad"}
 
 
-def test_rounds_are_declared_soundly():
-    one = FanOut("cut", lambda job: [], lambda job, unit: None)
-    for rounds in ((one, one), (FanOut("No Name", one.list_items, one.work),)):
+def test_an_invalid_declaration_is_refused():
+    cut = FanOut("cut", lambda job: [], lambda job, item: None)
+    for fan_outs in ((cut, cut), (FanOut("No Name", cut.list_items, cut.work),)):
         with pytest.raises(ValueError, match="its fan-outs need distinct lower-case names"):
-            stage("x", version=1, outputs=("a",), fan_outs=rounds)
+            stage("x", version=1, outputs=("a",), fan_outs=fan_outs)
     with pytest.raises(ValueError, match="`multihost` is for processes that do"):
-        stage("x", version=1, outputs=("a",), fan_outs=(one,), multihost=True)
+        stage("x", version=1, outputs=("a",), fan_outs=(cut,), multihost=True)
 
 
-def test_an_order_of_an_attempt_that_is_over_is_not_followed(tmp_path):
+def test_an_item_of_an_attempt_that_is_over_does_not_run(tmp_path):
     (tmp_path / "staging" / "key").mkdir(parents=True)
-    order = WorkItem(str(tmp_path / "staging" / "key" / "request.json"), 1, "cut", "a", 1)
+    item = WorkItem(str(tmp_path / "staging" / "key" / "request.json"), 1, "cut", "a", 1)
     with pytest.raises(StageCancelled, match="cut a: its attempt is over"):
-        run_item(order)
-    open_lease(order.staging, 2)
+        run_item(item)
+    open_lease(item.staging, 2)
     with pytest.raises(StageCancelled):
-        run_item(order)
+        run_item(item)
     elsewhere = WorkItem("/no/such/store/staging/key/request.json", 1, "cut", "a", 1)
     with pytest.raises(ConfigError, match="must lie on a file system that all of them share"):
         run_item(elsewhere)
@@ -290,7 +294,7 @@ def test_a_host_with_other_code_is_refused(tmp_path):
         run_item(WorkItem(str(folder / "request.json"), 1, "cut", "a", 1))
 
 
-def test_ray_is_reached_through_a_flow_only(store):
+def test_ray_needs_a_flow(store):
     launch = LaunchConfig(engine="ray")
     with pytest.raises(ConfigError, match=r"launch\.engine 'ray' needs Prefect"):
         run_stage(pieces, section(), {}, RunContext("r1", str(store.root), launch=launch))

@@ -1,4 +1,4 @@
-"""Units as task runs of Prefect: named, tried again each by itself, set aside by name, ended with the flow."""
+"""Work items as Prefect task runs: named, retried one by one, skipped by name, ended with the flow."""
 
 import pytest
 from prefect import flow
@@ -16,7 +16,7 @@ from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import pieces, runs, section, whole
+from tests.support.stage_pieces import joined, pieces, runs, section
 from tests.tasks.engine.test_stage_prefect import artifacts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """No retries of the whole stage, no waiting between those of a unit, and progress shown from the first moment."""
+    """No retries of the whole stage, no pauses between those of an item, and progress shown from the first moment."""
     monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
     monkeypatch.setattr(fanout_item, "PAUSES_S", (0.01,))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
@@ -38,43 +38,43 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def through_a_flow(store, asked, workers=2):
+def through_a_flow(store, config, workers=2):
     @flow(name="one-stage")
     def one_stage():
         launch = LaunchConfig(workers=workers)
         with cancelling():
             return as_prefect_task(pieces)(
-                asked, {}, RunContext("r1", str(store.root), label="pieces:a", launch=launch)
+                config, {}, RunContext("r1", str(store.root), label="pieces:a", launch=launch)
             )
 
     return one_stage(return_state=True)
 
 
 def states(state, count):
-    """Task run name -> the name of its state, once the server has heard the end of `count` (it does so by events)."""
+    """Task run name -> the name of its state, once the server knows that `count` ended (it learns so from events)."""
     wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
     with get_client(sync_client=True) as client:
 
         def ended():
-            found = client.read_task_runs(flow_run_filter=wanted, limit=50, sort=TaskRunSort.END_TIME_DESC)
-            final = {run.name: run.state.name for run in found if run.state and run.state.is_final()}
+            task_runs = client.read_task_runs(flow_run_filter=wanted, limit=50, sort=TaskRunSort.END_TIME_DESC)
+            final = {run.name: run.state.name for run in task_runs if run.state and run.state.is_final()}
             return final if len(final) >= count else None
 
         return wait_for(ended)
 
 
-def text(store, made):
-    return (store.get(made["numbers"]).path / "all.txt").read_text()
+def text(store, outputs):
+    return (store.get(outputs["numbers"]).path / "all.txt").read_text()
 
 
-def test_each_unit_is_a_task_run_that_is_tried_again_or_set_aside_by_itself(store):
+def test_each_item_is_a_task_run_that_is_retried_or_skipped_by_itself(store):
     faults = {"piece-0": {"bad": 9}, "piece-1": {"retry": 2}, "piece-2": {"killed": 1}}
-    state = through_a_flow(store, section(4, faults=faults, tolerated=0.25))
-    made = state.result()
-    assert text(store, made) == whole(4, without=(0,))
-    told = store.get(made["numbers"]).manifest["facts"]
-    assert told["set_aside"] == {"piece-0": "piece-0: not a text"}
-    assert {unit: told["runs"][unit] for unit in ("list", "piece-0", "piece-1", "piece-2", "piece-3")} == {
+    state = through_a_flow(store, section(4, faults=faults, skippable=0.25))
+    outputs = state.result()
+    assert text(store, outputs) == joined(4, without=(0,))
+    facts = store.get(outputs["numbers"]).manifest["facts"]
+    assert facts["skipped"] == {"piece-0": "piece-0: not a text"}
+    assert {item: facts["runs"][item] for item in ("list", "piece-0", "piece-1", "piece-2", "piece-3")} == {
         "list": 1,
         "piece-0": 1,
         "piece-1": 3,
@@ -95,7 +95,7 @@ def test_each_unit_is_a_task_run_that_is_tried_again_or_set_aside_by_itself(stor
         ("retry", Retryable, 1 + retry_policy.OUTAGES),
     ],
 )
-def test_the_tries_of_a_unit_are_bounded(store, fault, error, tries):
+def test_the_tries_of_an_item_are_bounded(store, fault, error, tries):
     state = through_a_flow(store, section(1, faults={"piece-0": {fault: 99}}))
     assert state.is_failed()
     with pytest.raises(error, match="piece-0"):
@@ -103,7 +103,7 @@ def test_the_tries_of_a_unit_are_bounded(store, fault, error, tries):
     assert len(runs(store.root)["piece-0"]) == tries
 
 
-def test_ctrl_c_ends_the_units_and_starts_no_others(store, tmp_path, monkeypatch):
+def test_ctrl_c_ends_the_items_and_starts_no_others(store, tmp_path, monkeypatch):
     gate = tmp_path / "gate"
     gate.mkdir()
     both = [gate / "piece-0", gate / "piece-1"]

@@ -1,4 +1,4 @@
-"""Units on a real Ray cluster of several worker processes, through Prefect; one of them is killed while it works."""
+"""Work items on a real Ray cluster of several worker processes; one of them is killed at work."""
 
 import os
 import signal
@@ -20,22 +20,22 @@ from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tests.support.ray_cluster import cluster, surroundings
 from tests.support.stage_parent import is_alive, wait_for
-from tests.support.stage_pieces import pieces, runs, section, whole
+from tests.support.stage_pieces import joined, pieces, runs, section
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def address(prefect_server):
-    """One cluster for all tests here. Ray's sockets want a short path."""
+    """One cluster for all tests here. Ray's sockets need a short path."""
     with (
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
         for name, value in surroundings(Path(folder)).items():
             patch.setenv(name, value)
-        with cluster(3, Path(folder)) as found:
-            yield found
+        with cluster(3, Path(folder)) as address:
+            yield address
 
 
 @pytest.fixture(autouse=True)
@@ -57,55 +57,55 @@ def gate(tmp_path):
     return gate
 
 
-def through_a_flow(store, asked, address, **launch):
+def through_a_flow(store, config, address, **launch):
     @flow(name="one-stage")
     def one_stage():
         where = LaunchConfig(engine="ray", ray_address=address, **launch)
         with cancelling():
-            return as_prefect_task(pieces)(asked, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
+            return as_prefect_task(pieces)(config, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
 
     return one_stage(return_state=True)
 
 
-def test_a_worker_killed_mid_way_loses_and_doubles_nothing(store, gate, address):
-    asked = section(8, gate=str(gate), gated=["piece-2"])
-    found = {}
+def test_a_killed_worker_loses_and_doubles_nothing(store, gate, address):
+    config = section(8, gate=str(gate), gated=["piece-2"])
+    killed = {}
 
     def kill_one():
         wait_for((gate / "piece-2").exists)
         child, worker = map(int, (gate / "piece-2").read_text().split())
-        # The others go on meanwhile: all the rest of the round is done when the worker dies.
+        # Meanwhile the other workers finish the rest of the fan-out.
         wait_for(lambda: len(runs(store.root)) == 9)
-        found.update(child=child, worker=worker, cmdline=psutil.Process(worker).cmdline())
+        killed.update(child=child, worker=worker, cmdline=psutil.Process(worker).cmdline())
         os.kill(worker, signal.SIGKILL)
         wait_for(lambda: not is_alive(child))
         (gate / "open").touch()
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    state = through_a_flow(store, asked, address)
+    state = through_a_flow(store, config, address)
     killer.join()
-    made = state.result()
-    assert "ray::" in found["cmdline"][0]
-    assert (store.get(made["numbers"]).path / "all.txt").read_text() == whole(8)
-    told = store.get(made["numbers"]).manifest["facts"]
-    assert told["set_aside"] == {}
-    again = {unit: count for unit, count in told["runs"].items() if count > 1}
+    outputs = state.result()
+    assert "ray::" in killed["cmdline"][0]
+    assert (store.get(outputs["numbers"]).path / "all.txt").read_text() == joined(8)
+    facts = store.get(outputs["numbers"]).manifest["facts"]
+    assert facts["skipped"] == {}
+    again = {item: count for item, count in facts["runs"].items() if count > 1}
     assert again == {"piece-2": 2}
     Catalog(store).ingest()
     (rows,) = Catalog(store).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
     assert rows == {"n": 8, "rows": 40.0}
 
 
-def test_a_bad_unit_is_set_aside_and_one_that_crashed_is_tried_again(store, address):
-    asked = section(3, faults={"piece-0": {"bad": 9}, "piece-1": {"crash": 1}}, tolerated=0.4)
-    made = store.get(through_a_flow(store, asked, address, workers=2).result()["numbers"])
-    assert (made.path / "all.txt").read_text() == whole(3, without=(0,))
-    assert made.manifest["facts"]["set_aside"] == {"piece-0": "piece-0: not a text"}
-    assert {name: made.manifest["facts"]["runs"][f"piece-{name}"] for name in (0, 1, 2)} == {0: 1, 1: 2, 2: 1}
+def test_a_bad_item_is_skipped_and_one_that_crashed_is_retried(store, address):
+    config = section(3, faults={"piece-0": {"bad": 9}, "piece-1": {"crash": 1}}, skippable=0.4)
+    outputs = store.get(through_a_flow(store, config, address, workers=2).result()["numbers"])
+    assert (outputs.path / "all.txt").read_text() == joined(3, without=(0,))
+    assert outputs.manifest["facts"]["skipped"] == {"piece-0": "piece-0: not a text"}
+    assert {name: outputs.manifest["facts"]["runs"][f"piece-{name}"] for name in (0, 1, 2)} == {0: 1, 1: 2, 2: 1}
 
 
-def test_an_interrupted_run_leaves_nobody_on_the_cluster(store, gate, address, monkeypatch):
+def test_an_interrupted_run_leaves_no_process_on_the_cluster(store, gate, address, monkeypatch):
     stopped = []
 
     def interrupt(update):
@@ -118,8 +118,8 @@ def test_an_interrupted_run_leaves_nobody_on_the_cluster(store, gate, address, m
     with pytest.raises(KeyboardInterrupt):
         through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)
     assert stopped
-    at_work = map(int, (gate / "piece-1").read_text().split())
-    wait_for(lambda: not any(map(is_alive, at_work)), 10)
+    running = map(int, (gate / "piece-1").read_text().split())
+    wait_for(lambda: not any(map(is_alive, running)), 10)
     assert signal.getsignal(signal.SIGTERM) == handler
 
 

@@ -54,14 +54,14 @@ def test_only_a_stage_can_be_loaded():
 
 
 def test_listeners_hear_until_they_unsubscribe():
-    heard = []
-    unsubscribe = subscribe(heard.append)
+    updates = []
+    unsubscribe = subscribe(updates.append)
     first = StageUpdate("s", "s:1", "running", done=5, total=20)
     notify(first)
     unsubscribe()
     unsubscribe()
     notify(StageUpdate("s", "s:1", "done"))
-    assert heard == [first]
+    assert updates == [first]
     assert first.share == 0.25
     assert StageUpdate("s", "s", "running", done=5).share is None
     assert StageUpdate("s", "s", "running", done=30, total=20).share == 1.0

@@ -1,4 +1,4 @@
-"""Several processes do one stage: here, or each by a command that reaches its host; one that dies or hangs ends all."""
+"""One stage in several processes, local or each started on its host; one that dies or hangs ends all of them."""
 
 import os
 import signal
@@ -49,13 +49,13 @@ def launch(request, tmp_path, monkeypatch):
     )
 
 
-def do(store, launch, fault="", host=1):
+def run_psum(store, launch, fault="", host=1):
     context = RunContext("r1", str(store.root), label="psum", launch=launch)
     return store.get(run_stage(psum, {"fault": fault, "host": host}, {}, context)["numbers"])
 
 
 def members():
-    """The processes that do the stage, ours alone."""
+    """The hosts' processes that this test started."""
     mine = psutil.Process().children(recursive=True)
     return [process for process in mine if "tasks.engine.child_main" in " ".join(_line(process))]
 
@@ -67,58 +67,60 @@ def _line(process):
         return []
 
 
-def test_they_do_it_together(store, launch, tmp_path):
-    made = do(store, launch)
-    assert (made.path / "sum.txt").read_text() == "6.0"
-    assert made.manifest["facts"]["processes"] == 3
-    assert [path.name for path in made.path.iterdir() if path.name != "manifest.json"] == ["sum.txt"]
+def test_the_hosts_run_it_together(store, launch, tmp_path):
+    artifact = run_psum(store, launch)
+    assert (artifact.path / "sum.txt").read_text() == "6.0"
+    assert artifact.manifest["facts"]["processes"] == 3
+    assert [path.name for path in artifact.path.iterdir() if path.name != "manifest.json"] == ["sum.txt"]
     [log] = (store.root / "logs").glob("psum-*.txt")
     for host in range(3):
         assert f"[host {host}] process {host} of 3" in log.read_text()
     if launch.command:
-        asked = (tmp_path / "gcloud.log").read_text().splitlines()
-        assert sorted(line.partition("--worker=")[2][0] for line in asked) == ["0", "1", "2"]
-        assert all("--zone=us-central2-b" in line and "NAUTILE_PROCESSES=3" in line for line in asked)
+        commands = (tmp_path / "gcloud.log").read_text().splitlines()
+        assert sorted(line.partition("--worker=")[2][0] for line in commands) == ["0", "1", "2"]
+        assert all("--zone=us-central2-b" in line and "NAUTILE_PROCESSES=3" in line for line in commands)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("dies", "host 1 of 3 ended"),
         ("hangs", "of 3 ended by SIGABRT, as JAX ends a host when another one does not start or sends no heartbeat"),
     ],
 )
-def test_one_that_dies_or_hangs_ends_the_others_and_the_stage_may_be_tried_again(store, launch, fault, said):
-    with pytest.raises(Retryable, match=said):
-        do(store, launch, fault)
+def test_a_host_that_dies_or_hangs_ends_the_others_and_the_stage_may_be_retried(store, launch, fault, message):
+    with pytest.raises(Retryable, match=message):
+        run_psum(store, launch, fault)
     wait_for(lambda: not members())
-    assert (do(store, launch, fault).path / "sum.txt").read_text() == "6.0"
+    assert (run_psum(store, launch, fault).path / "sum.txt").read_text() == "6.0"
 
 
-def test_a_fault_of_the_work_is_told_as_one_process_would(store, launch):
-    with pytest.raises(StageCrash, match="it went wrong here"):
-        do(store, launch, "crashes")
+def test_an_error_of_the_stage_is_reported_as_by_one_process(store, launch):
+    with pytest.raises(StageCrash, match="it failed here"):
+        run_psum(store, launch, "crashes")
     with pytest.raises(ConfigError, match="bad input there"):
-        do(store, launch, "refuses", host=2)
+        run_psum(store, launch, "refuses", host=2)
     wait_for(lambda: not members())
 
 
-def test_nobody_stays_when_the_leader_is_killed(store, launch):
+def test_no_host_stays_when_the_launcher_is_killed(store, launch):
     failed = []
 
     def run():
         try:
-            do(store, launch, "waits")
+            run_psum(store, launch, "waits")
         except StageCrash as error:
             failed.append(str(error))
 
     thread = threading.Thread(target=run)
     thread.start()
     wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))
-    [leader] = [p for p in psutil.Process().children(recursive=True) if "tasks.engine.multihost" in " ".join(_line(p))]
+    [launcher] = [
+        p for p in psutil.Process().children(recursive=True) if "tasks.engine.multihost" in " ".join(_line(p))
+    ]
     left = members()
     assert len(left) >= 3
-    leader.send_signal(signal.SIGKILL)
+    launcher.send_signal(signal.SIGKILL)
     thread.join()
     assert "was ended by signal 9" in failed[0]
     gone, alive = psutil.wait_procs(left, timeout=10)
@@ -146,22 +148,22 @@ def test_hosts_take_only_what_is_committed(commit):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [("ssh {machine} {member}", "launch.command: only {host}"), ("ssh {host} run", "must contain {member}")],
 )
-def test_a_template_that_cannot_work_is_refused(command, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_template_that_cannot_work_is_refused(command, message):
+    with pytest.raises(ValueError, match=message):
         LaunchConfig(processes=2, command=command)
 
 
-def test_a_stage_that_only_one_process_can_do_is_refused(store):
+def test_a_stage_that_runs_in_one_process_only_is_refused(store):
     context = RunContext("r1", str(store.root), label="sums", launch=LaunchConfig(processes=2, stages=("sums",)))
     with pytest.raises(ConfigError, match=r"launch\.stages names 'sums', which runs in one process only"):
         run_stage(sums, section(1), {}, context)
 
 
-def test_a_member_without_its_leader_ends():
-    """Its standard input ends, and so does it, whatever it is doing."""
+def test_a_host_without_its_launcher_ends():
+    """By the end of its standard input, whatever it is doing."""
     program = (
         "from tasks.engine.child_main import obey_launcher as o; import time; o(); print(1, flush=True); time.sleep(60)"
     )

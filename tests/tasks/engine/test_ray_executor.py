@@ -1,4 +1,4 @@
-"""What is said where Ray, or the cluster, is not as the configuration has it. No cluster is started here."""
+"""Messages where Ray or the cluster is not as configured. No cluster is started here."""
 
 import sys
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("head", "'head' is not an address:port"),
         ("head:many", "'head:many' is not an address:port"),
@@ -33,8 +33,8 @@ def test_ray_that_is_not_installed_is_named_with_the_extra(monkeypatch):
         ("ray://127.0.0.1:{port}", "no cluster answers at ray://"),
     ],
 )
-def test_an_address_where_nobody_listens(address, told):
-    with pytest.raises(ConfigError, match=told):
+def test_an_invalid_or_unreachable_address_is_refused(address, message):
+    with pytest.raises(ConfigError, match=message):
         enter(ray_address=address.format(port=free_port()))
 
 

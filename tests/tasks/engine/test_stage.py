@@ -1,4 +1,4 @@
-"""A stage run plainly, without Prefect: made, reused, refused, retried, forced."""
+"""One attempt at a stage, without Prefect: run, reused, refused, continued, forced."""
 
 import json
 import threading
@@ -28,9 +28,9 @@ def context(store):
 
 @pytest.fixture
 def updates():
-    heard = []
-    unsubscribe = subscribe(heard.append)
-    yield heard
+    received = []
+    unsubscribe = subscribe(received.append)
+    yield received
     unsubscribe()
 
 
@@ -43,12 +43,12 @@ def runs(store):
     return Catalog(store).query("SELECT * FROM runs ORDER BY started, time")
 
 
-def test_a_stage_is_made_once_and_then_reused(store, context, updates):
-    made = run_stage(sums, section(totals=True), {}, context)
-    numbers, totals = store.get(made["numbers"]), store.get(made["totals"])
+def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
+    outputs = run_stage(sums, section(totals=True), {}, context)
+    numbers, totals = store.get(outputs["numbers"]), store.get(outputs["totals"])
     assert sorted(path.name for path in numbers.path.glob("*.txt")) == ["0.txt", "1.txt", "2.txt"]
     assert (totals.path / "total.txt").read_text() == "3"
-    assert numbers.manifest["facts"] == {"made": 3, "platforms": "cpu", "store": str(store.root)}
+    assert numbers.manifest["facts"] == {"written": 3, "platforms": "cpu", "store": str(store.root)}
     assert totals.manifest["facts"] == {"seed": 5}
     assert numbers.execution == totals.execution
     assert numbers.manifest["config"] == section(totals=True)
@@ -57,15 +57,15 @@ def test_a_stage_is_made_once_and_then_reused(store, context, updates):
     assert [update.state for update in updates if update.state != "running"] == ["publishing", "done"]
     last = updates[-1]
     assert (last.label, last.done, last.total, last.unit, last.note) == ("sums:a", 3, 3, "files", "adding")
-    assert (last.share, last.metrics, last.outputs, last.key) == (1.0, {"value": 2.0}, made, numbers.key)
+    assert (last.share, last.metrics, last.outputs, last.key) == (1.0, {"value": 2.0}, outputs, numbers.key)
 
-    assert run_stage(sums, section(totals=True), {}, RunContext("r2", str(store.root))) == made
+    assert run_stage(sums, section(totals=True), {}, RunContext("r2", str(store.root))) == outputs
     assert updates[-1].state == "reused"
     first, second = runs(store)
     assert (first["state"], first["exit_code"], first["reused"], first["config"]) == ("done", 0, False, "toy")
     assert first["peak_bytes"] > 10**7
     assert first["ended"] >= first["started"]
-    assert json.loads(first["outputs"]) == made
+    assert json.loads(first["outputs"]) == outputs
     assert (second["state"], second["reused"], second["run"], second["execution"]) == (
         "reused",
         True,
@@ -78,12 +78,12 @@ def test_a_stage_is_made_once_and_then_reused(store, context, updates):
 
 def test_inputs_are_read_and_are_in_the_key(store, context):
     one, two = run_stage(sums, section(3), {}, context), run_stage(sums, section(4), {}, context)
-    made = [run_stage(sums, section(1), {"x": given["numbers"]}, context)["numbers"] for given in (one, two)]
-    assert [(store.get(name).path / "0.txt").read_text() for name in made] == ["3", "6"]
+    outputs = [run_stage(sums, section(1), {"x": base["numbers"]}, context)["numbers"] for base in (one, two)]
+    assert [(store.get(name).path / "0.txt").read_text() for name in outputs] == ["3", "6"]
     full = {"x": store.get(one["numbers"]).full_id}
-    assert store.get(made[0]).key == sums.key(section(1), full)
-    assert run_stage(sums, section(1), full, context)["numbers"] == made[0]
-    assert len(Catalog(store).lineage(made[0])) == 2
+    assert store.get(outputs[0]).key == sums.key(section(1), full)
+    assert run_stage(sums, section(1), full, context)["numbers"] == outputs[0]
+    assert len(Catalog(store).lineage(outputs[0])) == 2
     with pytest.raises(ConfigError, match="no artifact 'numbers/0123'"):
         run_stage(sums, section(1), {"x": "numbers/0123"}, context)
 
@@ -101,14 +101,14 @@ def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, upd
     assert store.list() == []
 
 
-def test_a_failure_worth_a_retry_goes_on_where_it_was(store, context):
-    asked = section(4, faults={"retry": 1})
+def test_a_retryable_failure_continues_where_it_stopped(store, context):
+    config = section(4, faults={"retry": 1})
     with pytest.raises(Retryable, match=r"127.0.0.1:9 does not answer"):
-        run_stage(sums, asked, {}, context)
-    made = store.get(run_stage(sums, asked, {}, context)["numbers"])
+        run_stage(sums, config, {}, context)
+    outputs = store.get(run_stage(sums, config, {}, context)["numbers"])
     found = runs(store)
     assert [(run["state"], run["attempt"], run["exit_code"]) for run in found] == [("failed", 1, 75), ("done", 2, 0)]
-    assert {run["execution"] for run in found} == {made.execution}
+    assert {run["execution"] for run in found} == {outputs.execution}
 
 
 @pytest.mark.parametrize(
@@ -122,23 +122,23 @@ def test_a_failure_worth_a_retry_goes_on_where_it_was(store, context):
         ("link", r"output numbers cannot be published: .*link: an artifact holds plain files only"),
     ],
 )
-def test_a_crash_quotes_the_log_and_can_be_gone_on_from(store, context, fault, told):
-    with pytest.raises(StageCrash, match=told):
+def test_a_crash_quotes_the_log_and_the_next_attempt_continues(store, context, fault, message):
+    with pytest.raises(StageCrash, match=message):
         run_stage(sums, section(faults={fault: 1}), {}, context)
     assert runs(store)[0]["state"] == "failed"
     (staging,) = (store.root / "staging").iterdir()
     for name in ("surprise/a.txt", "numbers/link"):
         (staging / "output" / name).unlink(missing_ok=True)
-    made = run_stage(sums, section(faults={fault: 1}), {}, context)
-    assert store.verify(store.get(made["numbers"])) == []
+    outputs = run_stage(sums, section(faults={fault: 1}), {}, context)
+    assert store.verify(store.get(outputs["numbers"])) == []
 
 
-def test_a_full_disk_is_the_operator_s_to_mend(store, context):
+def test_a_full_disk_is_an_operator_s_error(store, context):
     with pytest.raises(ConfigError, match=r"the store .* cannot be written \(No space left on device at .*big.bin\)"):
         run_stage(sums, section(faults={"full": 1}), {}, context)
 
 
-def test_a_stage_must_write_what_it_says(store, context):
+def test_a_stage_must_write_its_outputs(store, context):
     with pytest.raises(StageCrash, match=r"stage nothing wrote nothing for \['numbers'\]"):
         run_stage(nothing, {}, {}, context)
     with pytest.raises(ConfigError, match="is not a stage: @stage must decorate a module-level function"):
@@ -155,73 +155,75 @@ def test_a_store_that_cannot_be_written_is_refused_before_anything(tmp_path):
         run_stage(sums, section(), {}, RunContext("r1", str(tmp_path / "file")))
 
 
-def test_a_damaged_artifact_is_refused_by_name_and_made_anew_by_force(store, context):
-    made = run_stage(sums, section(), {}, context)
-    flip_byte(store.get(made["numbers"]).path / "1.txt")
-    told = rf"{made['numbers']} is damaged: 1.txt \(its digest differs\)\. .*`nautile run CONFIG --only sums:a --force`"
-    with pytest.raises(ConfigError, match=told):
+def test_a_damaged_artifact_is_refused_by_name_and_replaced_by_force(store, context):
+    outputs = run_stage(sums, section(), {}, context)
+    flip_byte(store.get(outputs["numbers"]).path / "1.txt")
+    message = (
+        rf"{outputs['numbers']} is damaged: 1.txt \(its digest differs\)\. .*`nautile run CONFIG --only sums:a --force`"
+    )
+    with pytest.raises(ConfigError, match=message):
         run_stage(sums, section(), {}, context)
-    with pytest.raises(ConfigError, match=told):
-        run_stage(sums, section(7), {"x": made["numbers"]}, context)
+    with pytest.raises(ConfigError, match=message):
+        run_stage(sums, section(7), {"x": outputs["numbers"]}, context)
     again = run_stage(sums, section(), {}, forced(context))
-    assert again == made
-    assert damage(store) == {made["numbers"]: [], f"{made['numbers']}.1": ["1.txt (its digest differs)"]}
-    assert run_stage(sums, section(), {}, context) == made
-    assert run_stage(sums, section(7), {"x": made["numbers"]}, context)
+    assert again == outputs
+    assert damage(store) == {outputs["numbers"]: [], f"{outputs['numbers']}.1": ["1.txt (its digest differs)"]}
+    assert run_stage(sums, section(), {}, context) == outputs
+    assert run_stage(sums, section(7), {"x": outputs["numbers"]}, context)
 
 
-def test_a_damaged_manifest_is_refused_and_made_anew_by_force(store, context):
-    made = run_stage(sums, section(), {}, context)
-    flip_byte(store.get(made["numbers"]).path / "manifest.json", 50)
+def test_a_damaged_manifest_is_refused_and_replaced_by_force(store, context):
+    outputs = run_stage(sums, section(), {}, context)
+    flip_byte(store.get(outputs["numbers"]).path / "manifest.json", 50)
     with pytest.raises(ConfigError, match=r"damaged: manifest.json\. .*`nautile run CONFIG --only sums:a --force`"):
         run_stage(sums, section(), {}, context)
-    assert run_stage(sums, section(), {}, forced(context)) == made
-    assert store.verify(store.get(made["numbers"])) == []
+    assert run_stage(sums, section(), {}, forced(context)) == outputs
+    assert store.verify(store.get(outputs["numbers"])) == []
 
 
-def test_force_makes_anew_and_keeps_the_old(store, context):
-    made = run_stage(sums, section(totals=True), {}, context)
-    old = store.get(made["numbers"])
-    assert run_stage(sums, section(totals=True), {}, forced(context)) == made
-    new = store.get(made["numbers"])
-    assert new.execution != old.execution == store.get(f"{made['numbers']}.1").execution
+def test_force_runs_again_and_keeps_the_old_artifact(store, context):
+    outputs = run_stage(sums, section(totals=True), {}, context)
+    old = store.get(outputs["numbers"])
+    assert run_stage(sums, section(totals=True), {}, forced(context)) == outputs
+    new = store.get(outputs["numbers"])
+    assert new.execution != old.execution == store.get(f"{outputs['numbers']}.1").execution
     assert new.manifest["digest"] == old.manifest["digest"]
     # A retry within the same run finds its own work and takes it.
-    assert run_stage(sums, section(totals=True), {}, forced(context)) == made
-    assert store.get(made["numbers"]).execution == new.execution
+    assert run_stage(sums, section(totals=True), {}, forced(context)) == outputs
+    assert store.get(outputs["numbers"]).execution == new.execution
     Catalog(store).ingest()
     steps = Catalog(store).query("SELECT execution, count(*) AS n FROM metrics GROUP BY 1")
     assert {row["execution"]: row["n"] for row in steps} == {old.execution: 3, new.execution: 3}
 
 
-def test_force_drops_unforced_work_but_goes_on_with_its_own(store, context):
-    asked = section(faults={"retry": 2})
+def test_force_drops_unforced_work_but_continues_its_own(store, context):
+    config = section(faults={"retry": 2})
     with pytest.raises(Retryable):
-        run_stage(sums, asked, {}, context)
+        run_stage(sums, config, {}, context)
     with pytest.raises(Retryable):
-        run_stage(sums, asked, {}, forced(context))
+        run_stage(sums, config, {}, forced(context))
     assert [run["attempt"] for run in runs(store)] == [1, 1]
     with pytest.raises(Retryable):
-        run_stage(sums, asked, {}, forced(context, "r3"))
+        run_stage(sums, config, {}, forced(context, "r3"))
     assert [run["attempt"] for run in runs(store)] == [1, 1, 2]
     assert len({run["execution"] for run in runs(store)}) == 2
 
 
-def test_work_on_an_input_that_was_made_anew_with_other_bytes_begins_anew(store, context):
-    given = run_stage(sums, section(2), {}, context)
-    asked = section(1, faults={"retry": 1})
+def test_work_starts_afresh_when_an_input_was_replaced_by_other_bytes(store, context):
+    base = run_stage(sums, section(2), {}, context)
+    config = section(1, faults={"retry": 1})
     with pytest.raises(Retryable):
-        run_stage(sums, asked, {"x": given["numbers"]}, context)
-    live = store.get(given["numbers"])
+        run_stage(sums, config, {"x": base["numbers"]}, context)
+    live = store.get(base["numbers"])
     source = store.root / "staging/other"
     source.mkdir()
     (source / "0.txt").write_text("41")
-    told = {name: live.manifest[name] for name in ("stage", "version", "config", "facts")}
-    store.publish("numbers", live.key, source, inputs={}, supersede=True, **told)
+    fields = {name: live.manifest[name] for name in ("stage", "version", "config", "facts")}
+    store.publish("numbers", live.key, source, inputs={}, supersede=True, **fields)
     with pytest.raises(Retryable):
-        run_stage(sums, asked, {"x": given["numbers"]}, context)
-    made = run_stage(sums, asked, {"x": given["numbers"]}, context)
-    assert (store.get(made["numbers"]).path / "0.txt").read_text() == "41"
+        run_stage(sums, config, {"x": base["numbers"]}, context)
+    outputs = run_stage(sums, config, {"x": base["numbers"]}, context)
+    assert (store.get(outputs["numbers"]).path / "0.txt").read_text() == "41"
     assert [run["attempt"] for run in runs(store)][1:] == [1, 1, 2]
 
 
@@ -239,17 +241,17 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
         with pytest.raises(KeyboardInterrupt):
             run_stage(sums, section(totals=True), {}, context)
     assert [artifact.kind for artifact in store.list()] == kinds == ["numbers"]
-    made = run_stage(sums, section(totals=True), {}, context)
-    numbers, totals = store.get(made["numbers"]), store.get(made["totals"])
+    outputs = run_stage(sums, section(totals=True), {}, context)
+    numbers, totals = store.get(outputs["numbers"]), store.get(outputs["totals"])
     assert numbers.execution == totals.execution
-    assert numbers.manifest["facts"]["made"] == 3
+    assert numbers.manifest["facts"]["written"] == 3
     assert [run["exit_code"] for run in runs(store)] == [0, None]  # the second needed no process
     assert list((store.root / "staging").iterdir()) == []
 
 
 def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(store, context, monkeypatch):
-    made = run_stage(sums, section(totals=True), {}, context)
-    old = store.get(made["numbers"]).execution
+    outputs = run_stage(sums, section(totals=True), {}, context)
+    old = store.get(outputs["numbers"]).execution
     supersede = Store._supersede
 
     def killed_after(self, folder):
@@ -261,25 +263,25 @@ def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(s
         with pytest.raises(KeyboardInterrupt):
             run_stage(sums, section(totals=True), {}, forced(context))
     assert [artifact.kind for artifact in store.list()] == ["totals"]
-    assert run_stage(sums, section(totals=True), {}, context) == made
-    new = store.get(made["numbers"])
-    assert new.execution == store.get(made["totals"]).execution != old
-    assert {store.get(f"{name}.1").execution for name in made.values()} == {old}
+    assert run_stage(sums, section(totals=True), {}, context) == outputs
+    new = store.get(outputs["numbers"])
+    assert new.execution == store.get(outputs["totals"]).execution != old
+    assert {store.get(f"{name}.1").execution for name in outputs.values()} == {old}
 
 
-def test_a_kind_that_is_missing_has_its_siblings_made_anew_with_it(store, context):
-    made = run_stage(sums, section(totals=True), {}, context)
-    store.discard(store.get(made["totals"]).path)
-    assert run_stage(sums, section(totals=True), {}, context) == made
-    assert store.get(made["numbers"]).execution == store.get(made["totals"]).execution
-    assert store.get(f"{made['numbers']}.1")
+def test_a_missing_kind_is_written_again_with_its_siblings(store, context):
+    outputs = run_stage(sums, section(totals=True), {}, context)
+    store.discard(store.get(outputs["totals"]).path)
+    assert run_stage(sums, section(totals=True), {}, context) == outputs
+    assert store.get(outputs["numbers"]).execution == store.get(outputs["totals"]).execution
+    assert store.get(f"{outputs['numbers']}.1")
 
 
-def test_two_runs_of_one_key_work_once(store, context, updates, tmp_path):
+def test_two_runs_of_one_key_do_the_work_once(store, context, updates, tmp_path):
     gate = tmp_path / "gate"
     gate.mkdir()
-    asked, made = section(gate=str(gate)), []
-    threads = [threading.Thread(target=lambda: made.append(run_stage(sums, asked, {}, context))) for _ in range(2)]
+    config, outputs = section(gate=str(gate)), []
+    threads = [threading.Thread(target=lambda: outputs.append(run_stage(sums, config, {}, context))) for _ in range(2)]
     for thread in threads:
         thread.start()
     while not any(update.state == "waiting" for update in list(updates)) and any(t.is_alive() for t in threads):
@@ -287,16 +289,16 @@ def test_two_runs_of_one_key_work_once(store, context, updates, tmp_path):
     (gate / "open").touch()
     for thread in threads:
         thread.join()
-    assert made[0] == made[1]
+    assert outputs[0] == outputs[1]
     assert sorted(run["state"] for run in runs(store)) == ["done", "reused"]
 
 
 def test_a_catalog_that_cannot_be_used_fails_no_stage(store, context):
     store.prepare()
     store.catalog_path.write_text("this is no database")
-    made = run_stage(sums, section(), {}, context)
+    outputs = run_stage(sums, section(), {}, context)
     assert Catalog(store).rebuild()["metrics"] == 3
-    assert Catalog(store).lineage(made["numbers"])
+    assert Catalog(store).lineage(outputs["numbers"])
 
 
 def test_a_listener_that_fails_fails_no_stage(store, context, caplog):

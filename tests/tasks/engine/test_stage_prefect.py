@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Retries without the waiting, and progress shown from the first moment."""
+    """Retries without pauses, and progress shown from the first moment."""
     monkeypatch.setattr(as_prefect_task(sums), "retry_delay_seconds", [0.01])
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
@@ -43,26 +43,26 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def through_a_flow(store, asked):
-    """The final state of a flow of one stage, and the states that the stage told of on the way."""
+def through_a_flow(store, config):
+    """The final state of a flow of one stage, and the states that the stage reported."""
 
     @flow(name="one-stage")
     def one_stage():
         context = RunContext("r1", str(store.root), label="sums:A b", resume="nautile run toy --from sums")
-        return as_prefect_task(sums)(asked, {}, context)
+        return as_prefect_task(sums)(config, {}, context)
 
-    heard = []
-    unsubscribe = subscribe(heard.append)
+    updates = []
+    unsubscribe = subscribe(updates.append)
     try:
         state = one_stage(return_state=True)
     finally:
         unsubscribe()
-    assert {update.label for update in heard} == {"sums:A b"}
-    return state, [update.state for update in heard if update.state != "running"]
+    assert {update.label for update in updates} == {"sums:A b"}
+    return state, [update.state for update in updates if update.state != "running"]
 
 
 def task_runs(state):
-    """(name, state) of the flow run's task runs, once the server has heard the end of them (it does so by events)."""
+    """(name, state) of the flow run's task runs, once the server knows that they ended (it learns so from events)."""
     wanted = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
     with get_client(sync_client=True) as client:
 
@@ -87,26 +87,26 @@ def artifacts(state, key):
 
 
 def test_a_stage_is_a_task_run_named_by_its_label_with_artifacts(store):
-    state, heard = through_a_flow(store, section(4))
-    made = state.result()
-    assert store.get(made["numbers"])
-    assert heard == ["publishing", "done"]
+    state, states = through_a_flow(store, section(4))
+    outputs = state.result()
+    assert store.get(outputs["numbers"])
+    assert states == ["publishing", "done"]
     assert task_runs(state) == [("sums:A b", StateType.COMPLETED)]
     (page,) = artifacts(state, "stage-sums-a-b")
     assert page.type == "markdown"
-    assert made["numbers"] in page.data
+    assert outputs["numbers"] in page.data
     assert "| `value` | 3 |" in page.data
     (progress,) = artifacts(state, "progress-sums-a-b")
     assert progress.data == 100.0
-    again, heard = through_a_flow(store, section(4))
-    assert again.result() == made
-    assert heard == ["reused"]
+    again, states = through_a_flow(store, section(4))
+    assert again.result() == outputs
+    assert states == ["reused"]
 
 
 def test_what_is_worth_a_retry_is_tried_again(store):
-    state, heard = through_a_flow(store, section(faults={"retry": 2, "crash": 1}))
+    state, states = through_a_flow(store, section(faults={"retry": 2, "crash": 1}))
     assert store.get(state.result()["numbers"])
-    assert heard == ["failed", "retrying"] * 3 + ["publishing", "done"]
+    assert states == ["failed", "retrying"] * 3 + ["publishing", "done"]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_what_is_worth_a_retry_is_tried_again(store):
     ],
 )
 def test_retries_are_bounded_and_a_bad_configuration_has_none(store, fault, error, retries):
-    state, heard = through_a_flow(store, section(faults={fault: 99}))
+    state, states = through_a_flow(store, section(faults={fault: 99}))
     assert state.is_failed()
     assert task_runs(state) == [("sums:A b", StateType.FAILED)]
     with pytest.raises(error):
         state.result()
-    assert heard == ["failed", "retrying"] * retries + ["failed"]
+    assert states == ["failed", "retrying"] * retries + ["failed"]
     accounts = artifacts(state, "failure-sums-a-b")
     assert len(accounts) == retries + 1
     assert "nautile run toy --from sums" in accounts[0].data
@@ -141,7 +141,7 @@ def test_a_server_that_takes_no_artifact_fails_no_stage(store, monkeypatch, capl
     assert "Prefect did not take an artifact of sums:A b: busy" in caplog.text
 
 
-def test_an_attempt_that_got_on_starts_the_count_anew(monkeypatch):
+def test_an_attempt_that_made_progress_resets_the_count(monkeypatch):
     moment = [0.0]
     monkeypatch.setattr(retry_policy.time, "monotonic", lambda: moment[0])
     run = SimpleNamespace(id=uuid4(), name="x", run_count=1)

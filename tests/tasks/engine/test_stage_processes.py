@@ -1,4 +1,4 @@
-"""Real processes, really killed: the child, its parent, or by Ctrl-C; nothing stays behind and the next run goes on."""
+"""Processes killed or interrupted: the child, its parent; nothing is left running and the next run continues."""
 
 import contextlib
 import os
@@ -33,8 +33,8 @@ def gate(tmp_path):
 
 
 @pytest.fixture
-def asked(gate):
-    """Six numbers; the work waits before the fourth. It has started a process of its own."""
+def config(gate):
+    """Six numbers; the stage waits before the fourth. It has started a process of its own."""
     return section(6, gate=str(gate), gate_at=3, faults={"grandchild": 1})
 
 
@@ -43,29 +43,29 @@ def grandchild(store):
     return int(path.read_text())
 
 
-def finish(store, gate, asked, states):
-    """Let the work go on in a new run, and look at what came of it."""
+def finish(store, gate, config, states):
+    """Let a new run continue the work, and check its result and its rows."""
     (gate / "reached").unlink(missing_ok=True)
     (gate / "open").touch()
-    made = store.get(run_stage(sums, asked, {}, RunContext("r2", str(store.root), label="sums"))["numbers"])
-    assert made.manifest["facts"]["made"] == 3  # the other three are of the attempt before
-    assert [(made.path / f"{n}.txt").read_text() for n in range(6)] == [str(n) for n in range(6)]
+    artifact = store.get(run_stage(sums, config, {}, RunContext("r2", str(store.root), label="sums"))["numbers"])
+    assert artifact.manifest["facts"]["written"] == 3  # the other three are of the attempt before
+    assert [(artifact.path / f"{n}.txt").read_text() for n in range(6)] == [str(n) for n in range(6)]
     catalog = Catalog(store)
     catalog.ingest()
     runs = catalog.query("SELECT state, attempt, execution FROM runs ORDER BY started")
     assert [(run["state"], run["attempt"]) for run in runs] == states
-    assert {run["execution"] for run in runs} == {made.execution}
+    assert {run["execution"] for run in runs} == {artifact.execution}
     rows = catalog.query("SELECT count(*) AS n, count(DISTINCT step) AS steps FROM metrics")
     assert rows == [{"n": 6, "steps": 6}]
     return runs
 
 
-def test_a_killed_child_is_a_crash_and_the_next_attempt_goes_on(store, gate, asked):
+def test_a_killed_child_is_a_crash_and_the_next_attempt_continues(store, gate, config):
     failed = []
 
     def run():
         try:
-            run_stage(sums, asked, {}, RunContext("r1", str(store.root), label="sums"))
+            run_stage(sums, config, {}, RunContext("r1", str(store.root), label="sums"))
         except StageCrash as error:
             failed.append(str(error))
 
@@ -75,72 +75,72 @@ def test_a_killed_child_is_a_crash_and_the_next_attempt_goes_on(store, gate, ask
     thread.join()
     assert "was ended by signal 9" in failed[0]
     wait_for(lambda: not is_alive(grandchild(store)))
-    finish(store, gate, asked, [("failed", 1), ("done", 2)])
+    finish(store, gate, config, [("failed", 1), ("done", 2)])
 
 
-def test_a_killed_parent_takes_its_child_along(store, gate, asked):
-    parent = start(store.root, asked)
+def test_a_killed_parent_ends_its_child(store, gate, config):
+    parent = start(store.root, config)
     worker = reached(gate)
     assert is_alive(worker)
     parent.kill()
     parent.communicate()
     wait_for(lambda: not is_alive(worker))
     os.kill(grandchild(store), signal.SIGKILL)  # a server that the work starts has to see to this itself
-    finish(store, gate, asked, [("interrupted", 1), ("done", 2)])
+    finish(store, gate, config, [("interrupted", 1), ("done", 2)])
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_ctrl_c_ends_the_child_and_all_it_started(store, gate, asked, deaf):
+def test_ctrl_c_ends_the_child_and_all_it_started(store, gate, config, deaf):
     if deaf:
-        asked["sums"]["faults"]["deaf"] = 1
-    parent = start(store.root, asked)
+        config["sums"]["faults"]["deaf"] = 1
+    parent = start(store.root, config)
     worker = reached(gate)
     pids = [worker, grandchild(store)]
     assert all(map(is_alive, pids))
     parent.send_signal(signal.SIGINT)
-    told, _ = parent.communicate()
-    assert told.startswith("KeyboardInterrupt")
+    output, _ = parent.communicate()
+    assert output.startswith("KeyboardInterrupt")
     assert not is_alive(worker)
     wait_for(lambda: not any(map(is_alive, pids)))
-    finish(store, gate, asked, [("cancelled", 1), ("done", 2)])
+    finish(store, gate, config, [("cancelled", 1), ("done", 2)])
 
 
-def test_a_second_process_waits_for_the_first_and_reuses(store, gate, asked):
-    first = start(store.root, asked, "r1")
+def test_a_second_process_waits_for_the_first_and_reuses(store, gate, config):
+    first = start(store.root, config, "r1")
     worker = reached(gate)
-    second = start(store.root, asked, "r2")
+    second = start(store.root, config, "r2")
     lock = store.lock(next((store.root / "staging").glob("*/request.json")).parent.name)
     assert lock.held_elsewhere()
     (gate / "open").touch()
-    told = [process.communicate()[0] for process in (first, second)]
-    assert told[0] == told[1]
-    assert told[0].startswith("made ")
+    output = [process.communicate()[0] for process in (first, second)]
+    assert output[0] == output[1]
+    assert output[0].startswith("made ")
     assert not is_alive(worker)
     Catalog(store).ingest()
     runs = Catalog(store).query("SELECT run, state FROM runs ORDER BY run")
     assert [(run["run"], run["state"]) for run in runs] == [("r1", "done"), ("r2", "reused")]
 
 
-def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, asked):
-    first = start(store.root, asked, "r1")
+def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, config):
+    first = start(store.root, config, "r1")
     reached(gate)
     (gate / "reached").unlink()
-    second = start(store.root, asked, "r2")
+    second = start(store.root, config, "r2")
     first.kill()
     first.communicate()
     reached(gate)
     (gate / "open").touch()
-    told, _ = second.communicate()
-    assert told.startswith("made ")
-    finish(store, gate, asked, [("interrupted", 1), ("done", 2), ("reused", 1)])
+    output, _ = second.communicate()
+    assert output.startswith("made ")
+    finish(store, gate, config, [("interrupted", 1), ("done", 2), ("reused", 1)])
 
 
-def test_cancelling_reaches_stages_in_other_threads(store, gate, asked):
+def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
     ended, workers = [], []
 
     def run():
         try:
-            run_stage(sums, asked, {}, RunContext("r1", str(store.root), label="sums"))
+            run_stage(sums, config, {}, RunContext("r1", str(store.root), label="sums"))
         except StageCancelled as error:
             ended.append(error)
 
@@ -158,20 +158,20 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, asked):
     assert len(ended) == 1
     assert not is_alive(workers[0])
     with child.cancelling():
-        finish(store, gate, asked, [("cancelled", 1), ("done", 2)])
+        finish(store, gate, config, [("cancelled", 1), ("done", 2)])
 
 
 def test_a_process_that_has_finished_and_hangs_is_ended(store, monkeypatch):
     monkeypatch.setattr(child, "LINGER_S", 0.5)
     monkeypatch.setattr(child, "TERMINATE_GRACE_S", 0.5)
-    made = run_stage(sums, section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
-    assert store.verify(store.get(made["numbers"])) == []
+    artifact = run_stage(sums, section(faults={"lingers": 1}), {}, RunContext("r1", str(store.root)))
+    assert store.verify(store.get(artifact["numbers"])) == []
 
 
 @pytest.mark.slow
 def test_a_chain_killed_at_random_moments_ends_as_one_that_was_not(store, tmp_path):
     chain = [section(count, pause_s=0.02, totals=True) for count in (5, 8, 6)]
-    told, _ = start_chain(tmp_path / "calm", chain).communicate()
+    output, _ = start_chain(tmp_path / "calm", chain).communicate()
     rng = random.Random(11)
     for _ in range(8):
         parent = start_chain(store.root, chain)
@@ -180,7 +180,7 @@ def test_a_chain_killed_at_random_moments_ends_as_one_that_was_not(store, tmp_pa
         parent.kill()
         parent.communicate()
     again, _ = start_chain(store.root, chain).communicate()
-    assert again == told
+    assert again == output
     assert all(not damaged for damaged in damage(store).values())
     calm = Store(tmp_path / "calm")
     assert {a.id: a.manifest["digest"] for a in store.list(superseded=True)} == {

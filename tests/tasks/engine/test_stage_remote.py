@@ -1,4 +1,4 @@
-"""Stages on two machines with one remote: made on the first, reused on the second, its inputs fetched when read."""
+"""Stages on two machines with one remote: run on the first, reused on the second, inputs fetched when read."""
 
 import pytest
 import s3fs
@@ -26,43 +26,43 @@ def states(store):
 def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     a, b = machine("a"), machine("b")
     base = run_stage(sums, section(2), {}, context(a))
-    heard = []
-    unsubscribe = subscribe(heard.append)
+    updates = []
+    unsubscribe = subscribe(updates.append)
     try:
         assert run_stage(sums, section(2), {}, context(b)) == base
         assert not (b.get(base["numbers"]).folder / "0.txt").exists()
-        made = run_stage(sums, section(3), {"x": base["numbers"]}, context(b))
+        outputs = run_stage(sums, section(3), {"x": base["numbers"]}, context(b))
     finally:
         unsubscribe()
-    assert [update.state for update in heard if update.state != "running"] == [
+    assert [update.state for update in updates if update.state != "running"] == [
         "reused",
         "waiting",
         "publishing",
         "done",
     ]
-    assert f"is fetched from {b.url}" in next(update.note for update in heard if update.state == "waiting")
+    assert f"is fetched from {b.url}" in next(update.note for update in updates if update.state == "waiting")
     assert (b.get(base["numbers"]).folder / "0.txt").read_text() == "0"
 
     assert {row["id"]: row["at"] for row in inspect.artifacts(a, None, False)} == {
         base["numbers"]: "both",
-        made["numbers"]: "remote",
+        outputs["numbers"]: "remote",
     }
-    assert inspect.show(a, made["numbers"])["damaged"] == []
+    assert inspect.show(a, outputs["numbers"])["damaged"] == []
     assert inspect.verify(a, None) == {"artifacts": 2, "damaged": {}, "remedies": {}}
-    assert {row["id"] for row in inspect.lineage(a, made["numbers"])} == {base["numbers"], made["numbers"]}
+    assert {row["id"] for row in inspect.lineage(a, outputs["numbers"])} == {base["numbers"], outputs["numbers"]}
     rows = inspect.sql(a, "SELECT state, count(*) FROM runs GROUP BY 1 ORDER BY 1")[1]
     assert rows == [("done", 2), ("reused", 1)]
     filesystem = s3fs.S3FileSystem()
-    artifact = a.get(made["numbers"])
+    artifact = a.get(outputs["numbers"])
     prefix = f"{a.url.removeprefix('s3://')}/payload/numbers/{artifact.key}/{artifact.execution}"
     filesystem.pipe_file(f"{prefix}/0.txt", b"7")
-    damage = {made["numbers"]: ["0.txt (its digest differs) at the remote"]}
-    remedies = {made["numbers"]: "run its stage again: `nautile run CONFIG --only sums:a --force`"}
+    damage = {outputs["numbers"]: ["0.txt (its digest differs) at the remote"]}
+    remedies = {outputs["numbers"]: "run its stage again: `nautile run CONFIG --only sums:a --force`"}
     assert inspect.verify(a, None) == {"artifacts": 2, "damaged": damage, "remedies": remedies}
     with pytest.raises(ConfigError, match=r"at s3://.* is damaged: 0\.txt"):
-        run_stage(sums, section(1), {"x": made["numbers"]}, context(a))
-    inspect.push(b, made["numbers"])
-    assert inspect.fetch(a, made["numbers"])["at"] == "both"
+        run_stage(sums, section(1), {"x": outputs["numbers"]}, context(a))
+    inspect.push(b, outputs["numbers"])
+    assert inspect.fetch(a, outputs["numbers"])["at"] == "both"
     assert inspect.verify(a, None)["damaged"] == {}
 
 

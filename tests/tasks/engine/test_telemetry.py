@@ -1,4 +1,4 @@
-"""Metrics sent on: what a collector and TensorBoard get, and that neither can fail a run. By default nothing goes."""
+"""Forwarded metrics: what a collector and TensorBoard receive, and that neither can fail a run; nothing by default."""
 
 import struct
 import sys
@@ -30,14 +30,14 @@ POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000
 def scalars(folder):
     """(tag, step, value, wall time) of every scalar in the event files of a folder, by their format: length, check,
     content, check."""
-    found = []
+    events = []
     for path in sorted(folder.glob("events*")):
         data = path.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
             event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
-            found += [(value.tag, event.step, value.simple_value, event.wall_time) for value in event.summary.value]
-    return found
+            events += [(value.tag, event.step, value.simple_value, event.wall_time) for value in event.summary.value]
+    return events
 
 
 def test_a_run_tells_its_metrics_to_a_collector_and_to_tensorboard(tmp_path, monkeypatch):
@@ -68,10 +68,10 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
         if status is None:
             collected.url = f"http://127.0.0.1:{free_port()}"
         wanted = TelemetryConfig(otlp=collected.url, timeout_s=0.2)
-        made = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
-    assert store.get(made["numbers"])
-    told = [record.message for record in caplog.records if "does not take metrics" in record.message]
-    assert told == [f"telemetry: {collected.url} does not take metrics; the run continues without it"]
+        outputs = run_stage(sums, section(3), {}, RunContext("r1", str(store.root), label="sums", telemetry=wanted))
+    assert store.get(outputs["numbers"])
+    warnings = [record.message for record in caplog.records if "does not take metrics" in record.message]
+    assert warnings == [f"telemetry: {collected.url} does not take metrics; the run continues without it"]
     rows = Catalog(store).query("SELECT step, value FROM metrics WHERE name = 'telemetry_undelivered'")
     assert rows == [{"step": 1, "value": 3.0}]
 
