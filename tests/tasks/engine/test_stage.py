@@ -112,7 +112,7 @@ def test_a_retryable_failure_continues_where_it_stopped(store, context):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("crash", r"(?s)exit code 1: by zero\. The log is .*log\.txt; its last lines:.*ZeroDivisionError: by zero"),
         ("killed", r"was ended by signal 9 \(SIGKILL: out of memory\?\)"),
