@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_commit(request)
         for host in range(request["launch"]["processes"]):
             hosts.append(_launch(request, path, host))
-        code, message = _wait(hosts, request["launch"]["silent_s"])
+        code, message = wait_for_hosts(hosts, request["launch"]["silent_s"])
     except ConfigError as error:
         code, message = ExitCode.BAD_INPUT, str(error)
     finally:
@@ -139,7 +139,7 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
     return started
 
 
-def _wait(hosts: list[HostProcess], silent_s: float) -> tuple[ExitCode, str | None]:
+def wait_for_hosts(hosts: list[HostProcess], silent_s: float) -> tuple[ExitCode, str | None]:
     """Wait until all have succeeded or one has not: the exit code, and the error unless a host has written it."""
     deadline: float | None = None
     while True:

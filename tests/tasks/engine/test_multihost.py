@@ -7,17 +7,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from common.errors import ConfigError, Retryable
-from common.processes import free_port
+from common.processes import ExitCode, free_port
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
-from tasks.engine.multihost import check_commit, host_command
+from tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import wait_for
 from tests.support.stage_psum import psum
@@ -36,9 +37,9 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-@pytest.fixture(params=["here", "hosts"])
+@pytest.fixture
 def launch(request, tmp_path, monkeypatch):
-    """Three processes started here, or each through the stand-in for gcloud."""
+    """Three processes, started "here" or each through the stand-in for gcloud as on a host of its own ("hosts")."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     if request.param == "here":
         return LaunchConfig(processes=3, stages=("psum",), silent_s=8)
@@ -47,6 +48,11 @@ def launch(request, tmp_path, monkeypatch):
     return LaunchConfig(
         processes=3, stages=("psum",), silent_s=8, command=TEMPLATE, coordinator=f"127.0.0.1:{free_port()}"
     )
+
+
+HERE = pytest.mark.parametrize("launch", ["here"], indirect=True)
+HOSTS = pytest.mark.parametrize("launch", ["hosts"], indirect=True)
+BOTH = pytest.mark.parametrize("launch", ["here", "hosts"], indirect=True)
 
 
 def run_psum(store, launch, fault="", host=1):
@@ -67,6 +73,7 @@ def _line(process):
         return []
 
 
+@BOTH
 def test_the_hosts_run_it_together(store, launch, tmp_path):
     artifact = run_psum(store, launch)
     assert (artifact.path / "sum.txt").read_text() == "6.0"
@@ -81,20 +88,45 @@ def test_the_hosts_run_it_together(store, launch, tmp_path):
         assert all("--zone=us-central2-b" in line and "NAUTILE_PROCESSES=3" in line for line in commands)
 
 
+@HERE
+def test_a_host_that_dies_ends_the_others_and_the_stage_may_be_retried(store, launch):
+    with pytest.raises(Retryable, match="host 1 of 3 ended by signal 9"):
+        run_psum(store, launch, "dies")
+    wait_for(lambda: not members())
+    assert (run_psum(store, launch, "dies").path / "sum.txt").read_text() == "6.0"
+
+
+@HOSTS
+def test_a_host_that_hangs_ends_the_others_and_the_stage_may_be_retried(store, launch):
+    with pytest.raises(Retryable, match=f"of 3 ended by SIGABRT, .* sends no heartbeat for {launch.silent_s:g} s"):
+        run_psum(store, launch, "hangs")
+    wait_for(lambda: not members())
+    assert (run_psum(store, launch, "hangs").path / "sum.txt").read_text() == "6.0"
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("codes", "expected", "message"),
     [
-        ("dies", "host 1 of 3 ended"),
-        ("hangs", "of 3 ended by SIGABRT, as JAX ends a host when another one does not start or sends no heartbeat"),
+        ((0, 0, 0), ExitCode.DONE, None),
+        ((None, -signal.SIGKILL, None), ExitCode.RETRY, "host 1 of 3 ended by signal 9"),
+        ((None, 128 + signal.SIGKILL, None), ExitCode.RETRY, "host 1 of 3 ended with exit code 137"),
+        ((None, None, 255), ExitCode.RETRY, "host 2 of 3 ended with exit code 255"),
+        ((None, 3, None), ExitCode.FAILED, "host 1 of 3 ended with exit code 3"),
+        ((-signal.SIGABRT, None, None), ExitCode.RETRY, "host 0 of 3 ended by SIGABRT"),
+        ((128 + signal.SIGABRT, None, None), ExitCode.RETRY, "host 0 of 3 ended by SIGABRT"),
+        ((-signal.SIGABRT, ExitCode.FAILED, None), ExitCode.FAILED, None),
+        ((ExitCode.RETRY, ExitCode.BAD_INPUT, -signal.SIGKILL), ExitCode.BAD_INPUT, None),
+        ((ExitCode.RETRY, ExitCode.RETRY, 0), ExitCode.RETRY, None),
     ],
 )
-def test_a_host_that_dies_or_hangs_ends_the_others_and_the_stage_may_be_retried(store, launch, fault, message):
-    with pytest.raises(Retryable, match=message):
-        run_psum(store, launch, fault)
-    wait_for(lambda: not members())
-    assert (run_psum(store, launch, fault).path / "sum.txt").read_text() == "6.0"
+def test_exit_codes_of_the_hosts_decide_about_the_stage(codes, expected, message):
+    hosts = [HostProcess(host, SimpleNamespace(poll=lambda code=code: code)) for host, code in enumerate(codes)]
+    code, text = wait_for_hosts(hosts, 8)
+    assert code == expected
+    assert text is None if message is None else text.startswith(message)
 
 
+@HERE
 def test_an_error_of_the_stage_is_reported_as_by_one_process(store, launch):
     with pytest.raises(StageCrash, match="it failed here"):
         run_psum(store, launch, "crashes")
@@ -103,6 +135,7 @@ def test_an_error_of_the_stage_is_reported_as_by_one_process(store, launch):
     wait_for(lambda: not members())
 
 
+@BOTH
 def test_no_host_stays_when_the_launcher_is_killed(store, launch):
     failed = []
 
