@@ -29,7 +29,7 @@ import tiktoken
 
 from common.events import silent
 from configs.model import TokenizerConfig
-from data.records import Form
+from data.records import RecordForm
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.screening.corpus_copies import find_copies
 from data.screening.minhash import minhash_bands
@@ -105,7 +105,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(
-    ranks: int, form: Form, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
+    ranks: int, form: RecordForm, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
 ) -> dict:
     """Medians over `repeats` rounds, for one vocabulary."""
     config = TokenizerConfig(ranks=ranks)

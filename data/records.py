@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-Form = Literal["web", "synth"]
-RejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
+RecordForm = Literal["web", "synth"]
+RowRejectReason = Literal["no_text", "invalid_utf8", "too_long", "not_json", "not_an_object", "wrong_type"]
 MAX_CHARACTERS = 4_000_000  # a longer record is rejected; tiktoken would also hold several copies of it in memory
 BATCH_ROWS = 512  # rows in a batch, at most
 BATCH_CHARACTERS = 8_000_000  # a batch ends early beyond this: bounds memory
@@ -57,7 +57,7 @@ Record = WebRecord | SynthRecord
 class Rejected:
     """A row that cannot become a record, and why. It is kept in the sequence, so that row numbers do not shift."""
 
-    reason: RejectReason
+    reason: RowRejectReason
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RecordBatch:
     `total`: rows of all batches together, where that is known.
     """
 
-    form: Form
+    form: RecordForm
     rows: int
     columns: Mapping[str, list[Any]]
     rejected: Counter[str]
@@ -93,17 +93,20 @@ class RecordBatch:
         return RecordBatch(self.form, self.rows, columns, rejected, lambda i: self.record(rows[i]), self.total)
 
 
-REQUIRED_COLUMNS: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
+REQUIRED_COLUMNS: dict[RecordForm, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
 EXERCISE_COLUMNS = ("query", "synthetic_reasoning", "synthetic_answer")
-TEXT_COLUMNS: dict[Form, tuple[str, ...]] = {"web": ("text",), "synth": (*EXERCISE_COLUMNS, "exercise", "constraints")}
+TEXT_COLUMNS: dict[RecordForm, tuple[str, ...]] = {
+    "web": ("text",),
+    "synth": (*EXERCISE_COLUMNS, "exercise", "constraints"),
+}
 
 
-def schema_columns(form: Form) -> list[str]:
+def schema_columns(form: RecordForm) -> list[str]:
     """Names of the form's columns, in the order of its schema."""
     return [f.name for f in fields(WebRecord if form == "web" else SynthRecord)]
 
 
-def to_batch(rows: list[Record | Rejected], form: Form) -> RecordBatch:
+def to_batch(rows: list[Record | Rejected], form: RecordForm) -> RecordBatch:
     """Turn rows that were read one by one into a batch."""
     usable = [row for row in rows if not isinstance(row, Rejected)]
     columns = {name: [getattr(row, name) for row in usable] for name in schema_columns(form)}
@@ -111,7 +114,7 @@ def to_batch(rows: list[Record | Rejected], form: Form) -> RecordBatch:
     return RecordBatch(form, len(rows), columns, rejected, lambda i: usable[i])
 
 
-def batched(rows: Iterable[Record | Rejected], form: Form) -> Iterator[RecordBatch]:
+def batched(rows: Iterable[Record | Rejected], form: RecordForm) -> Iterator[RecordBatch]:
     """Group rows into batches of at most `BATCH_ROWS` rows, or fewer when they are long."""
     batch: list[Record | Rejected] = []
     characters = 0
@@ -131,7 +134,7 @@ def to_dict(record: Record) -> dict[str, Any]:
     return asdict(record)
 
 
-def from_dict(row: object, form: Form) -> Record | Rejected:
+def from_dict(row: object, form: RecordForm) -> Record | Rejected:
     """Check a row as read and turn it into a record; unknown columns are dropped.
 
     The required text must be present, a string without lone surrogates, and of at most `MAX_CHARACTERS`.
@@ -159,7 +162,7 @@ def is_blank(text: str | None) -> bool:
     return not text or text.isspace()
 
 
-_COLUMNS: dict[Form, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
+_COLUMNS: dict[RecordForm, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
 _CHECKED: dict[str, set[str]] = {
     "web": {"text"},
     "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},

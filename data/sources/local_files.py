@@ -24,11 +24,11 @@ from data.records import (
     MAX_CHARACTERS,
     REQUIRED_COLUMNS,
     TEXT_COLUMNS,
-    Form,
     Record,
     RecordBatch,
+    RecordForm,
     Rejected,
-    RejectReason,
+    RowRejectReason,
     from_dict,
     to_batch,
 )
@@ -48,7 +48,7 @@ def matching_files(pattern: str) -> list[Path]:
     return files
 
 
-def read_jsonl(paths: Sequence[Path], form: Form, skip: int = 0) -> Iterator[Record | Rejected]:
+def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterator[Record | Rejected]:
     """Rows of JSON-lines files (`.gz` too) from number `skip` on; blank lines do not count.
 
     Raises `ConfigError` for a file that is missing, empty, not text, or one JSON array.
@@ -129,7 +129,7 @@ def _parse_line(line: bytes | None) -> Any:
 
 
 def read_parquet_batches(
-    path: Path, form: Form, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
+    path: Path, form: RecordForm, listed: Sequence[str] = (), carried: Sequence[str] = (), rows: int | None = None
 ) -> Iterator[RecordBatch]:
     """Batches of the file's first `rows` rows (None: all).
 
@@ -181,14 +181,14 @@ def _row_group_tables(
         raise ConfigError(f"{path}: row group {group} is damaged ({str(error).splitlines()[0]})") from None
 
 
-def _table_batch(table: pyarrow.RecordBatch, form: Form, columns: Sequence[str]) -> RecordBatch:
+def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence[str]) -> RecordBatch:
     """Check the rows column by column, by the rules of `data.records.from_dict`, and drop the rejected ones."""
     rows = table.num_rows
     try:
         values = {name: table.column(name).to_pylist() for name in table.schema.names if name in columns}
     except UnicodeDecodeError:  # some row is not UTF-8: only reading them one by one shows which
         return to_batch([_read_row(table, i, form) for i in range(rows)], form)
-    reasons: dict[int, RejectReason] = {}
+    reasons: dict[int, RowRejectReason] = {}
     for name in (name for name in TEXT_COLUMNS[form] if name in values):
         required = name in REQUIRED_COLUMNS[form]
         for i, value in enumerate(values[name]):
@@ -210,7 +210,7 @@ def _table_batch(table: pyarrow.RecordBatch, form: Form, columns: Sequence[str])
     return RecordBatch(form, rows, chosen, Counter(reasons.values()), record)
 
 
-def _reject_reason(value: object, required: bool) -> RejectReason | None:
+def _reject_reason(value: object, required: bool) -> RowRejectReason | None:
     """Why the value of a text column makes its row unusable; None if it does not."""
     if not value:
         return "no_text" if required else None
@@ -221,7 +221,7 @@ def _reject_reason(value: object, required: bool) -> RejectReason | None:
     return "no_text" if required and value.isspace() else None
 
 
-def _read_row(table: pyarrow.RecordBatch, index: int, form: Form) -> Record | Rejected:
+def _read_row(table: pyarrow.RecordBatch, index: int, form: RecordForm) -> Record | Rejected:
     try:
         row = {name: table.column(name)[index].as_py() for name in table.schema.names}
     except UnicodeDecodeError:

@@ -32,7 +32,7 @@ import numpy as np
 from common.files import write_atomically
 from configs.model import TokenizerConfig
 from data.chat_template import encode_turns, user_message
-from data.records import Form, Record, RecordBatch
+from data.records import Record, RecordBatch, RecordForm
 from data.screening.contamination import ContaminationIndex
 from data.screening.corpus_copies import BANDS, HASHES
 from data.screening.text_hash import in_validation, text_hash
@@ -56,7 +56,7 @@ class CorpusPlan:
     """How records become rows. `exemplars`: the size of the sample for retrieval; `records`: for progress alone."""
 
     tokenizer: TokenizerConfig
-    form: Form
+    form: RecordForm
     row_length: int
     rows_per_shard: int
     validation_share: float

@@ -58,7 +58,7 @@ def synth_records() -> list[SynthRecord]:
 
 @pytest.fixture(scope="session")
 def make_tokens(small, tmp_path_factory):
-    """make(records, **plan) -> (artifact folder, Corpus): rows of 64, 8 rows a shard unless told otherwise."""
+    """make(records, **plan) -> (artifact folder, PublishedTokens): by default rows of 64 tokens, 8 rows per shard."""
 
     def make(records, /, emit=silent, **changes):
         root = tmp_path_factory.mktemp("tokens")

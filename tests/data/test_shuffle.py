@@ -20,11 +20,11 @@ def test_parts_agree_with_the_whole_and_keys_differ():
 
 
 def test_it_looks_shuffled():
-    """Neighbours do not stay neighbours and places are not correlated; also for a size far beyond any table."""
+    """Neighbours do not stay neighbours and positions are not correlated; also for a size far beyond any table."""
     size = 20_000
-    places = permute(np.arange(size), size, "seed")
-    assert abs(np.corrcoef(np.arange(size), places)[0, 1]) < 0.03
-    assert (np.abs(np.diff(places)) == 1).mean() < 0.001
+    positions = permute(np.arange(size), size, "seed")
+    assert abs(np.corrcoef(np.arange(size), positions)[0, 1]) < 0.03
+    assert (np.abs(np.diff(positions)) == 1).mean() < 0.001
     huge = permute(np.arange(2000), 10**12, "seed")
     assert len(set(huge.tolist())) == 2000
     assert 0.4 < np.median(huge) / 10**12 < 0.6

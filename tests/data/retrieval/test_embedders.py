@@ -101,8 +101,8 @@ def test_a_torn_or_damaged_row_is_computed_again_and_the_others_are_kept(tmp_pat
     assert again.embedded == texts[-math.ceil(cut / 36) :]
     path.write_bytes(whole[:20] + b"\xff" + whole[21:])
     cache = VectorCache(tmp_path, "counting", 4)
-    found = [cache.get(cache.digest(text)) for text in texts]
-    assert (found[1] == [6, 1, 2, 3]).all()
+    vectors = [cache.get(cache.digest(text)) for text in texts]
+    assert (vectors[1] == [6, 1, 2, 3]).all()
 
 
 def test_many_vectors_are_found_after_they_are_sorted_in(tmp_path, monkeypatch):
@@ -113,10 +113,10 @@ def test_many_vectors_are_found_after_they_are_sorted_in(tmp_path, monkeypatch):
     for start in range(0, 100, 9):
         names = range(start, min(100, start + 9))
         cache.put([cache.digest(str(n)) for n in names], vectors[list(names)])
-    for found in (cache, VectorCache(tmp_path, "m", 2)):
-        assert len(found) == 100
-        assert all((found.get(found.digest(str(n))) == vectors[n]).all() for n in range(100))
-        assert found.get(found.digest("100")) is None
+    for opened in (cache, VectorCache(tmp_path, "m", 2)):
+        assert len(opened) == 100
+        assert all((opened.get(opened.digest(str(n))) == vectors[n]).all() for n in range(100))
+        assert opened.get(opened.digest("100")) is None
 
 
 @pytest.mark.slow
@@ -160,9 +160,9 @@ def test_passing_faults_are_retried(short_pauses):
     calls = []
     with FakeEmbeddings(faults=iter(faults)) as server:
         encoder = endpoint(server, emit=lambda kind, **f: calls.append(f), attempts=7, concurrency=1)
-        found = encoder.encode(["one", "two", "three"])
+        vectors = encoder.encode(["one", "two", "three"])
         plain = endpoint(server).encode(["one", "two", "three"])
-    assert (found == plain).all(), "the answer in another order is put right by its indices"
+    assert (vectors == plain).all(), "an answer in another order is sorted by its indices"
     assert len(server.requests) == 8
     assert [call["status"] for call in calls][-1] == "ok"
     assert [call["attempt"] for call in calls] == [1, 2, 3, 4, 5, 6, 7]

@@ -60,24 +60,24 @@ def index(built, encoder):
 
 
 def test_the_nearest_come_first_and_look_alike(index):
-    (found,) = index.nearest(["What do dogs like to eat?"], 5)
-    assert found[0].record.query == "What does a dog eat?"
-    assert len(found) == 5
-    assert all(a.similarity >= b.similarity for a, b in itertools.pairwise(found))
+    (neighbours,) = index.nearest(["What do dogs like to eat?"], 5)
+    assert neighbours[0].record.query == "What does a dog eat?"
+    assert len(neighbours) == 5
+    assert all(a.similarity >= b.similarity for a, b in itertools.pairwise(neighbours))
     (sums,) = index.nearest(["What is 5 + 1?"], 2)
-    assert {one.id for one in sums} == {"id/10", "id/11"}
+    assert {neighbour.id for neighbour in sums} == {"id/10", "id/11"}
 
 
 def test_the_prompt_itself_is_never_its_own_exemplar(index):
-    (found,) = index.nearest(["what does a  WHALE eat"], 5)
-    assert len(found) == 5
-    assert "What does a whale eat?" not in [one.record.query for one in found]
+    (neighbours,) = index.nearest(["what does a  WHALE eat"], 5)
+    assert len(neighbours) == 5
+    assert "What does a whale eat?" not in [neighbour.record.query for neighbour in neighbours]
 
 
 def test_many_copies_of_the_prompt_do_not_use_up_its_neighbours(built, encoder):
     queries = ["What does a cat eat?"] * 40 + [f"What does a {animal} eat?" for animal in ANIMALS[1:6]]
-    (found,) = ExemplarIndex(built(queries), encoder).nearest(["What does a cat eat?"], 5)
-    assert {one.index for one in found} == {40, 41, 42, 43, 44}
+    (neighbours,) = ExemplarIndex(built(queries), encoder).nearest(["What does a cat eat?"], 5)
+    assert {neighbour.index for neighbour in neighbours} == {40, 41, 42, 43, 44}
 
 
 def test_neighbours_do_not_depend_on_how_many_queries_are_searched_together(index):
@@ -108,23 +108,23 @@ def test_an_index_of_another_model_is_refused(built, monkeypatch):
         ExemplarIndex(folder, other)
 
 
-def test_the_index_is_the_same_each_time_and_tells_what_it_is(built):
-    one, other = built(SUMS), built(SUMS)
+def test_the_index_is_the_same_each_time_and_records_what_it_is(built):
+    first, second = built(SUMS), built(SUMS)
     for name in (VECTORS, EXEMPLARS, FACTS, INDEX):
-        assert (one / name).read_bytes() == (other / name).read_bytes()
-    facts = json.loads((one / FACTS).read_bytes())
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    facts = json.loads((first / FACTS).read_bytes())
     assert (facts["kind"], facts["count"], facts["recall"], facts["width"]) == ("exact", 2, 1.0, 384)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", "is empty"), (b"\x00\x01\x02", "is binary"), (b'{"a": 1}\n', "no usable record"), (None, "cannot be read")],
 )
-def test_exemplars_that_cannot_be_used_are_named(tmp_path, encoder, content, said):
+def test_exemplars_that_cannot_be_used_are_named(tmp_path, encoder, content, message):
     path = tmp_path / "exemplars.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"exemplars.*{said}"):
+    with pytest.raises(ConfigError, match=f"exemplars.*{message}"):
         build_index(path, encoder, IndexConfig(), tmp_path / "out")
 
 
@@ -161,7 +161,7 @@ def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(mon
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_recall_that_cannot_be_reached_is_told():
+def test_a_recall_that_cannot_be_reached_is_refused():
     with pytest.raises(ConfigError, match=r"index.recall is 1, but ivf_pq over 10000 vectors reaches 0\.\d"):
         build_faiss_index(clustered(10_000), IndexConfig(kind="ivf_pq", code_bytes=1, lists=4, recall=1.0))
 
@@ -183,10 +183,10 @@ def test_brute_force_by_blocks_is_brute_force(count, wanted, seed):
     queries = clustered(3, 8, seed + 1)
     with pytest.MonkeyPatch.context() as patch:  # the fixture's patch would last over all of the examples
         patch.setattr(exemplar_index, "SEARCH_BLOCK", 7)
-        found = exact_nearest(vectors, queries, wanted)
+        positions = exact_nearest(vectors, queries, wanted)
     scores = queries @ vectors.T
     best = -np.sort(-scores, axis=1)[:, :wanted]
-    np.testing.assert_allclose(np.take_along_axis(scores, found, 1), best, rtol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(scores, positions, 1), best, rtol=1e-5)
 
 
 @pytest.mark.parametrize("section", [{"kind": "hnsw"}, {"links": 16}, {"build_effort": 40}])

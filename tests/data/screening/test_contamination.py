@@ -64,15 +64,15 @@ def test_a_question_is_found_wherever_it_stands(question, before, after):
 def test_boilerplate_of_a_benchmark_is_no_evidence_and_what_is_its_own_is():
     opener = "Choose the letter of the option that answers the following question in the best way of all"
     own = "why does a ship of iron float on the sea while a nail of iron sinks in it"
-    asked = [HeldOutQuestion("mmlu", str(n), f"{opener} number {n}") for n in range(11)]
-    held = ContaminationIndex([*asked, HeldOutQuestion("mmlu", "float", f"{opener} {own}")])
+    questions = [HeldOutQuestion("mmlu", str(n), f"{opener} number {n}") for n in range(11)]
+    held = ContaminationIndex([*questions, HeldOutQuestion("mmlu", "float", f"{opener} {own}")])
     assert held.hits(f"Instructions: {opener}.") == []
     assert held.boilerplate == 0
     [hit] = held.hits(f"They asked {own}")
     assert (hit.example, hit.share < 1) == ("float", True)
-    assert [hit.example for hit in held.hits(asked[3].text)] == ["3"]
+    assert [hit.example for hit in held.hits(questions[3].text)] == ["3"]
     few = ContaminationIndex(
-        [*asked[:9], HeldOutQuestion("mmlu", "float", f"{opener} {own}"), HeldOutQuestion("arc", "0", opener)]
+        [*questions[:9], HeldOutQuestion("mmlu", "float", f"{opener} {own}"), HeldOutQuestion("arc", "0", opener)]
     )
     assert len(few.hits(f"Instructions: {opener}.")) == 11  # ten of one benchmark and one of another are not many
     every = ContaminationIndex([HeldOutQuestion("mmlu", str(n), opener) for n in range(11)])
@@ -98,7 +98,7 @@ def naive(
 ) -> list[dict[tuple[str, str], float]]:
     """Every n-gram of every text looked up in every question: the share by question."""
 
-    def found(text: str) -> list[str]:
+    def words_in(text: str) -> list[str]:
         return re.findall(r"\w+", text.casefold())
 
     def every(words: list[str], length: int) -> Iterator[tuple[str, ...]]:
@@ -106,7 +106,7 @@ def naive(
 
     evidence = []
     for question in questions:
-        words = found(question.text)
+        words = words_in(question.text)
         whole = question.whole or len(words) < ngram
         evidence.append(set() if len(words) < SHORTEST else set(every(words, len(words) if whole else ngram)))
     uses: dict[tuple[str, tuple[str, ...]], int] = defaultdict(int)
@@ -117,7 +117,7 @@ def naive(
     evidence = [own - boilerplate for own in evidence]
     shares = []
     for text in texts:
-        there = {gram for length in {len(g) for own in evidence for g in own} for gram in every(found(text), length)}
+        there = {gram for length in {len(g) for own in evidence for g in own} for gram in every(words_in(text), length)}
         shares.append(
             {
                 (q.benchmark, q.example): len(own & there) / len(own)
@@ -143,21 +143,21 @@ def test_no_hit_is_lost_and_none_made_up(data, ngram, common, small_blocks):
     texts = data.draw(st.lists(some, max_size=4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "BLOCK", 30 if small_blocks else 1 << 18)
-        found = ContaminationIndex(questions, ngram, common).screen(texts)
-    shares = [{(hit.benchmark, hit.example): hit.share for hit in hits} for hits in found]
-    assert shares == [pytest.approx(one) for one in naive(questions, texts, ngram, common)]
-    assert all(hits == sorted(hits, key=lambda hit: (-hit.share, hit.benchmark, hit.example)) for hits in found)
+        hits_by_text = ContaminationIndex(questions, ngram, common).screen(texts)
+    shares = [{(hit.benchmark, hit.example): hit.share for hit in hits} for hits in hits_by_text]
+    assert shares == [pytest.approx(expected) for expected in naive(questions, texts, ngram, common)]
+    assert all(hits == sorted(hits, key=lambda hit: (-hit.share, hit.benchmark, hit.example)) for hits in hits_by_text)
 
 
 def test_questions_come_back_as_they_were_and_are_searched_for(tmp_path):
     odd = "Wie heißt der Fluß in Köln, an dem der Dom steht?\u2028 Und\nwarum\u0085?"
-    asked = [
+    questions = [
         HeldOutQuestion("arc", "7", odd),
         HeldOutQuestion("generated", "0", "a b c d e f", whole=True),
         HeldOutQuestion("b", "", ""),
     ]
-    write_questions(tmp_path, asked)
-    assert read_questions(tmp_path) == asked
+    write_questions(tmp_path, questions)
+    assert read_questions(tmp_path) == questions
     assert [hit.example for hit in load_contamination_index(tmp_path).hits(f"Quiz: {odd.upper()}")] == ["7"]
     assert load_contamination_index(None) is None
 

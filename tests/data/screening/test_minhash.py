@@ -14,8 +14,8 @@ from data.screening.minhash import BANDS, ROWS, WORDS, minhash_bands
 VOCABULARY = [f"word{n}" for n in range(4000)]
 
 
-def shares_a_band(one: str, other: str) -> bool:
-    signatures = minhash_bands([one, other])
+def shares_a_band(left: str, right: str) -> bool:
+    signatures = minhash_bands([left, right])
     return bool((signatures[0] == signatures[1]).any())
 
 
@@ -27,18 +27,18 @@ def with_overlap(share: float, rng: random.Random, length: int = 400) -> tuple[s
 
 
 def test_the_values_are_the_same_everywhere_and_for_ever():
-    found = minhash_bands(["The quick brown fox jumps over the lazy dog.", ""])
-    assert found.shape == (2, BANDS)
-    assert found.dtype == np.uint64
-    assert found[:, 0].tolist() == [0x7925E3897B3C358A, 0x2D06800538D394C2]
+    signatures = minhash_bands(["The quick brown fox jumps over the lazy dog.", ""])
+    assert signatures.shape == (2, BANDS)
+    assert signatures.dtype == np.uint64
+    assert signatures[:, 0].tolist() == [0x7925E3897B3C358A, 0x2D06800538D394C2]
 
 
 def test_near_copies_share_a_band_as_often_as_the_formula_says():
     rng = random.Random(1)
     for share in (0.5, 0.75, 0.9):
         expected = 1 - (1 - share**ROWS) ** BANDS
-        found = np.mean([shares_a_band(*with_overlap(share, rng)) for _ in range(200)])
-        assert abs(found - expected) < 0.12, (share, found, expected)
+        share_found = np.mean([shares_a_band(*with_overlap(share, rng)) for _ in range(200)])
+        assert abs(share_found - expected) < 0.12, (share, share_found, expected)
 
 
 def test_case_punctuation_and_spacing_do_not_count_but_words_and_their_order_do():
@@ -63,15 +63,15 @@ TEXTS = st.lists(st.text(st.sampled_from("aB1 .\n\u00e9\u4e2d"), max_size=30), m
 @settings(max_examples=60)
 @given(TEXTS, st.integers(1, 40))
 def test_a_signature_depends_on_the_5_grams_of_its_text_alone(texts, block):
-    """Not on the texts beside it, nor on where a block ends."""
+    """Not on the other texts, nor on where a block ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "BLOCK", block)
-        found = minhash_bands(texts)
-    assert len(found) == len(texts)
-    for one, text in zip(found, texts, strict=True):
-        assert (one == minhash_bands([text])[0]).all()
-        for other, beside in zip(found, texts, strict=True):
-            assert (one == other).all() == (grams(text) == grams(beside))
+        signatures = minhash_bands(texts)
+    assert len(signatures) == len(texts)
+    for signature, text in zip(signatures, texts, strict=True):
+        assert (signature == minhash_bands([text])[0]).all()
+        for other, other_text in zip(signatures, texts, strict=True):
+            assert (signature == other).all() == (grams(text) == grams(other_text))
 
 
 def test_another_algorithm_is_refused(monkeypatch):

@@ -22,8 +22,8 @@ def test_words_are_those_of_the_regular_expression(texts, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "BLOCK", block)
         blocks = list(words_of(texts))
-    found = [b.text(begin, end) for b in blocks for begin, end in zip(b.first, b.first[1:], strict=False)]
-    assert found == [re.findall(r"\w+", text.casefold()) for text in texts]
+    split = [b.text(begin, end) for b in blocks for begin, end in zip(b.first, b.first[1:], strict=False)]
+    assert split == [re.findall(r"\w+", text.casefold()) for text in texts]
 
 
 @given(TEXTS)
@@ -38,8 +38,8 @@ def test_a_word_has_one_value_wherever_it_stands(texts):
 def test_the_values_are_the_same_everywhere():
     [block] = words_of(["The thermodynamics of caf\u00e9s", ""])
     assert block.first.tolist() == [0, 4, 4]
-    found = [hex(value) for value in block.values.tolist()]
-    assert found == [
+    values = [hex(value) for value in block.values.tolist()]
+    assert values == [
         "0x83c8f33b3cd0dc54",
         "0x4b24dd0f4ff33009",
         "0xe13a7f89fa116084",

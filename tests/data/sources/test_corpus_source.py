@@ -47,12 +47,18 @@ def test_wikipedia_in_fineweb_edus_form(monkeypatch):
     config = source(reader="wikipedia", records=40)
     records = records_of(config)
     assert len(records) == 40
-    one = records[0]
-    title, _, text = one.text.partition("\n\n")
+    first = records[0]
+    title, _, text = first.text.partition("\n\n")
     assert text
-    assert one.id == f"wikipedia/{title}"
-    assert one.url.startswith("https://en.wikipedia.org/wiki/")
-    assert (one.language, one.dump, one.score, one.int_score, one.token_count) == ("en", None, None, None, None)
+    assert first.id == f"wikipedia/{title}"
+    assert first.url.startswith("https://en.wikipedia.org/wiki/")
+    assert (first.language, first.dump, first.score, first.int_score, first.token_count) == (
+        "en",
+        None,
+        None,
+        None,
+        None,
+    )
     assert [r.text for r in records_of(config, 1)] != [r.text for r in records]
     whole = list_files(source(reader="wikipedia"), 0, None)
     assert sum(file.rows for file in whole) == len(articles()) > 10_000
@@ -62,7 +68,7 @@ def test_wikipedia_in_fineweb_edus_form(monkeypatch):
     assert records_of(config) == records
 
 
-def test_every_topic_is_in_a_beginning_of_the_articles():
+def test_the_first_articles_have_every_topic():
     everything = articles(3)
     assert {a.topic for a in everything[:500]} == {a.topic for a in everything}
     assert len({web_record(a).id for a in everything}) == len(everything)
@@ -127,7 +133,7 @@ def test_a_limit_is_exact_over_files(tmp_path_factory, kind, records):
     assert sum(batch.rows for batch in batches_of(config)) == min(12, records)
 
 
-def test_a_file_whose_rows_cannot_be_counted_is_listed_to_be_set_aside(tmp_path):
+def test_a_file_whose_rows_cannot_be_counted_stays_in_the_list(tmp_path):
     config = three_files(tmp_path, "parquet").model_copy(update={"records": 6})
     (tmp_path / "1.parquet").write_bytes(b"cut")
     files = list_files(config, 0, None)
@@ -145,7 +151,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_filters_count_what_they_leave_out(tmp_path, kind):
+def test_filters_count_what_they_drop(tmp_path, kind):
     rows = [
         {"text": "a", "language": "en", "score": 3.5},
         {"text": "b", "language": "fr", "score": 3.5},
@@ -165,7 +171,7 @@ def test_filters_count_what_they_leave_out(tmp_path, kind):
     assert batch.record(0).text == "a"
 
 
-def test_a_manifest_is_kept_as_it_was(tmp_path):
+def test_a_file_list_is_read_back_as_it_was_written(tmp_path):
     files = [SourceFile(0, "a/\u2028.parquet", 12, "sha256:00", 0, 7), SourceFile(1, "wikipedia[0:9]", None, "", 0, 9)]
     write_file_list(tmp_path / "files.jsonl", files)
     assert read_file_list(tmp_path / "files.jsonl") == files

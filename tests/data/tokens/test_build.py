@@ -1,4 +1,4 @@
-"""Records to shards: counts that add up, the split by hash, and the same bytes whoever works when."""
+"""Records to shards: counts that add up, the split by hash, and the same bytes in any order of work."""
 
 import hashlib
 import json
@@ -57,15 +57,15 @@ def test_long_chat_records_are_cropped_and_counted(make_tokens, synth_records):
     assert facts["tokens"] <= (facts["rows"] + facts["validation_rows"]) * 48
 
 
-def test_validation_is_chosen_by_content_not_by_place(make_tokens, web_records, tokenizer):
+def test_validation_is_chosen_by_content_not_by_position(make_tokens, web_records, tokenizer):
     def held_out(records, share=0.1):
         folder, _ = make_tokens(records, validation_share=share)
         index = read_index(folder)
         ids = [
-            int(one)
+            int(token)
             for entry in index.shards
             if entry.split == "validation"
-            for one in Shard(folder / entry.file, entry, index).tokens
+            for token in Shard(folder / entry.file, entry, index).tokens
         ]
         return set(tokenizer.decode(ids).split("<|endoftext|>")) - {""}
 
@@ -75,11 +75,11 @@ def test_validation_is_chosen_by_content_not_by_place(make_tokens, web_records, 
     assert held_out(web_records, share=0.0) == set()
 
 
-def test_progress_is_told_and_ends_full(make_tokens, web_records):
-    told = []
-    make_tokens(web_records, emit=lambda kind, **fields: told.append((kind, fields)), records=120)
-    assert {kind for kind, _ in told} == {"progress"}
-    records = [fields for _, fields in told if fields["unit"] == "records"]
+def test_progress_is_reported_and_ends_full(make_tokens, web_records):
+    events = []
+    make_tokens(web_records, emit=lambda kind, **fields: events.append((kind, fields)), records=120)
+    assert {kind for kind, _ in events} == {"progress"}
+    records = [fields for _, fields in events if fields["unit"] == "records"]
     assert records[-1]["done"] == records[-1]["total"] == 120
 
 
@@ -128,18 +128,18 @@ def test_an_interruption_leaves_nothing_behind_and_the_next_run_gives_the_same_b
 
 
 @pytest.mark.parametrize("form", ["web", "synth"])
-def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
+def test_files_tokenised_in_any_order_and_twice_at_once_give_the_same_bytes(
     web_records, synth_records, small, tmp_path, form
 ):
     records = [*(web_records if form == "web" else synth_records)]
     parts = [records[:40], [*records[40:70], records[3]], records[70:]]
     plan = CorpusPlan(small, form, 64, 4, 0.1, exemplars=6)
 
-    def made(name, order, twice=False):
+    def build_tokens(name, order, twice=False):
         folders = [tmp_path / name / f"{n:05d}" for n in range(3)]
         for n in order:
             batches = list(batched(parts[n], form))
-            if twice:  # a second process comes in amid the first one's work, and both finish
+            if twice:  # a second process begins during the first one's work, and both finish
                 batches = amid(
                     batches, lambda n=n: tokenise_file(batched(parts[n], form), plan, DocumentChecks(), folders[n], 6)
                 )
@@ -158,13 +158,13 @@ def test_units_done_in_any_order_and_twice_at_once_give_the_same_bytes(
         interloper()
         yield from batches[1:]
 
-    expected = made("one", [0, 1, 2])
+    expected = build_tokens("one", [0, 1, 2])
     assert expected[1]["rejected"] == {"duplicate": 1}
-    assert len({name.rpartition("-")[0] for name in expected[0] if "train" in name}) == 3  # every unit has its shards
-    assert made("two", [2, 0, 1]) == made("three", [1, 2, 0], twice=True) == expected
+    assert len({name.rpartition("-")[0] for name in expected[0] if "train" in name}) == 3  # every file has its shards
+    assert build_tokens("two", [2, 0, 1]) == build_tokens("three", [1, 2, 0], twice=True) == expected
 
 
-def test_a_killed_units_leftovers_are_removed(small, tmp_path, web_records):
+def test_the_leftovers_of_a_killed_process_are_removed(small, tmp_path, web_records):
     (tmp_path / "00003.partial-abc").mkdir()
     (tmp_path / "00003.partial-abc" / "tokens.u2").write_bytes(b"half")
     tokenise_file(
@@ -174,7 +174,7 @@ def test_a_killed_units_leftovers_are_removed(small, tmp_path, web_records):
     assert [path.name for path in tmp_path.iterdir()] == ["00003"]
 
 
-def test_shards_that_no_unit_knows_are_not_published(make_tokens, web_records, small, tmp_path):
+def test_shards_that_no_marker_names_are_not_published(make_tokens, web_records, small, tmp_path):
     expected, _ = make_tokens(web_records)
     (tmp_path / "out" / "shards").mkdir(parents=True)
     (tmp_path / "out" / "shards" / "train-00009-00000.bin").write_bytes(b"of a process taken for lost")
@@ -186,10 +186,10 @@ def test_shards_that_no_unit_knows_are_not_published(make_tokens, web_records, s
 def test_contaminated_documents_are_left_out_and_their_hits_kept(small, tmp_path, web_records):
     words = "a train leaves the station at noon and travels sixty miles in one hour"
     rows = [*web_records[:20], WebRecord(f"Once {words} they say."), *web_records[20:]]
-    screens = DocumentChecks(ContaminationIndex([HeldOutQuestion("gsm8k", "7", words)]))
+    checks = DocumentChecks(ContaminationIndex([HeldOutQuestion("gsm8k", "7", words)]))
     plan = CorpusPlan(small, "web", 64, 8, 0.1)
     args = (plan, tmp_path / "work", tmp_path / "out", silent)
-    corpus = write_tokens(lambda skip: iter(rows), *args, checks=screens)
+    corpus = write_tokens(lambda skip: iter(rows), *args, checks=checks)
     assert corpus.facts()["rejected"] == {"contaminated": 1}
     assert corpus.facts()["contaminated"] == {"gsm8k": 1}
     assert corpus.documents == len(web_records)
@@ -201,17 +201,17 @@ def test_near_copies_go_by_their_bands_and_other_sources_come_first(small, tmp_p
     def run(name, records, against=(), bands=None):
         work = tmp_path / name
         plan = CorpusPlan(small, "web", 64, 8, 0.0)
-        screens = DocumentChecks(bands=bands)
+        checks = DocumentChecks(bands=bands)
         args = (plan, work, work / "out", silent)
-        return write_tokens(lambda skip: iter(records), *args, checks=screens, against=against), work / "unit"
+        return write_tokens(lambda skip: iter(records), *args, checks=checks, against=against), work / "unit"
 
     def by_length(texts):  # documents of equal length are taken for near copies
         return np.array([[len(text), n] for n, text in enumerate(texts, 10_000)], np.uint64)
 
     lengths = {len(record.text) for record in web_records}
-    corpus, unit = run("near", web_records, bands=by_length)
+    corpus, folder = run("near", web_records, bands=by_length)
     assert corpus.rejected == {"near_duplicate": len(web_records) - len(lengths)}
-    corpus, _ = run("later", [*web_records[:5], WebRecord("something else")], against=[unit])
+    corpus, _ = run("later", [*web_records[:5], WebRecord("something else")], against=[folder])
     assert (corpus.documents, corpus.rejected) == (1, {"duplicate_elsewhere": 5})
 
 
@@ -219,16 +219,16 @@ def peak(work):
     """Bytes that Python and numpy held at most during `work`."""
     tracemalloc.start()
     work()
-    found = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return found
+    return peak_bytes
 
 
 def peaks(batches, plan, folder):
-    """Those of tokenising a unit, and of packing it."""
+    """Peak memory of tokenising a file, and of packing it."""
     tokenising = peak(lambda: tokenise_file(batches, plan, DocumentChecks(), folder / "unit"))
     find_copies([folder / "unit"], (), folder / "settling", silent)
-    return tokenising, peak(lambda: pack_file(folder / "unit", 0, plan, folder / "mark", folder / "out"))
+    return tokenising, peak(lambda: pack_file(folder / "unit", 0, plan, folder / "marker", folder / "out"))
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypatch):
@@ -241,8 +241,8 @@ def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypat
     def rows(count):
         return batched((WebRecord(f"{n} {text}") for n in range(count)), "web")
 
-    peaks(rows(10), plan, tmp_path / "first")  # whatever is made on first use
+    peaks(rows(10), plan, tmp_path / "first")  # whatever is allocated on first use
     few, many = peaks(rows(500), plan, tmp_path / "few"), peaks(rows(3000), plan, tmp_path / "many")
     assert sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.bin")) > 500_000
     assert many[0] < 1.2 * few[0]  # a batch at a time
-    assert many[1] < few[1] + 2500 * 80  # a shard at a time, and a few arrays of one number a document
+    assert many[1] < few[1] + 2500 * 80  # a shard at a time, and a few arrays of one number per document

@@ -37,8 +37,8 @@ def sampled(numbers, most):
 
 def chosen_of(folder, parts, size, kept=EVERY, most=None):
     paths = []
-    for place, numbers in enumerate(parts):
-        paths.append(folder / f"{place}.jsonl")
+    for file, numbers in enumerate(parts):
+        paths.append(folder / f"{file}.jsonl")
         write_candidates(paths[-1], sampled(numbers, size if most is None else most).candidates())
     return choose_exemplars([(path, kept) for path in paths], size)
 
@@ -71,21 +71,21 @@ def test_a_copy_that_is_dropped_is_no_exemplar(tmp_path):
 
 
 def test_only_what_is_kept_is_made_whole():
-    made = []
+    built = []
     sample = ExemplarSample(3)
     for number in range(1000):
         sample.offer(
-            text_hash(RECORDS[number % 60].query) ^ number, number, "e", lambda n=number: made.append(n) or RECORDS[0]
+            text_hash(RECORDS[number % 60].query) ^ number, number, "e", lambda n=number: built.append(n) or RECORDS[0]
         )
-    assert len(made) < 60  # 3 * (1 + ln(1000 / 3)) = 20 are expected
+    assert len(built) < 60  # 3 * (1 + ln(1000 / 3)) = 20 are expected
     assert len(sample.candidates()) == 3
 
 
 @pytest.mark.parametrize(
-    ("size", "units", "share"), [(100_000, 1, 100_000), (100_000, 500, 800), (20, 9, 20), (100, 9, 64)]
+    ("size", "files", "candidates"), [(100_000, 1, 100_000), (100_000, 500, 800), (20, 9, 20), (100, 9, 64)]
 )
-def test_a_unit_keeps_a_few_times_its_part(size, units, share):
-    assert candidates_per_exercise(size, units) == share
+def test_a_file_keeps_a_few_times_its_part(size, files, candidates):
+    assert candidates_per_exercise(size, files) == candidates
 
 
 def test_exemplars_are_rows_of_synth(tmp_path):

@@ -1,4 +1,4 @@
-"""batch(step): pure, complete, exact in its mixture, equal over hosts, and choosy about what it opens."""
+"""batch(step): pure, complete, exact in its mixture, equal over hosts; and what is refused."""
 
 import shutil
 from collections import Counter
@@ -40,7 +40,7 @@ def rows_on_disk(folder, split="train"):
     return [tuple(shard.row(n)[0].tolist()) for shard in shards for n in range(shard.entry.rows)]
 
 
-def test_the_arrays_mean_what_they_say(sources, tokenizer):
+def test_the_arrays_have_their_documented_meaning(sources, tokenizer):
     mixed = loader(sources, (8000, {"web": 1, "synth": 1}))
     lengths = tokenizer.byte_lengths
     for step in range(mixed.steps):
@@ -88,12 +88,12 @@ def test_every_token_of_web_text_but_a_documents_first_is_a_target_once(sources,
 
 def test_a_batch_is_a_function_of_seed_and_step(sources):
     plan = [(6000, {"web": 1}), (9000, {"web": 0.3, "synth": 0.7})]
-    one, two = loader(sources, *plan), loader(sources, *plan)
-    forward = [one.batch(step) for step in range(one.steps)]
-    for step in reversed(range(two.steps)):
-        assert all((two.batch(step)[name] == forward[step][name]).all() for name in forward[step])
+    first, second = loader(sources, *plan), loader(sources, *plan)
+    forward = [first.batch(step) for step in range(first.steps)]
+    for step in reversed(range(second.steps)):
+        assert all((second.batch(step)[name] == forward[step][name]).all() for name in forward[step])
     other = loader(sources, *plan, seed=1)
-    assert any((other.batch(step)["tokens"] != forward[step]["tokens"]).any() for step in range(one.steps))
+    assert any((other.batch(step)["tokens"] != forward[step]["tokens"]).any() for step in range(first.steps))
 
 
 def test_an_epoch_has_every_row_once_and_the_next_another_order(sources):
@@ -108,7 +108,7 @@ def test_an_epoch_has_every_row_once_and_the_next_another_order(sources):
     assert web.epochs("web") == 3
 
 
-def test_a_later_phase_goes_on_where_the_earlier_stopped(sources):
+def test_a_later_phase_continues_where_the_earlier_stopped(sources):
     rows = len(rows_on_disk(sources["web"]))
     first = rows // 2
     split = loader({"web": sources["web"]}, (first * ROW, {"web": 1}), ((rows - first) * ROW, {"web": 1}), batch_rows=1)
@@ -185,7 +185,7 @@ WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_si
 
 
 @given(weights=WEIGHTS, first=st.integers(0, 5000), rows=st.integers(0, 300))
-def test_counts_and_places_agree_and_shares_are_exact(weights, first, rows):
+def test_counts_and_rows_agree_and_shares_are_exact(weights, first, rows):
     mixture = Mixture(weights)
     source, nth = mixture.assign(first, rows)
     before, after = mixture.counts(first), mixture.counts(first + rows)

@@ -38,8 +38,8 @@ def test_splitting_keeps_the_stream_and_fills_every_row_but_the_last(lengths, ro
     assert (packed.documents, packed.cropped_tokens) == (sum(n > 0 for n in lengths), 0)
     starts = {int(document[0]) for document in documents if len(document)}
     for number, pieces in enumerate(rows_of(packed)):
-        for place, piece in enumerate(pieces):
-            assert int(piece[0]) in starts or place == 0  # a piece begins a document or a row
+        for position, piece in enumerate(pieces):
+            assert int(piece[0]) in starts or position == 0  # a piece begins a document or a row
             assert len(starts & set(piece[1:].tolist())) == 0, number  # and holds no second one
 
 
@@ -71,12 +71,12 @@ def test_fitting_is_first_fit(lengths, row):
     expected = []
     for document in numbered(lengths):
         packer.add(document, prompt=0)
-        place = next((i for i, room in enumerate(free) if room >= len(document)), len(free))
-        if place == len(free):
+        position = next((i for i, room in enumerate(free) if room >= len(document)), len(free))
+        if position == len(free):
             free.append(row)
-        free[place] -= len(document)
-        expected.append((place, int(document[0])))
+        free[position] -= len(document)
+        expected.append((position, int(document[0])))
     packed = rows_of(packer.finish())
-    assert [(place, int(piece[0])) for place, pieces in enumerate(packed) for piece in pieces] == sorted(expected)
+    assert [(position, int(piece[0])) for position, pieces in enumerate(packed) for piece in pieces] == sorted(expected)
     half_empty = [pieces for pieces in packed if sum(map(len, pieces)) * 2 <= row]
     assert len(half_empty) <= 1
