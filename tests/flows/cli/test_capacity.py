@@ -83,7 +83,7 @@ def test_on_this_machine_only_memory_is_estimated(nautile):
 
 
 @pytest.mark.parametrize(
-    ("asked", "room", "found", "programs"),
+    ("requested", "memory", "expected", "programs"),
     [
         (64, 164, 64, 2),  # twice as many do not fit
         (64, 240, 128, 2),
@@ -94,7 +94,7 @@ def test_on_this_machine_only_memory_is_estimated(nautile):
         (8, 104, None, 1),
     ],
 )
-def test_the_largest_is_found_with_few_programs(asked, room, found, programs):
+def test_the_largest_is_found_with_few_programs(requested, memory, expected, programs):
     """On 8 chips, with 100 bytes and one for each row."""
     tried = []
 
@@ -102,6 +102,6 @@ def test_the_largest_is_found_with_few_programs(asked, room, found, programs):
         tried.append(rows)
         return CompiledStep(rows, 100 + rows)
 
-    most = _largest(8, attempt(asked), attempt, room)
-    assert (most and most.micro_rows) == found
+    most = _largest(8, attempt(requested), attempt, memory)
+    assert (most and most.micro_rows) == expected
     assert len(tried) == len(set(tried)) == programs

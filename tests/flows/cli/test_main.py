@@ -57,6 +57,15 @@ def test_every_command_has_help(command):
     assert "Usage" in CliRunner().invoke(cli.app, [*command, "--help"]).output
 
 
+def test_help_groups_the_commands_in_the_order_of_their_use():
+    lines = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "100"}).output.splitlines()
+    words = [line.strip("╭│╰─ ").partition(" ")[0] for line in lines]
+    panels = [word for word in words if word in cli.PANELS]
+    assert panels == ["Run", "Look", "Model", "Operate"]
+    listed = [word for word in words if any(word in commands for commands in cli.PANELS.values())]
+    assert listed == [name for commands in cli.PANELS.values() for name in commands]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
