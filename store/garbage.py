@@ -123,6 +123,7 @@ def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConf
     live = [artifact for artifact in artifacts if not artifact.superseded]
     if not rules.retires:
         return {artifact.version_id for artifact in live} | pinned
+    digests = _inputs_of_unfinished_work(store)
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
     newest = _newest_of_each_label(live, rules.newest or 0)
     kept = {
@@ -135,8 +136,8 @@ def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConf
         or store.lock(artifact.key).held_elsewhere()
     }
     kept_live = {artifact.version_id for artifact in live if (artifact.key, artifact.execution) in kept}
-    in_use = _inputs_of_unfinished_work(store)
-    return kept_live | pinned | {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in in_use}
+    in_use = {artifact.version_id for artifact in artifacts if artifact.manifest["digest"] in digests}
+    return kept_live | pinned | in_use
 
 
 def _with_inputs(artifacts: Iterable[Artifact], kept: set[VersionId]) -> set[VersionId]:
