@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
-PIXEL = 1 / 96  # inches, of which matplotlib's sizes are made
+PIXEL = 1 / 96  # inches, the unit of matplotlib's sizes
 # `parse_math` off: a dollar sign in a label is a dollar sign.
 _STYLE = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
 

@@ -70,7 +70,7 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
 
 
 def _front(answer: str) -> str:
-    """The last line, where the result stands, put first."""
+    """The last line, which has the result, moved to the front."""
     working, _, result = answer.rstrip().rpartition("\n")
     return f"{result}\n{working}" if working else answer
 

@@ -134,8 +134,8 @@ def parse(text: str) -> JudgeScore | None:
 
 
 def _whole(value: Any, least: int, most: int) -> int | None:
-    if isinstance(value, str) and (found := re.fullmatch(rf"\s*(-?\d+)(?:\.0+)?(?:\s*/\s*{most})?\s*", value)):
-        value = int(found[1])
+    if isinstance(value, str) and (match := re.fullmatch(rf"\s*(-?\d+)(?:\.0+)?(?:\s*/\s*{most})?\s*", value)):
+        value = int(match[1])
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

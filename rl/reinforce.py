@@ -141,7 +141,7 @@ class _Run:
         return kept[:wanted], _measure(every)
 
     def _carries_signal(self, group: Group) -> bool:
-        """Give the rollouts their advantages, count the group, and tell whether the step trains on it."""
+        """Give the rollouts their advantages, count the group; returns whether the step trains on it."""
         self.totals["groups"] += 1
         self.totals["rollouts"] += len(group.rollouts)
         group_advantages = advantages([rollout.reward for rollout in group.rollouts])

@@ -15,7 +15,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 if TYPE_CHECKING:
-    from rl.rollouts import Group, Rollout
+    from rl.rollouts import Group
 
 
 class JudgeScorer:
@@ -26,7 +26,8 @@ class JudgeScorer:
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        scores = self.judge.score([self._item(group, rollout) for group, rollout in rollouts])
+        items = [JudgeItem(group.problem.question, rollout.text, group.problem.answer) for group, rollout in rollouts]
+        scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
             rollout.reward = judged(score, self.config, rollout.truncated)
             # Not part of the reward: shows whether the judge prefers right answers.
@@ -42,10 +43,6 @@ class JudgeScorer:
     def mastered(self, group: "Group") -> bool:
         overalls = [rollout.parts.get("overall") for rollout in group.rollouts]
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
-
-    @staticmethod
-    def _item(group: "Group", rollout: "Rollout") -> JudgeItem:
-        return JudgeItem(group.problem.question, rollout.text, group.problem.answer)
 
 
 @stage("align", version=2, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)

@@ -197,7 +197,7 @@ def _file_list(job: Job) -> Path:
 
 
 def _folder(job: Job, item: str) -> Path:
-    """Where one tokenised file is."""
+    """The folder of one tokenised file."""
     return job.scratch / TOKENISED / item
 
 

@@ -16,6 +16,17 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 GIB = 2**30
+_PRETRAINING = (
+    "a chip holds",
+    "rows at once",
+    "state and batch",
+    "temporaries",
+    "program",
+    "peak",
+    "fits",
+    "compiled in",
+)
+_REINFORCEMENT = ("reinforcement", "completions at once", "resident", "rollout", "update", "fits")
 
 
 @stage("plan", version=3, outputs=("plan",))
@@ -62,16 +73,6 @@ def markdown(plan: Mapping[str, Any]) -> str:
     mesh = " x ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     limit = plan["memory_limit"]
     memory = f" {_gib(limit)} each" if limit else ""
-    header = [
-        "a chip holds",
-        "rows at once",
-        "state and batch",
-        "temporaries",
-        "program",
-        "peak",
-        "fits",
-        "compiled in",
-    ]
     rows = [_pretraining_row("as configured", plan["asked"])]
     if plan["largest"]:
         rows.append(_pretraining_row("the largest that fits", plan["largest"]))
@@ -80,7 +81,7 @@ def markdown(plan: Mapping[str, Any]) -> str:
         f"Chips: {plan['chips']}{memory}; hosts: {plan['hosts']}; mesh: {mesh}. A batch is {plan['batch_rows']} rows "
         f"of {plan['row_length']} tokens; {plan['steps']:,} steps are {amount(plan['tokens'])} tokens.",
         f"**{plan['advice'][0].upper()}{plan['advice'][1:]}.**",
-        markdown_table(header, rows),
+        markdown_table(_PRETRAINING, rows),
     ]
     compute = f"Operations by formula: {amount(plan['flops_per_token'])}FLOP a token, forward and backward."
     if plan["tokens_per_second"]:
@@ -90,9 +91,8 @@ def markdown(plan: Mapping[str, Any]) -> str:
         )
     parts.append(compute)
     if plan["reinforcement"]:
-        header = ("reinforcement", "completions at once", "resident", "rollout", "update", "fits")
         rows = [_reinforcement_row(name, needs, limit) for name, needs in plan["reinforcement"].items()]
-        parts.append(markdown_table(header, rows))
+        parts.append(markdown_table(_REINFORCEMENT, rows))
     return "\n\n".join(parts) + "\n"
 
 

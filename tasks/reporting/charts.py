@@ -113,9 +113,9 @@ def _labelled_bars(axes: Any, block: BarChart) -> None:
 @svg.register
 def _(block: Pipeline) -> str:
     """Boxes in columns by their distance from the start, joined by arrows."""
-    places = _places(block)
-    width = max(x for x, _ in places.values()) + _BOX_WIDTH + 8
-    height = max(y for _, y in places.values()) + _BOX_HEIGHT + 8
+    corners = _box_corners(block)
+    width = max(x for x, _ in corners.values()) + _BOX_WIDTH + 8
+    height = max(y for _, y in corners.values()) + _BOX_HEIGHT + 8
 
     def paint(figure: Any) -> None:
         from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -126,14 +126,14 @@ def _(block: Pipeline) -> str:
         axes.set_axis_off()
         axes.set(xlim=(0, width), ylim=(height, 0))  # pixels, the origin at the top left
         for source, target in block.arrows:
-            x1, y1 = places[source][0] + _BOX_WIDTH, places[source][1] + _BOX_HEIGHT / 2
-            x2, y2 = places[target][0], places[target][1] + _BOX_HEIGHT / 2
+            x1, y1 = corners[source][0] + _BOX_WIDTH, corners[source][1] + _BOX_HEIGHT / 2
+            x2, y2 = corners[target][0], corners[target][1] + _BOX_HEIGHT / 2
             bend = x2 - _GAP_X / 2  # level until just before its end, so that a long arrow passes between the rows
             curve = Path([(x1, y1), (bend, y1), (bend, y2), (x2, y2)], [Path.MOVETO, *[Path.CURVE4] * 3])
             style = {"arrowstyle": "-|>", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
             axes.add_patch(FancyArrowPatch(path=curve, color="#888888", linewidth=0.75, fill=False, **style))
         for label, second_line in block.boxes:
-            x, y = places[label]
+            x, y = corners[label]
             box = FancyBboxPatch(
                 (x, y),
                 _BOX_WIDTH,
@@ -149,7 +149,7 @@ def _(block: Pipeline) -> str:
     return draw("the steps of the run", (width * PIXEL, height * PIXEL), paint, "pipeline")
 
 
-def _places(block: Pipeline) -> dict[str, tuple[int, int]]:
+def _box_corners(block: Pipeline) -> dict[str, tuple[int, int]]:
     """The top left corner of every box, in pixels. A box is in the column after the last one that it reads from."""
     column = {label: 0 for label, _ in block.boxes}
     for _ in block.boxes:  # longest path; the graph is small
@@ -161,13 +161,13 @@ def _places(block: Pipeline) -> dict[str, tuple[int, int]]:
         return min(readers, default=len(column))
 
     rows: dict[int, int] = {}
-    places = {}
+    corners = {}
     # In a column, boxes that are read soonest are on top, those that nobody reads at the bottom.
     for label in sorted(column, key=distance_to_reader):
         row = rows.get(column[label], 0)
         rows[column[label]] = row + 1
-        places[label] = (column[label] * (_BOX_WIDTH + _GAP_X) + 4, row * (_BOX_HEIGHT + _GAP_Y) + 4)
-    return places
+        corners[label] = (column[label] * (_BOX_WIDTH + _GAP_X) + 4, row * (_BOX_HEIGHT + _GAP_Y) + 4)
+    return corners
 
 
 def _axes(figure: Any, title: str) -> Any:
