@@ -1,4 +1,4 @@
-"""A tiny policy, and groups of made-up completions, that the tests of this room share."""
+"""A tiny policy and groups of random completions, shared by the tests of this folder."""
 
 import numpy as np
 import pytest

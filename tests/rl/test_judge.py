@@ -1,3 +1,5 @@
+"""The judge: its requests, marks that can and cannot be read, failures of the endpoint, and its calibration."""
+
 import json
 
 import pytest
@@ -40,12 +42,12 @@ def judge_of(tmp_path):
         pool.close()
 
 
-def says(**changes):
+def reply_with(**changes):
     return lambda body: json.dumps({**GOOD, **changes})
 
 
 def test_marks_are_read_and_the_rubric_comes_first(judge_of):
-    with FakeOpenAI(reply=says()) as server:
+    with FakeOpenAI(reply=reply_with()) as server:
         scores = judge_of(server).score(ITEMS[:3])
     assert scores == [JudgeScore(4, 3, 5, 72)] * 3
     for body in server.bodies:
@@ -56,13 +58,13 @@ def test_marks_are_read_and_the_rubric_comes_first(judge_of):
 
 
 def test_the_reference_is_shown_where_there_is_one(judge_of):
-    with FakeOpenAI(reply=says()) as server:
+    with FakeOpenAI(reply=reply_with()) as server:
         judge_of(server).score([JudgeItem("Q?", "A.", "R."), JudgeItem("Q?", "A.", None)])
     assert ["R." in body["messages"][1]["content"] for body in server.bodies] == [True, False]
 
 
 def test_a_grammar_is_sent_where_the_endpoint_takes_one(judge_of):
-    with FakeOpenAI(reply=says()) as server:
+    with FakeOpenAI(reply=reply_with()) as server:
         judge_of(server, structured="grammar").score(ITEMS[:1])
     assert "[1-5]" in server.bodies[0]["grammar"]
 
@@ -107,27 +109,27 @@ def test_marks_are_always_in_range(marks):
 
 
 def test_what_cannot_be_read_is_unscored_and_the_rest_is_scored(judge_of):
-    said = iter(["babble", json.dumps({**GOOD, "answer": 9}), json.dumps({"reason": 1})])
-    with FakeOpenAI(reply=lambda body: next(said, None) or json.dumps(GOOD)) as server:
+    replies = iter(["babble", json.dumps({**GOOD, "answer": 9}), json.dumps({"reason": 1})])
+    with FakeOpenAI(reply=lambda body: next(replies, None) or json.dumps(GOOD)) as server:
         scores = judge_of(server, concurrency=1).score(ITEMS[:6])
     assert scores == [None, None, None, *[JudgeScore(4, 3, 5, 72)] * 3]
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "hang", "cut", "invalid"])
 def test_a_fault_that_passes_costs_no_score(judge_of, fault):
-    with FakeOpenAI(reply=says(), faults=script(fault, None, fault)) as server:
+    with FakeOpenAI(reply=reply_with(), faults=script(fault, None, fault)) as server:
         assert None not in judge_of(server).score(ITEMS[:3])
 
 
 def test_a_reply_that_is_refused_is_unscored(judge_of):
-    with FakeOpenAI(reply=says(), faults=script("400")) as server:
+    with FakeOpenAI(reply=reply_with(), faults=script("400")) as server:
         scores = judge_of(server, concurrency=1).score(ITEMS[:3])
     assert scores[0] is None
     assert None not in scores[1:]
 
 
-def test_an_outage_is_no_score_of_anybody_but_a_reason_to_wait(judge_of):
-    with FakeOpenAI(reply=says(), faults=lambda arrival: None if arrival < 4 else "close") as server:
+def test_an_outage_is_retryable_and_scores_are_kept(judge_of):
+    with FakeOpenAI(reply=reply_with(), faults=lambda arrival: None if arrival < 4 else "close") as server:
         with pytest.raises(Retryable):
             judge_of(server, concurrency=2).score(ITEMS)
         assert server.answered == 4
@@ -143,12 +145,12 @@ def test_a_judge_that_is_not_there_may_come_back(judge_of):
         judge_of(server).score(ITEMS)
 
 
-def test_a_refused_key_is_the_operators_to_mend(judge_of):
+def test_a_refused_key_is_a_configuration_error(judge_of):
     with FakeOpenAI(key="right") as server, pytest.raises(ConfigError, match="Incorrect API key"):
         judge_of(server).score(ITEMS)
 
 
-def test_a_rubric_that_there_is_not(judge_of):
+def test_an_unknown_rubric_or_endpoint_is_refused(judge_of):
     with FakeOpenAI() as server:
         with pytest.raises(ConfigError, match=r"no rubric 'x'.*nautile-judge-1"):
             judge_of(server, CONFIG.model_copy(update={"rubric": "x"}))
@@ -157,59 +159,59 @@ def test_a_rubric_that_there_is_not(judge_of):
 
 
 def knows(body):
-    """A judge that can tell: full marks if the answer to grade ends in the right one."""
-    asked = body["messages"][1]["content"]
-    right = asked.partition("Right answer: ")[2].partition("\n")[0]
-    known = asked.rpartition("Answer to grade: ")[2].split()[-1] == right
+    """A judge that knows: high marks if the answer to grade ends in the right one."""
+    prompt = body["messages"][1]["content"]
+    right = prompt.partition("Right answer: ")[2].partition("\n")[0]
+    known = prompt.rpartition("Answer to grade: ")[2].split()[-1] == right
     return json.dumps({"reason": 3, "answer": 5 if known else 1, "follow": 4, "overall": 95 if known else 10})
 
 
-def test_calibration_tells_a_judge_that_knows_from_one_that_does_not(judge_of):
+def test_calibration_of_a_judge_that_knows_the_answers(judge_of):
     with FakeOpenAI(reply=knows) as server:
-        found = calibrate(judge_of(server), ITEMS)
-    assert found["auc"] == {"reason": 0.5, "answer": 1.0, "follow": 0.5, "overall": 1.0}
-    assert (found["items"], found["unscored"]) == (48, 0)
-    assert found["agreement"] == 1.0
-    kinds = [answer["kind"] for answer in found["answers"]]
+        figures = calibrate(judge_of(server), ITEMS)
+    assert figures["auc"] == {"reason": 0.5, "answer": 1.0, "follow": 0.5, "overall": 1.0}
+    assert (figures["items"], figures["unscored"]) == (48, 0)
+    assert figures["agreement"] == 1.0
+    kinds = [answer["kind"] for answer in figures["answers"]]
     assert kinds == ["right"] * 12 + ["wrong"] * 12 + ["long"] * 12 + ["front"] * 12
-    assert found["answers"][0]["marks"] == {"reason": 3, "answer": 5, "follow": 4, "overall": 95}
-    assert (found["mean_right"], found["mean_wrong"]) == (95, 10)
-    assert found["spread"] == 42.5
+    assert figures["answers"][0]["marks"] == {"reason": 3, "answer": 5, "follow": 4, "overall": 95}
+    assert (figures["mean_right"], figures["mean_wrong"]) == (95, 10)
+    assert figures["spread"] == 42.5
 
 
 def test_calibration_counts_what_is_missing_and_invents_nothing(judge_of):
     with FakeOpenAI(reply=lambda body: "babble") as server:
-        found = calibrate(judge_of(server), ITEMS[:4])
-    assert (found["items"], found["unscored"]) == (16, 16)
-    assert found["length_bias"] is found["position_bias"] is found["agreement"] is None
-    assert set(found["auc"].values()) == {None}
-    assert found["spread"] is found["length_correlation"] is found["mean_right"] is None
+        figures = calibrate(judge_of(server), ITEMS[:4])
+    assert (figures["items"], figures["unscored"]) == (16, 16)
+    assert figures["length_bias"] is figures["position_bias"] is figures["agreement"] is None
+    assert set(figures["auc"].values()) == {None}
+    assert figures["spread"] is figures["length_correlation"] is figures["mean_right"] is None
 
 
 def test_calibration_sees_a_liking_for_length(judge_of):
     def by_length(body):
-        said = body["messages"][1]["content"].rpartition("Answer to grade: ")[2]
-        return json.dumps({**GOOD, "overall": min(100, len(said))})
+        answer = body["messages"][1]["content"].rpartition("Answer to grade: ")[2]
+        return json.dumps({**GOOD, "overall": min(100, len(answer))})
 
     items = [JudgeItem(f"Q{n}?", "word " * n + "5", "5") for n in range(2, 12)]
     with FakeOpenAI(reply=by_length) as server:
-        found = calibrate(judge_of(server), items)
-    assert found["length_correlation"] > 0.99
-    assert found["length_bias"] > 20
-    assert found["position_bias"] == 0
+        figures = calibrate(judge_of(server), items)
+    assert figures["length_correlation"] > 0.99
+    assert figures["length_bias"] > 20
+    assert figures["position_bias"] == 0
 
 
 def test_calibration_sees_a_liking_for_where_the_result_stands(judge_of):
     def by_first_line(body):
-        asked = body["messages"][1]["content"]
-        right = asked.partition("Right answer: ")[2].partition("\n")[0]
-        first = asked.rpartition("Answer to grade: ")[2].splitlines()[0]
+        prompt = body["messages"][1]["content"]
+        right = prompt.partition("Right answer: ")[2].partition("\n")[0]
+        first = prompt.rpartition("Answer to grade: ")[2].splitlines()[0]
         return json.dumps({**GOOD, "overall": 90 if first == right else 60})
 
     items = [JudgeItem(f"What is {n} + 1?", f"We add one.\n{n + 1}", str(n + 1)) for n in range(6)]
     with FakeOpenAI(reply=by_first_line) as server:
-        found = calibrate(judge_of(server), items)
-    assert (found["position_bias"], found["length_bias"]) == (30, 0)
+        figures = calibrate(judge_of(server), items)
+    assert (figures["position_bias"], figures["length_bias"]) == (30, 0)
 
 
 def test_wrong_answers_are_wrong_and_of_the_same_kind():

@@ -17,7 +17,7 @@ LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 
 @cache
-def pulling(model):
+def compiled_pull(model):
     return jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), True))
 
 
@@ -29,7 +29,7 @@ def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False)
     rows = rows_of(groups)
     total = None
     for batch in batches(rows[::-1] if reverse else rows, micro_rows, length):
-        part = pulling(model)(params, {}, None, batch)[0]
+        part = compiled_pull(model)(params, {}, None, batch)[0]
         total = part if total is None else jax.tree.map(jnp.add, total, part)
     return total
 
@@ -74,24 +74,24 @@ def test_against_finite_differences(model, params, groups):
 
 
 def test_a_balanced_step_splits_by_sign(model, params, groups):
-    """g+ and g- measured by the learner are the norms of the gradients of the rows of either sign."""
+    """The learner's norms of g+ and g- are those of the gradients of the rows of either sign."""
     learner = learner_of(model, params)
-    measured = learner.update(groups)
+    metrics = learner.update(groups)
     rows = rows_of(groups)
     for name, sign in (("norm_positive", 1), ("norm_negative", -1)):
         total = None
         for batch in batches([r for r in rows if r.advantage * sign > 0], 4, LENGTH):
-            part = pulling(model)(params, {}, None, batch)[0]
+            part = compiled_pull(model)(params, {}, None, batch)[0]
             total = part if total is None else jax.tree.map(jnp.add, total, part)
         expected = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(total)))
-        assert measured[name] == pytest.approx(expected, rel=1e-4)
-    assert measured["balance_factor"] == pytest.approx(measured["norm_positive"] / measured["norm_negative"], rel=1e-4)
+        assert metrics[name] == pytest.approx(expected, rel=1e-4)
+    assert metrics["balance_factor"] == pytest.approx(metrics["norm_positive"] / metrics["norm_negative"], rel=1e-4)
 
 
 def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, params, groups):
     learner = learner_of(model, params, kl=0.5)
     first = learner.update(groups)
-    assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy is its reference still
+    assert first["kl"] == pytest.approx(0, abs=1e-6)  # the policy still equals its reference
     second = learner.update(groups)
     assert second["kl"] > 0
 
@@ -104,12 +104,12 @@ def test_groups_without_signal_change_nothing(model, params):
 
 def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
     lone = group([0.0, 0.0, 1.0, 0.0])
-    lone.rollouts[2].advantage = None  # its positive completion is lost
+    lone.rollouts[2].advantage = None  # its positive completion has no score
     learner = learner_of(model, params)
-    measured = learner.update([lone])
-    assert measured["norm_positive"] == 0
-    assert measured["balance_factor"] == 0
-    assert measured["update_norm"] < 1e-3  # weight decay alone
+    metrics = learner.update([lone])
+    assert metrics["norm_positive"] == 0
+    assert metrics["balance_factor"] == 0
+    assert metrics["update_norm"] < 1e-3  # weight decay alone
 
 
 def test_inner_epochs_clip(model, params, groups):
@@ -121,31 +121,31 @@ def test_inner_epochs_clip(model, params, groups):
 
 
 def test_a_forced_token_weighs_nothing(model, params):
-    """The end of a thinking budget is the sampler's choice: no term of its own, and no share of the tokens."""
-    one = group([1.0, 0.0], 5)
-    rows = rows_of([one])
-    one.rollouts[0].forced = 1
-    masked = rows_of([one])
-    tokens = [sum(len(r.ids) for r in one.rollouts), sum(len(r.ids) for r in one.rollouts) - 1]
+    """The sampler inserts the end of a thinking budget: it has no term in the loss and no share of the tokens."""
+    pair = group([1.0, 0.0], 5)
+    rows = rows_of([pair])
+    pair.rollouts[0].forced = 1
+    masked = rows_of([pair])
+    tokens = [sum(len(r.ids) for r in pair.rollouts), sum(len(r.ids) for r in pair.rollouts) - 1]
     assert [rows[1].weight, masked[1].weight] == pytest.approx([1 / n for n in tokens])
     (batch,) = batches(masked[:1], 1, LENGTH)
-    start = len(one.rollouts[0].prompt_ids) - 1
+    start = len(pair.rollouts[0].prompt_ids) - 1
     assert batch["weights"][0, start + 1] == 0
-    assert (batch["weights"][0] > 0).sum() == len(one.rollouts[0].ids) - 1
+    assert (batch["weights"][0] > 0).sum() == len(pair.rollouts[0].ids) - 1
 
 
 def test_named_parts_train_and_the_rest_is_shared_with_the_reference(model, params, groups):
     learner = learner_of(model, params, kl=0.5, train=("blocks.attention",))
     before = learner.params
     assert learner.reference is learner.trained
-    held = {id(leaf) for leaf in jax.tree.leaves(learner.frozen)}
+    frozen = {id(leaf) for leaf in jax.tree.leaves(learner.frozen)}
     learner.update(groups)
     after = learner.params
     for path, leaf in jax.tree_util.tree_leaves_with_path(after):
-        was = next(v for p, v in jax.tree_util.tree_leaves_with_path(before) if p == path)
+        leaf_before = next(v for p, v in jax.tree_util.tree_leaves_with_path(before) if p == path)
         if path[1:2] and path[1].key == "attention":
-            assert np.any(np.asarray(leaf) != np.asarray(was))
+            assert np.any(np.asarray(leaf) != np.asarray(leaf_before))
         else:
-            assert leaf is was
-            assert id(leaf) in held, "the reference and the policy hold one array of what is frozen"
+            assert leaf is leaf_before
+            assert id(leaf) in frozen, "the reference and the policy hold one array of what is frozen"
     assert set(learner.reference) == {"blocks"}

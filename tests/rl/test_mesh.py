@@ -1,4 +1,4 @@
-"""Eight devices sample, update and distil what one does."""
+"""Rollouts, updates and self-distillation on eight devices give the results of one device."""
 
 import json
 import os
@@ -18,20 +18,22 @@ from rl.rollouts import RolloutEngine
 from tests.rl.conftest import TOKENIZER, policy
 
 REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 1500
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def results(tmp_path_factory):
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     command = [sys.executable, "-m", "tests.support.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.slow
-def test_eight_devices_sample_and_update_as_one_does(told):
-    one, many = told["one"], told["many"]
+def test_eight_devices_sample_and_update_as_one_does(results):
+    one, many = results["one"], results["many"]
     assert many["ids"] == one["ids"]
     for a, b in zip(many["logprobs"], one["logprobs"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -43,13 +45,13 @@ def test_eight_devices_sample_and_update_as_one_does(told):
 
 
 @pytest.mark.slow
-def test_eight_devices_distil_as_one_does(told):
-    assert told["many"]["loss"] == pytest.approx(told["one"]["loss"], rel=1e-4)
+def test_eight_devices_distil_as_one_does(results):
+    assert results["many"]["loss"] == pytest.approx(results["one"]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_a_plan_for_eight_needs_less_of_each(told):
-    one, many = told["one"]["plan"], told["many"]["plan"]
+def test_a_plan_for_eight_needs_less_of_each(results):
+    one, many = results["one"]["plan"], results["many"]["plan"]
     assert many["resident"] < one["resident"] / 3
     assert many["cache"] == pytest.approx(one["cache"] / 8, rel=0.1)
     assert many["rollout"] < one["rollout"]

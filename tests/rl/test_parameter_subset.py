@@ -1,4 +1,4 @@
-"""Parameters by name: taken apart and put together they are the same; a name that there is not is refused."""
+"""Parameters by name: split and joined they are the same; an unknown name is refused."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ def size(tree):
     [(), ("embedding",), ("blocks",), ("blocks.2",), ("blocks.0", "blocks.2"), ("blocks.0", "blocks.1", "blocks.2"),
      ("blocks.1.attention", "blocks.attention.q_proj"), ("blocks.sca_0", "blocks.1", "embedding")],
 )  # fmt: skip
-def test_taken_apart_and_put_together_it_is_the_same(params, names):
+def test_split_and_joined_parameters_are_the_same(params, names):
     subset = ParameterSubset(MODEL, names)
     trained, frozen = subset.split(params)
     assert size(trained) + size(frozen) == size(params)
@@ -44,6 +44,6 @@ def test_one_block_is_a_third_of_the_blocks(params):
 
 
 @pytest.mark.parametrize("name", ["blocks.3", "block.1", "attention", "blocks.0.mlp", "embed", ""])
-def test_a_name_that_there_is_not_is_refused(name):
+def test_an_unknown_name_is_refused(name):
     with pytest.raises(ConfigError, match=r"policy\.train: no parameter .*blocks\.attention.*blocks\.2"):
         ParameterSubset(MODEL, ("embedding", name))

@@ -50,7 +50,7 @@ def test_splits_never_share_a_question():
     assert all(problem_split(question) == split for split, questions in found.items() for question in questions)
 
 
-def test_load_is_fixed_by_config_and_seed_and_says_when_there_are_too_few():
+def test_load_depends_on_config_and_seed_alone_and_refuses_too_few():
     config = ProblemsConfig(tasks=SUMS, count=20)
     assert load(config, 3) == load(config, 3)
     with pytest.raises(ConfigError, match=r"distinct held_out problems, not 500"):
@@ -59,7 +59,7 @@ def test_load_is_fixed_by_config_and_seed_and_says_when_there_are_too_few():
         load(ProblemsConfig(count=3), 0)
 
 
-def test_order_visits_everything_once_an_epoch_and_can_be_entered_anywhere():
+def test_the_order_visits_everything_once_an_epoch_and_starts_anywhere():
     order = ProblemOrder(7, seed=5)
     first, second = [order[i] for i in range(7)], [order[i] for i in range(7, 14)]
     assert sorted(first) == sorted(second) == list(range(7))
@@ -75,7 +75,7 @@ def test_gsm8k_record():
         gsm8k_problem(4, {"question": "?", "answer": "5"})
 
 
-def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
+def test_problems_that_overlap_a_benchmark_are_left_out_and_listed():
     config = ProblemsConfig(tasks=(TaskConfig(name="gsm_symbolic"),), count=20)
     clean = load(config, 3)
     held = ContaminationIndex(
@@ -85,15 +85,15 @@ def test_problems_that_overlap_a_benchmark_are_left_out_and_told():
     found = load(config, 3, screen=screen)
     assert len(found) == 20
     assert not {clean[2].question, clean[7].question} & {problem.question for problem in found}
-    told = screen.facts()
-    assert told["contaminated"].keys() == {"arc", "gsm8k"}
-    assert {hit["example"] for hit in told["hits"]} == {"17", "3"}
+    facts = screen.facts()
+    assert facts["contaminated"].keys() == {"arc", "gsm8k"}
+    assert {hit["example"] for hit in facts["hits"]} == {"17", "3"}
     assert all(held.hits(problem.question) == [] for problem in found)
     assert load(config, 3, screen=ProblemScreen(None)) == clean
     assert ProblemScreen(None).facts() == {}
 
 
-def test_problems_of_a_benchmarks_own_generator_are_told_apart_by_the_whole_question():
+def test_problems_of_a_benchmarks_own_generator_are_compared_by_the_whole_question():
     config = ProblemsConfig(tasks=(TaskConfig(name="leg_counting"),), count=12)
     asked = load(config, 3, "held_out")
     held = [HeldOutQuestion("legs", str(problem.index), problem.question, whole=True) for problem in asked]
@@ -102,7 +102,7 @@ def test_problems_of_a_benchmarks_own_generator_are_told_apart_by_the_whole_ques
     assert screen.facts()["contaminated"] == {}
 
 
-def test_where_every_problem_overlaps_a_benchmark_it_is_said():
+def test_too_few_problems_after_screening_is_an_error():
     config = ProblemsConfig(tasks=SUMS, count=3)
     held = ContaminationIndex(
         [HeldOutQuestion("sums", str(n), problem.question) for n, problem in enumerate(load(config, 0))]

@@ -1,4 +1,4 @@
-"""What a rollout run refuses before it compiles anything, and that it compiles once."""
+"""The rollout engine: what it refuses before any compilation, and that it compiles each shape once."""
 
 import jax
 import pytest
@@ -33,7 +33,7 @@ def test_a_group_of_one_compares_nothing():
         RolloutConfig(prompts=2, group=1, prompt_length=24, max_tokens=6)
 
 
-def test_it_compiles_once_for_a_run(model, caplog):
+def test_each_shape_is_compiled_once_a_run(model, caplog):
     """A program for each length that prompts are padded to; with other parameters and prompts nothing is compiled."""
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 0)
     questions = ["2?", "3?", "0+2=?", "1+2=?", "4?", "2+2=?"]

@@ -1,4 +1,4 @@
-"""The loss of stage 3 (paper §4.4) against its formula written out, and what it makes of short and long traces."""
+"""The loss of stage 3 (paper §4.4) against its formula, and the weights of short and long traces."""
 
 from functools import partial
 
@@ -27,18 +27,18 @@ def row(rng, length, advantage, forced=None):
     return TrainingRow(rng.integers(1, MODEL.vocabulary, 3).tolist(), ids, np.zeros(length), advantage, 1.0, forced)
 
 
-def written_out(params, rows):
-    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token is nobody's."""
+def expected_loss(params, rows):
+    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token counts in neither."""
     total, tokens = 0.0, 0
-    for one in rows:
-        every = jnp.asarray([*one.prompt_ids, *one.ids.tolist()], jnp.int32)[None]
-        shape = jnp.ones_like(every), jnp.arange(every.shape[1])[None]
-        hidden_LD = forward(params, MODEL, every, *shape)[0]
+    for trace in rows:
+        tokens_1L = jnp.asarray([*trace.prompt_ids, *trace.ids.tolist()], jnp.int32)[None]
+        segments_1L, positions_1L = jnp.ones_like(tokens_1L), jnp.arange(tokens_1L.shape[1])[None]
+        hidden_LD = forward(params, MODEL, tokens_1L, segments_1L, positions_1L)[0]
         logits_LV = (hidden_LD @ params["embedding"].T)[:, : MODEL.vocabulary]
         logprobs_LV = jax.nn.log_softmax(logits_LV.astype(jnp.float32))
-        for place in range(len(one.ids)):
-            if place != one.forced:
-                total -= one.advantage * logprobs_LV[len(one.prompt_ids) + place - 1, int(one.ids[place])]
+        for index in range(len(trace.ids)):
+            if index != trace.forced:
+                total -= trace.advantage * logprobs_LV[len(trace.prompt_ids) + index - 1, int(trace.ids[index])]
                 tokens += 1
     return total / tokens
 
@@ -53,7 +53,7 @@ def step(params, rows, size):
 def test_a_step_is_the_formulas_whatever_the_padding(params):
     rng = np.random.default_rng(3)
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
-    value, gradient = jax.jit(jax.value_and_grad(lambda params: written_out(params, rows)))(params)
+    value, gradient = jax.jit(jax.value_and_grad(lambda params: expected_loss(params, rows)))(params)
     for size in (3, 5):
         after, _, loss = step(params, rows, size)
         np.testing.assert_allclose(loss, value, rtol=1e-5)
@@ -74,11 +74,11 @@ def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):
     assert set(np.unique(batch["weights"])) == {0.0, 1.0}
 
 
-def test_the_curriculum_gives_the_few_right_traces_of_a_hard_problem_the_most():
+def test_the_few_right_traces_of_a_hard_problem_weigh_most():
     def sampled(position, rewards):
         rate = sum(rewards) / len(rewards)
         return [{"position": position, "solve_rate": rate, "advantage": reward - rate} for reward in rewards]
 
     rows = sampled(0, [1, 0, 0, 0]) + sampled(1, [1, 1, 1, 0]) + sampled(2, [1, 1, 1, 1]) + sampled(3, [0, 0, 0, 0])
-    found = {one["solve_rate"]: (one["weight"], one["traces"]) for one in curriculum(rows)}
-    assert found == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}
+    levels = {level["solve_rate"]: (level["weight"], level["traces"]) for level in curriculum(rows)}
+    assert levels == {0.0: (0.0, 0), 0.25: (0.75, 1), 0.75: (0.25, 3), 1.0: (0.0, 0)}

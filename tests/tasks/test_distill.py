@@ -66,16 +66,16 @@ def test_documents_and_their_tokens(job, tmp_path):
     events = []
     with FakeOpenAI() as server:
         distill.work(job(server, events))
-    told, tokens = facts(tmp_path, "documents"), facts(tmp_path, "tokens")
-    assert told["prompts"] == 24
-    assert told["documents"] == tokens["documents"] > 15
-    assert told["documents"] + sum(told["rejected"].values()) == 24
-    assert told["stand_in"] == tokens["stand_in"] == "fake, in place of a teacher"
-    assert told["exemplars"] == 8
-    assert len(told["samples"]["kept"]) == 3
+    documents, tokens = facts(tmp_path, "documents"), facts(tmp_path, "tokens")
+    assert documents["prompts"] == 24
+    assert documents["documents"] == tokens["documents"] > 15
+    assert documents["documents"] + sum(documents["rejected"].values()) == 24
+    assert documents["stand_in"] == tokens["stand_in"] == "fake, in place of a teacher"
+    assert documents["exemplars"] == 8
+    assert len(documents["samples"]["kept"]) == 3
     assert sum(kind == "call" for kind, _ in events) == 24
     measured = {fields["name"]: fields["value"] for kind, fields in events if kind == "metric"}
-    assert measured["documents"] == told["documents"]
+    assert measured["documents"] == documents["documents"]
     assert measured["tokens"] == tokens["tokens"]
     rows = Loader({"distilled": tmp_path / "a" / "staging" / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
     assert rows.row_length == 128
@@ -106,13 +106,18 @@ def test_the_data_card_describes_the_documents(job, tmp_path):
     page, text = (folder / "data_card.html").read_text(), (folder / "data_card.md").read_text()
     assert page.count("<svg") == 7, "kinds, mix, difficulty, reasons, two lengths and cost"
     assert "<script>x" not in page
-    for said in ("fake, in place of a teacher", "difficulty and thresholds", "no benchmark was held out", "unparsable"):
-        assert said in page
-        assert said in text
+    for text_shown in (
+        "fake, in place of a teacher",
+        "difficulty and thresholds",
+        "no benchmark was held out",
+        "unparsable",
+    ):
+        assert text_shown in page
+        assert text_shown in text
     assert facts(tmp_path, "data_card")["documents"] == plain["documents"]
 
 
-def test_what_a_benchmark_asks_is_neither_prompt_nor_document(job, tmp_path):
+def test_benchmark_questions_are_neither_prompts_nor_documents(job, tmp_path):
     with FakeOpenAI() as server:
         distill.work(job(server, prompts=3))
         first = json.loads((tmp_path / "a" / "staging" / "scratch" / "prompts-00000.jsonl").read_text().splitlines()[0])
@@ -121,13 +126,13 @@ def test_what_a_benchmark_asks_is_neither_prompt_nor_document(job, tmp_path):
         (tmp_path / "q").mkdir()
         (tmp_path / "q" / "questions.jsonl").write_text(json.dumps(question) + "\n")
         distill.work(job(server, prompts=3, questions=tmp_path / "q"))
-    told = facts(tmp_path, "documents")
-    assert told["held_out"] == 1
-    if len(first["query"].split()) >= 5:  # a shorter one says nothing
-        assert told["prompt_sets"]["wikipedia"]["left_out"] == {"in_a_benchmark": 1}
+    documents = facts(tmp_path, "documents")
+    assert documents["held_out"] == 1
+    if len(first["query"].split()) >= 5:  # a shorter one is not searched for
+        assert documents["prompt_sets"]["wikipedia"]["left_out"] == {"in_a_benchmark": 1}
 
 
-def test_bad_input_is_told_before_anything_is_sent(job, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_sent(job, monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with FakeOpenAI() as server:
         with pytest.raises(ConfigError, match="NO_SUCH_KEY"):

@@ -56,7 +56,7 @@ def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "message"),
     [
         ({"name": "bbh"}, "no benchmark 'bbh'"),
         ({"name": "mmlu", "revision": "main"}, "'mmlu' needs as `revision` a full commit hash of cais/mmlu"),
@@ -64,7 +64,7 @@ def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
         ({"name": "arc", "path": "/nowhere.jsonl"}, "each part of 'arc'"),
     ],
 )
-def test_what_cannot_be_had_is_refused_at_the_start(tmp_path, choice, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_unreadable_benchmark_is_refused_at_the_start(tmp_path, choice, message):
+    with pytest.raises(ConfigError, match=message):
         gathered(tmp_path, {"name": "wiki_choice", "items": 4}, choice)
     assert not (tmp_path / "facts").exists()

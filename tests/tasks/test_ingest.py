@@ -35,15 +35,15 @@ def facts(staging, kind):
 def test_synth_gives_tokens_and_exemplars(tmp_path):
     events = []
     work(job(tmp_path, events, reader="reasoning", form="synth", tasks=[{"name": "gsm_symbolic"}], exemplars=7))
-    told = facts(tmp_path, "tokens")
-    assert told["records"] == told["documents"] == 60
-    assert told["stand_in"] == "reasoning-gym problems with worked rationales, in place of SYNTH"
-    assert len(told["samples"]) == 3
-    assert "tokens_per_second" not in told  # a manifest holds nothing that another run would measure otherwise
+    described = facts(tmp_path, "tokens")
+    assert described["records"] == described["documents"] == 60
+    assert described["stand_in"] == "reasoning-gym problems with worked rationales, in place of SYNTH"
+    assert len(described["samples"]) == 3
+    assert "tokens_per_second" not in described  # a manifest holds nothing that differs from run to run
     exemplars = list(read_jsonl([tmp_path / "output" / "exemplars" / "exemplars.jsonl"], "synth"))
     assert len(exemplars) == facts(tmp_path, "exemplars")["records"] == 7
     measured = {fields["name"]: fields["value"] for kind, fields in events if kind == "metric"}
-    assert measured["tokens"] == told["tokens"]
+    assert measured["tokens"] == described["tokens"]
     assert measured["tokens_per_second"] > 0
     rows = Loader({"corpus": tmp_path / "output" / "tokens"}, (), 4, 0, TokenizerConfig(ranks=400))
     assert rows.row_length == 128
@@ -52,10 +52,10 @@ def test_synth_gives_tokens_and_exemplars(tmp_path):
 def test_web_gives_tokens_alone(tmp_path):
     work(job(tmp_path, [], reader="wikipedia", form="web", exemplars=7))
     assert sorted(path.name for path in (tmp_path / "output").iterdir()) == ["signatures", "tokens"]
-    told = facts(tmp_path, "tokens")
-    assert "CC BY-SA 4.0" in told["stand_in"]
-    assert 2 < told["disk_bytes_per_token"] <= 2.1
-    assert (told["cropped"], told["files"], told["files_set_aside"]) == (0, 1, 0)
+    described = facts(tmp_path, "tokens")
+    assert "CC BY-SA 4.0" in described["stand_in"]
+    assert 2 < described["disk_bytes_per_token"] <= 2.1
+    assert (described["cropped"], described["files"], described["files_set_aside"]) == (0, 1, 0)
 
 
 def state(staging):
@@ -86,8 +86,8 @@ def test_any_order_of_units_gives_the_same_bytes(tmp_path, parquet):
     work(job(tmp_path / "one", [], **parquet))
     work(job(tmp_path / "two", [], **parquet), order=lambda units: units[::-1])
     assert state(tmp_path / "one") == state(tmp_path / "two")
-    told = facts(tmp_path / "one", "tokens")
-    assert (told["records"], told["documents"], told["rejected"]) == (200, 196, {"duplicate": 4})
+    described = facts(tmp_path / "one", "tokens")
+    assert (described["records"], described["documents"], described["rejected"]) == (200, 196, {"duplicate": 4})
     listed = [json.loads(line) for line in (tmp_path / "one/output/tokens/files.jsonl").read_text().splitlines()]
     assert [(row["rows_read"], row["documents"]) for row in listed] == [(40, 40)] * 5
     assert not list((tmp_path / "one" / "scratch").rglob("tokens.*"))  # nothing is kept twice
@@ -100,10 +100,10 @@ def test_a_file_that_stays_bad_is_set_aside_up_to_the_share(tmp_path, parquet):
         work(job(tmp_path / "strict", [], **parquet))
     events = []
     work(job(tmp_path / "lenient", events, **parquet, bad_files_share=0.2))
-    told = facts(tmp_path / "lenient", "tokens")
-    assert (told["files"], told["files_set_aside"], told["records"]) == (5, 1, 160)
-    assert list(told["set_aside"]) == [str(bad)]
-    assert "is not a Parquet file" in told["set_aside"][str(bad)]
+    described = facts(tmp_path / "lenient", "tokens")
+    assert (described["files"], described["files_set_aside"], described["records"]) == (5, 1, 160)
+    assert list(described["set_aside"]) == [str(bad)]
+    assert "is not a Parquet file" in described["set_aside"][str(bad)]
     listed = [json.loads(line) for line in (tmp_path / "lenient/output/tokens/files.jsonl").read_text().splitlines()]
     outcomes = [("set_aside" in row, "rows_read" in row) for row in listed]
     assert outcomes == [(n == 2, n != 2) for n in range(5)]
