@@ -125,6 +125,14 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def file_size(path: Path) -> int | None:
+    """Bytes of a file; None if it is missing or cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
 def sha256_of(path: Path, *, sync: bool = False) -> str:
     """sha256 of a file as hexadecimal digits; `sync` also fsyncs it."""
     with path.open("rb") as file:

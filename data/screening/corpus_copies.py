@@ -30,9 +30,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.events import Emit
-from common.files import write_atomically
+from common.files import file_size, write_atomically
 from configs.base import fingerprint
-from data.tokens.shards import file_size
 
 HASHES, BANDS, VERDICTS = "hashes.u8", "bands.u8", "verdicts.u1"
 KEPT, EXACT, NEAR, EXACT_ELSEWHERE, NEAR_ELSEWHERE = range(5)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import INDEX_LIMIT, read_bounded_text, sha256_of, write_atomically
+from common.files import INDEX_LIMIT, file_size, read_bounded_text, sha256_of, write_atomically
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import PackedRows
@@ -232,11 +232,3 @@ def token_type(vocabulary: int) -> np.dtype:
 
 def _count_type(row_length: int) -> np.dtype:
     return np.dtype("<u2" if row_length < 65_536 else "<u4")
-
-
-def file_size(path: Path) -> int | None:
-    """Bytes of a file; None if it is missing or cannot be read."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
