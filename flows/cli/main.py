@@ -89,7 +89,10 @@ def lineage(artifact: IdArgument, as_json: Json = False) -> None:
 
 def sql(
     query: Annotated[
-        str, typer.Argument(help='DuckDB SQL over artifacts, inputs, runs, metrics, calls, samples, lineage("ID").')
+        str,
+        typer.Argument(
+            metavar="QUERY", help='DuckDB SQL over artifacts, inputs, runs, metrics, calls, samples, lineage("ID").'
+        ),
     ],
     as_json: Json = False,
 ) -> None:

@@ -32,8 +32,8 @@ def deploy(
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
-    PREFECT_API_URL names the server. With --pool nothing is served: the deployments are registered for your own
-    workers.
+    PREFECT_API_URL names the server.
+    With --pool nothing is served: the deployments are registered for your own workers.
     """
     from configs.load import load
     from flows.operate import prefect_server

@@ -63,8 +63,9 @@ def gc(
 ) -> None:
     """Remove what is not needed: replaced artifacts, stale unfinished work, and what the retention rules retire.
 
-    The copies at the remote go too. Without --keep-newest, --keep-days or retention rules that set them, every
-    current artifact stays. What a kept artifact was made from always stays.
+    The copies at the remote go too.
+    Without --keep-newest, --keep-days or retention rules that set them, every current artifact stays.
+    What a kept artifact was made from always stays.
     """
     from configs.operation import RetentionConfig
     from flows.cli import inspect

@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import typer
 
 ConfigArgument = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a shipped one: local, spark, nautile_370m.")
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A TOML file, or the name of a shipped one: local, smollm2, spark, nautile_370m."
+    ),
 ]
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="An artifact: KIND/KEY or KEY, where the first digits of the key suffice.")
