@@ -1,7 +1,9 @@
-"""A process that asks an endpoint and tells of each reply, to be killed: `python asking_process.py CONFIG CACHE N`.
+"""A process that sends N requests and prints the index of each reply, to be killed by a test.
 
-CONFIG is the JSON of an `EndpointConfig`. With a fourth argument it kills itself, as kill -9 does, at that moment of
-its first batch job.
+    python asking_process.py CONFIG CACHE N [MOMENT]
+
+CONFIG is the JSON of an `EndpointConfig`. With a MOMENT it kills itself, as kill -9 does, at that moment of its first
+batch job.
 """
 
 import os
@@ -21,14 +23,13 @@ def requests(count: int) -> list[ChatRequest]:
 
 
 def config(url: str, **fields: object) -> EndpointConfig:
-    """The endpoint they go to."""
+    """The endpoint that they are sent to."""
     return EndpointConfig(kind="openai", model="fake", url=url, **{"concurrency": 4, **fields})
 
 
 def die_at(moment: str) -> None:
-    """Kill this process when a batch job comes to the moment."""
-    from data.endpoints.batch import queue as batches
-    from data.endpoints.batch import vendors as batch_clients
+    """Kill this process when a batch job reaches the moment."""
+    from data.endpoints.batch import queue, vendors
     from data.endpoints.reply_cache import ReplyCache
 
     def die(*_: object, **__: object) -> None:
@@ -44,8 +45,8 @@ def die_at(moment: str) -> None:
 
         return call
 
-    batches.LINGER_S = 0.05
-    for vendor in (batch_clients.OpenAIBatches, batch_clients.MistralBatches):
+    queue.LINGER_S = 0.05
+    for vendor in (vendors.OpenAIBatches, vendors.MistralBatches):
         if moment == "before upload":
             vendor.upload = die
         if moment == "after upload":
@@ -55,22 +56,22 @@ def die_at(moment: str) -> None:
         if moment == "while polling":
             vendor.status = dying_after(vendor.status)
     if moment == "amid replies":
-        batches.GROUP = 2
+        queue.GROUP = 2
         ReplyCache.record = dying_after(ReplyCache.record, 5)
 
 
 def main() -> None:
-    """Ask, tell."""
+    """Send the requests and print the indices of their replies."""
     section, cache, count, *moment = sys.argv[1:]
     if moment:
         die_at(*moment)
     with EndpointPool({"fake": EndpointConfig.model_validate_json(section)}, Path(cache), silent) as pool:
 
-        def tell(index: int, _: object) -> None:
+        def print_index(index: int, _: object) -> None:
             sys.stdout.write(f"{index}\n")
             sys.stdout.flush()
 
-        pool.ask(requests(int(count)), tell)
+        pool.ask(requests(int(count)), print_index)
 
 
 if __name__ == "__main__":

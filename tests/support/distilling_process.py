@@ -1,7 +1,7 @@
-"""A process that distils, to be killed: `python distilling_process.py URL FOLDER PROMPTS`.
+"""A process that runs a distillation, to be killed by a test: `python distilling_process.py URL FOLDER PROMPTS`.
 
-FOLDER keeps everything between its lives: `retrieval/`, `replies.jsonl`, `work/` and `out/`, and `counts.json` at the
-end of the one that gets there.
+FOLDER keeps everything between its runs: `retrieval/`, `replies.jsonl`, `work/` and `out/`, and `counts.json` once
+one has finished.
 """
 
 import json
@@ -24,9 +24,9 @@ QUERIES = ("How many legs have 2 cats?", "What is 3 + 4?", "Spell cat backward."
 
 def endpoint(url: str, **fields: object) -> EndpointConfig:
     """The teacher: patient with a busy machine, and with many attempts."""
-    told = {"concurrency": 256, "timeout_s": 10.0, "attempts": 9}
-    told |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
-    return EndpointConfig(kind="openai", model="fake", url=url, **{**told, **fields})
+    defaults = {"concurrency": 256, "timeout_s": 10.0, "attempts": 9}
+    defaults |= {"dollars_per_million_in": PRICES[0], "dollars_per_million_out": PRICES[1]}
+    return EndpointConfig(kind="openai", model="fake", url=url, **{**defaults, **fields})
 
 
 def write_index(folder: Path) -> None:
@@ -38,14 +38,14 @@ def write_index(folder: Path) -> None:
 
 
 def main() -> None:
-    """Distil what is left."""
+    """Run what is left of the distillation."""
     url, folder, prompts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     config = DistillConfig(prompts=prompts, chunk=max(8, prompts // 20), teachers=(TeacherConfig(endpoint="teacher"),))
     index = ExemplarIndex(folder / "retrieval", Encoder())
     with EndpointPool({"teacher": endpoint(url)}, folder / "replies.jsonl", silent) as pool:
-        found = distill_prompts(config, pool, index, folder / "out", folder / "work", 1, silent)
-        counts = {"prompts": found.stats.prompts, "accepted": found.stats.accepted, "dollars": pool.spent}
-    (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(found.stats.rejected)}))
+        output = distill_prompts(config, pool, index, folder / "out", folder / "work", 1, silent)
+        counts = {"prompts": output.stats.prompts, "accepted": output.stats.accepted, "dollars": pool.spent}
+    (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(output.stats.rejected)}))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass
 class FakeBatches:
-    """Jobs end after `polls` looks at them, as `end` says: "completed", "expired", "cancelled" (a half is done) or
-    "failed" (nothing is). `loses`: steps ("upload", "create", "look", "read") whose next answer never leaves, each
-    once, though what was asked has been done. `submitted`: how often each prompt was put into a job."""
+    """Jobs end after `polls` polls with status `end`: "completed", "expired" or "cancelled" (half of the rows done),
+    "failed" (none is). `loses`: steps ("upload", "create", "status", "download") that are carried out but whose next
+    answer is lost, each once. `submitted`: how often each prompt was put into a job."""
 
     complete: Complete
-    said: str = "a fault to order"
+    fault_message: str = "a requested fault"
     polls: int = 2
     end: str = "completed"
     row_fault: RowFault = lambda text, times: None
@@ -33,20 +33,20 @@ class FakeBatches:
         self.steps: Counter[str] = Counter()
 
     def route(self, method: str, path: str, headers: dict[str, str], content: bytes) -> tuple[str, Any] | None:
-        """The step that a request is and its answer (JSON data, or the bytes of a file); None if it is none."""
+        """The step of a batch job and its answer (JSON data, or the bytes of a file); None for any other request."""
         parts = urlsplit(path)
-        where, query = parts.path, {name: values[0] for name, values in parse_qs(parts.query).items()}
-        if method == "POST" and where == "/v1/files":
+        path, query = parts.path, {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if method == "POST" and path == "/v1/files":
             return "upload", self._upload(headers, content)
-        if found := re.fullmatch(r"/v1/files/([^/]+)/content", where):
-            return "read", self.files[found[1]]
+        if match := re.fullmatch(r"/v1/files/([^/]+)/content", path):
+            return "download", self.files[match[1]]
         for prefix, vendor in (("/v1/batches", "openai"), ("/v1/batch/jobs", "mistral")):
-            if method == "POST" and where == prefix:
+            if method == "POST" and path == prefix:
                 return "create", self._create(vendor, json.loads(content))
-            if method == "GET" and where == prefix:
+            if method == "GET" and path == prefix:
                 return "list", self._list(vendor, query)
-            if method == "GET" and where.startswith(f"{prefix}/"):
-                return "look", self._look(self.jobs[where.rsplit("/", 1)[1]])
+            if method == "GET" and path.startswith(f"{prefix}/"):
+                return "status", self._status(self.jobs[path.rsplit("/", 1)[1]])
         return None
 
     def is_lost(self, step: str) -> bool:
@@ -59,7 +59,7 @@ class FakeBatches:
 
     def _upload(self, headers: dict[str, str], content: bytes) -> dict[str, Any]:
         boundary = re.search(r"boundary=([^;]+)", headers["content-type"])[1].strip('"').encode()
-        (part,) = (one for one in content.split(b"--" + boundary) if b'name="file"' in one)
+        (part,) = (part for part in content.split(b"--" + boundary) if b'name="file"' in part)
         name = f"file-{len(self.files)}"
         self.files[name] = part.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
         return {
@@ -74,24 +74,24 @@ class FakeBatches:
             "source": "upload",
         }
 
-    def _create(self, vendor: str, asked: dict[str, Any]) -> dict[str, Any]:
-        source = asked["input_file_id"] if vendor == "openai" else asked["input_files"][0]
+    def _create(self, vendor: str, body: dict[str, Any]) -> dict[str, Any]:
+        source = body["input_file_id"] if vendor == "openai" else body["input_files"][0]
         rows = [json.loads(line) for line in self.files[source].splitlines()]
         for row in rows:
             self.submitted[_text(row["body"])] += 1
-        job = {"id": f"{vendor}-{len(self.jobs)}", "vendor": vendor, "asked": asked, "rows": rows}
-        job |= {"source": source, "looks": 0, "created_at": int(time.time()), "output": None, "error": None}
+        job = {"id": f"{vendor}-{len(self.jobs)}", "vendor": vendor, "request": body, "rows": rows}
+        job |= {"source": source, "polled": 0, "created_at": int(time.time()), "output": None, "error": None}
         self.jobs[job["id"]] = job
-        return self._shown(job)
+        return self._answer(job)
 
-    def _look(self, job: dict[str, Any]) -> dict[str, Any]:
-        job["looks"] += 1
-        if job["looks"] == self.polls:
+    def _status(self, job: dict[str, Any]) -> dict[str, Any]:
+        job["polled"] += 1
+        if job["polled"] == self.polls:
             self._finish(job)
-        return self._shown(job)
+        return self._answer(job)
 
     def _list(self, vendor: str, query: dict[str, str]) -> dict[str, Any]:
-        jobs = [self._shown(job) for job in reversed(self.jobs.values()) if job["vendor"] == vendor]
+        jobs = [self._answer(job) for job in reversed(self.jobs.values()) if job["vendor"] == vendor]
         if vendor == "mistral":
             page, size = int(query.get("page", 0)), int(query.get("page_size", 100))
             return {"object": "list", "data": jobs[page * size : (page + 1) * size], "total": len(jobs)}
@@ -112,25 +112,25 @@ class FakeBatches:
             if fault == "expired":
                 bad.append({**line, "error": {"code": "batch_expired", "message": "not in time"}})
             elif fault is not None:
-                body = {"error": {"message": f"{self.said}: {fault}"}}
+                body = {"error": {"message": f"{self.fault_message}: {fault}"}}
                 bad.append({**line, "response": {"status_code": int(fault), "request_id": "x", "body": body}})
             else:
-                body = self.complete({"model": job["asked"].get("model"), **row["body"]})
+                body = self.complete({"model": job["request"].get("model"), **row["body"]})
                 good.append({**line, "response": {"status_code": 200, "request_id": "x", "body": body}})
         for name, lines in (("output", good), ("error", bad)):
             if lines:
                 job[name] = f"file-{len(self.files)}"
                 self.files[job[name]] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
-    def _shown(self, job: dict[str, Any]) -> dict[str, Any]:
-        ended = job["looks"] >= self.polls
+    def _answer(self, job: dict[str, Any]) -> dict[str, Any]:
+        ended = job["polled"] >= self.polls
         count = len(job["rows"])
         common = {
             "id": job["id"],
             "object": "batch",
             "created_at": job["created_at"],
-            "metadata": job["asked"].get("metadata"),
-            "endpoint": job["asked"]["endpoint"],
+            "metadata": job["request"].get("metadata"),
+            "endpoint": job["request"]["endpoint"],
         }
         failed = [{"code": "invalid", "message": "no such file"}] if ended and self.end == "failed" else []
         if job["vendor"] == "openai":
@@ -147,9 +147,9 @@ class FakeBatches:
         return {
             **common,
             "input_files": [job["source"]],
-            "errors": [{"message": one["message"], "count": 1} for one in failed],
+            "errors": [{"message": error["message"], "count": 1} for error in failed],
             "status": ends[self.end] if ended else "RUNNING",
-            "model": job["asked"].get("model"),
+            "model": job["request"].get("model"),
             "total_requests": count,
             "completed_requests": count if ended else 0,
             "succeeded_requests": count if ended else 0,

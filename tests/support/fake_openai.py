@@ -1,4 +1,4 @@
-"""A chat endpoint on a real loopback socket: it speaks OpenAI's protocol and Mistral's, counts, and fails to order.
+"""A fake chat endpoint on a loopback socket: OpenAI's and Mistral's protocol, counters, and faults on request.
 
 with FakeOpenAI(reply, faults=script("429", None, "cut")) as server:
     EndpointConfig(kind="openai", model="fake", url=server.url)
@@ -31,17 +31,17 @@ FAULTS = ["429", "500", "hang", "cut", "close", "invalid", "not_chat", "400", "4
 
 
 def script(*faults: str | None) -> Faults:
-    """The faults of the first requests, in order of arrival (None: answer well); the later ones are answered well."""
+    """The faults of the first requests, in order of arrival (None: no fault); later requests have none."""
     return lambda arrival: faults[arrival] if arrival < len(faults) else None
 
 
 def always(fault: str | None) -> Faults:
-    """The same for every request."""
+    """The same fault for every request."""
     return lambda arrival: fault
 
 
 def mixed(seed: int = 0, **shares: float) -> Faults:
-    """A random mixture, the same each time: `mixed(f429=0.05, hang=0.01)`."""
+    """Random faults, the same each time: `mixed(f429=0.05, hang=0.01)`."""
     names, weights = [name.lstrip("f") for name in shares], list(shares.values())
 
     def fault(arrival: int) -> str | None:
@@ -51,30 +51,30 @@ def mixed(seed: int = 0, **shares: float) -> Faults:
 
 
 def useful(body: dict[str, Any]) -> str:
-    """A reply that a judge's, a teacher's or any other request can do with, decided by the request alone."""
-    asked = json.dumps([body.get("response_format"), body.get("grammar")])
+    """A valid reply to a judge's, a teacher's or any other request, determined by the request alone."""
+    constraint = json.dumps([body.get("response_format"), body.get("grammar")])
     draw = random.Random(json.dumps(body["messages"]))
-    if "overall" in asked:
+    if "overall" in constraint:
         scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
         return json.dumps({**scores, "overall": draw.randint(0, 100)})
-    if "reasoning" in asked:
+    if "reasoning" in constraint:
         passage = re.search(r"(?:Passage:|will not see:)\s*(.+)", body["messages"][-1]["content"])
         words = passage[1].split()[:12] if passage else ["Number", str(draw.randint(0, 10**6)), "was", "drawn", "here"]
-        said = re.sub(r"[^\w)]+$", "", " ".join(words))
-        return json.dumps({"reasoning": f"We need to say this: {said}.", "answer": f"{said}."})
+        text = re.sub(r"[^\w)]+$", "", " ".join(words))
+        return json.dumps({"reasoning": f"We need to say this: {text}.", "answer": f"{text}."})
     return f"The answer is {draw.randint(0, 99)}."
 
 
 @dataclass
 class FakeOpenAI:
-    """The server; a context manager. `key`: the only bearer token let in. `delay_s` before each answer.
+    """The server; a context manager. `key`: the only bearer token accepted. `delay_s` before each answer.
 
     `bodies`: every chat request that arrived; `statuses`: how they ended; `answered`, `tokens_in`, `tokens_out`,
-    `dollars`: of the whole answers that were sent, and `answers` how many each prompt got. `most_at_once`: requests
-    under way together. `limit`: requests a second let through, and how many at once; refusals beyond it are 429s, told
-    before in the headers of `states` ("openai", "mistral"). `said`: in the message of every fault. `batches`: the
-    batch interfaces; their answers are no part of the counts above but of `batch_dollars`, at half the price.
-    `port`: 0 for one that is free.
+    `dollars`: of the complete answers that were sent, and `answers` how many each prompt got. `most_at_once`: requests
+    in flight together. `limit`: requests a second accepted, and how many at once; the others get a 429. `states`: in
+    whose headers the limit is stated ("openai", "mistral", "": it is not). `fault_message`: in the message of every
+    fault. `batches`: the batch interfaces; their answers do not count above but in `batch_dollars`, at half the price.
+    `port`: 0 for a free one.
     """
 
     reply: Reply = useful
@@ -86,7 +86,7 @@ class FakeOpenAI:
     per_million: tuple[float, float] = (0.0, 0.0)
     limit: tuple[float, float] | None = None
     states: str = ""
-    said: str = "a fault to order"
+    fault_message: str = "a requested fault"
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class FakeOpenAI:
         self.answer_times: list[float] = []
         self.statuses: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()
-        self.batches = FakeBatches(self._batched, said=self.said)
+        self.batches = FakeBatches(self._batched, fault_message=self.fault_message)
         self.batch_tokens = [0, 0]
         self._level, self._level_at = (self.limit[1] if self.limit else 0.0), 0.0
         self.answered = self.tokens_in = self.tokens_out = 0
@@ -115,7 +115,7 @@ class FakeOpenAI:
         return sum(count * price for count, price in zip(self.batch_tokens, self.per_million, strict=True)) / 2e6
 
     def counts(self) -> dict[str, Any]:
-        """What a process of its own tells of itself."""
+        """The counters, as `GET /v1/counts` answers them."""
         return {
             "arrived": sum(self.statuses.values()),
             "answered": self.answered,
@@ -127,8 +127,8 @@ class FakeOpenAI:
         }
 
     def _steady(self) -> float | None:
-        """Whole answers a second, the first five seconds left out, in which a limit's store is used up."""
-        times = [one for one in self.answer_times if one >= self.answer_times[0] + 5]
+        """Complete answers a second, without the first five seconds, in which the burst of a limit is used up."""
+        times = [time for time in self.answer_times if time >= self.answer_times[0] + 5]
         return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
 
     def __enter__(self) -> "FakeOpenAI":
@@ -174,10 +174,10 @@ class FakeOpenAI:
     async def _answer(
         self, writer: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], content: bytes
     ) -> bool:
-        """Answer one request; False: the connection is of no more use."""
+        """Answer one request; False: the connection must be closed."""
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
-            said = headers.get("authorization", "").removeprefix("Bearer ")
-            await _send(writer, 401, {"error": {"message": f"Incorrect API key provided: {said}", "code": "bad_key"}})
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            await _send(writer, 401, {"error": {"message": f"Incorrect API key provided: {token}", "code": "bad_key"}})
             return True
         if method == "GET" and path == "/v1/models":
             listed = [
@@ -215,8 +215,8 @@ class FakeOpenAI:
         if fault is None and body["model"] not in self.models:
             fault = "404"
         await asyncio.sleep(self.delay_s)
-        fits, told = self._within_limit()
-        fault = fault if fits else "429"
+        accepted, limit_headers = self._within_limit()
+        fault = fault if accepted else "429"
         self.statuses[fault or "200"] += 1
         if fault == "hang":
             await self._stop.wait()
@@ -224,8 +224,8 @@ class FakeOpenAI:
             return False
         if fault is not None and fault.isdigit():
             extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
-            said = {"error": {"message": f"{self.said}: {fault}"}}
-            await _send(writer, int(fault), said, extra | told)
+            error = {"error": {"message": f"{self.fault_message}: {fault}"}}
+            await _send(writer, int(fault), error, extra | limit_headers)
             return True
         if fault == "invalid":
             await _send_text(writer, 200, '{"id": "x", "choices": [', {})
@@ -233,10 +233,10 @@ class FakeOpenAI:
         if fault == "not_chat":
             await _send(writer, 200, {"hello": "world"})
             return True
-        return await self._complete(writer, body, told, cut=fault == "cut")
+        return await self._complete(writer, body, limit_headers, cut=fault == "cut")
 
     def _within_limit(self) -> tuple[bool, dict[str, str]]:
-        """Whether one more request is let through now, and the headers that tell of the limit."""
+        """Whether one more request is accepted now, and the headers that state the limit."""
         if self.limit is None:
             return True, {}
         rate, burst = self.limit
@@ -277,7 +277,7 @@ class FakeOpenAI:
         return answer
 
     async def _complete(
-        self, writer: asyncio.StreamWriter, body: dict[str, Any], told: dict[str, str], cut: bool
+        self, writer: asyncio.StreamWriter, body: dict[str, Any], limit_headers: dict[str, str], cut: bool
     ) -> bool:
         answer = self._completion(body)
         if cut:
@@ -291,7 +291,7 @@ class FakeOpenAI:
         self.answers[body["messages"][-1]["content"]] += 1
         self.tokens_in += answer["usage"]["prompt_tokens"]
         self.tokens_out += answer["usage"]["completion_tokens"]
-        await _send(writer, 200, answer, told)
+        await _send(writer, 200, answer, limit_headers)
         return True
 
 
@@ -327,7 +327,7 @@ class OwnProcess:
     url: str
 
     def counts(self) -> dict[str, Any]:
-        """`FakeOpenAI.counts` as of now."""
+        """`FakeOpenAI.counts` of the server now."""
         with urlopen(f"{self.url}/counts") as answer:
             return json.load(answer)
 

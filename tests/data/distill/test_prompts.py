@@ -1,4 +1,4 @@
-"""Prompts from every kind of set, and their gathering on disk."""
+"""Prompts from every kind of set, and their collection on disk."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from common.errors import ConfigError, Retryable
 from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
-from data.distill import prompts as module
+from data.distill import prompts
 from data.distill.collect_prompts import collect_prompts, quotas, read_prompts
 from data.distill.prompts import Prompt, article_question, read_prompt_set
 from data.sources.wikipedia import Article, articles
@@ -21,8 +21,12 @@ REVISION = "0123456789" * 4
 
 
 def config(*sets, **fields):
-    made = tuple(PromptSetConfig(**one) for one in sets) or DistillConfig.model_fields["prompt_sets"].default
-    return DistillConfig(**{"prompts": 5, "teachers": (TeacherConfig(endpoint="t"),), "prompt_sets": made, **fields})
+    prompt_sets = (
+        tuple(PromptSetConfig(**fields) for fields in sets) or DistillConfig.model_fields["prompt_sets"].default
+    )
+    return DistillConfig(
+        **{"prompts": 5, "teachers": (TeacherConfig(endpoint="t"),), "prompt_sets": prompt_sets, **fields}
+    )
 
 
 def jsonl(path, rows, name="s", **fields):
@@ -34,18 +38,18 @@ def article(extract, title="Title", topic="Arts"):
     return Article(title, extract, None, topic)
 
 
-def gathered(config, folder, seed=1, screen=None):
-    """The prompts in order, and what was left out."""
+def collect(config, folder, seed=1, screen=None):
+    """The prompts in order, and the `CollectedPrompts`."""
     folder.mkdir(exist_ok=True)
     found = collect_prompts(config, seed, folder, screen, silent)
     return [prompt for path in found.files for prompt in read_prompts(path)], found
 
 
 def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
-    many, _ = gathered(config(prompts=300), tmp_path / "a", 4)
-    assert many == gathered(config(prompts=300), tmp_path / "b", 4)[0]
-    assert many[:50] == gathered(config(prompts=50), tmp_path / "c", 4)[0]
-    assert many != gathered(config(prompts=300), tmp_path / "d", 5)[0]
+    many, _ = collect(config(prompts=300), tmp_path / "a", 4)
+    assert many == collect(config(prompts=300), tmp_path / "b", 4)[0]
+    assert many[:50] == collect(config(prompts=50), tmp_path / "c", 4)[0]
+    assert many != collect(config(prompts=300), tmp_path / "d", 5)[0]
     assert len({prompt.id for prompt in many}) == len({prompt.query for prompt in many}) == 300
     assert {prompt.kind for prompt in many} == {"definition", "explanation", "fact", "person", "place"}
     assert all(prompt.passage and 20 < len(prompt.passage) < 800 and prompt.url for prompt in many)
@@ -66,7 +70,7 @@ def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
         ("A façade or facade is the front of a building.", "Arts", 0, "What is a façade?"),
     ],
 )
-def test_a_question_is_made_of_the_first_sentence(extract, topic, turn, query):
+def test_a_question_is_built_from_the_first_sentence(extract, topic, turn, query):
     prompt = article_question(article(extract, topic=topic), turn)
     assert prompt.query == query
     assert prompt.opening.startswith("We need")
@@ -77,7 +81,7 @@ def test_a_question_is_made_of_the_first_sentence(extract, topic, turn, query):
     "extract",
     ["In astronomy, dark energy is a form of energy.", "Running fast, Bolt is first.", "No verb here", "It is late."],
 )
-def test_an_article_that_does_not_say_what_it_is_about_is_passed_over(extract):
+def test_an_article_without_a_definition_is_skipped(extract):
     assert article_question(article(extract), 0) is None
 
 
@@ -120,7 +124,7 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     assert (found[8].license, found[8].set) == ("MIT", "s")
     assert found[8].id.startswith("s/12-")
     for skip in (1, 5, 13):
-        assert list(read_prompt_set(source, 0, skip)) == found[skip:], "a place means the same row on every reading"
+        assert list(read_prompt_set(source, 0, skip)) == found[skip:], "a number means the same row on every reading"
 
 
 @pytest.mark.parametrize(
@@ -139,13 +143,13 @@ def test_each_form_finds_the_query(tmp_path, form, columns, row, query):
         assert (found.reference, found.passage) == ("3", "Text.")
 
 
-def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_WITHOUT_PROMPT", 3)
+def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "ROWS_WITHOUT_PROMPT", 3)
     empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"
     empty.write_bytes(b"\n \n")
     binary.write_bytes(b"\x00\x01\xff" * 100)
     rows = [{"text": "a"}] * 5 + [{"query": "late"}]
-    for fields, said in [
+    for fields, message in [
         ({"source": "jsonl"}, "'bad': source 'jsonl' needs the `path`"),
         ({"source": "jsonl", "path": "/no/such/file"}, "no file matches"),
         ({"source": "jsonl", "path": str(empty)}, "is empty"),
@@ -160,13 +164,13 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
         ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash of a/b"),
         ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
     ]:
-        with pytest.raises(ConfigError, match=said) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             list(read_prompt_set(PromptSetConfig(**{**fields, "name": "bad"}), 0))
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("sets", "fields", "said"),
+    ("sets", "fields", "message"),
     [
         ([{"name": "a", "source": "wikipedia"}] * 2, {}, "no two may have the same name"),
         ([{"name": "a", "source": "wikipedia", "count": 4}], {}, "prompts is 5, but its prompt_sets count 4"),
@@ -180,8 +184,8 @@ def test_bad_sets_are_told_in_one_line(tmp_path, monkeypatch):
         ([], {"quality": {"endpoint": "x", "least": 50}}, "distill.quality was removed"),
     ],
 )
-def test_a_section_that_cannot_be_is_refused(sets, fields, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_inconsistent_section_is_refused(sets, fields, message):
+    with pytest.raises(ValueError, match=message):
         config(*sets, **fields)
 
 
@@ -199,30 +203,30 @@ def mixed(tmp_path, chunk=4, **fields):
     return config(one, two, prompts=30, chunk=chunk, near_duplicates=False, **fields)
 
 
-def test_sets_take_turns_and_copies_within_and_across_are_left_out(tmp_path):
-    found, told = gathered(mixed(tmp_path), tmp_path / "work")
-    assert told.taken == {"one": 10, "two": 20}
-    assert told.dropped["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
-    assert len({prompt.query.casefold() for prompt in found}) == 30
+def test_sets_are_mixed_and_duplicates_within_and_across_are_dropped(tmp_path):
+    drawn, collected = collect(mixed(tmp_path), tmp_path / "work")
+    assert collected.taken == {"one": 10, "two": 20}
+    assert collected.dropped["one"] == {"duplicate": 2, "no_query": 1}, "its own, and one of the other set's"
+    assert len({prompt.query.casefold() for prompt in drawn}) == 30
     for start in range(0, 28, 4):
-        assert 1 <= sum(prompt.set == "one" for prompt in found[start : start + 4]) <= 2, "each file has the mix"
-    assert told.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 2, "no_query": 1}}
+        assert 1 <= sum(prompt.set == "one" for prompt in drawn[start : start + 4]) <= 2, "each file has the mix"
+    assert collected.facts()["one"] == {"prompts": 10, "left_out": {"duplicate": 2, "no_query": 1}}
 
 
 @pytest.mark.parametrize("kept", range(0, 8, 3))
-def test_gathering_goes_on_where_it_was_cut_off(tmp_path, kept):
-    whole, told = gathered(mixed(tmp_path), tmp_path / "whole")
+def test_collecting_resumes_where_it_was_cut_off(tmp_path, kept):
+    whole, collected = collect(mixed(tmp_path), tmp_path / "whole")
     part = tmp_path / "part"
-    gathered(mixed(tmp_path), part)
+    collect(mixed(tmp_path), part)
     for path in part.iterdir():
         if int(path.name.split("-")[1][:5]) > kept or path.name == f"prompts-{kept:05d}.json":
             path.unlink()
-    again, told_again = gathered(mixed(tmp_path), part)
+    again, collected_again = collect(mixed(tmp_path), part)
     assert again == whole
-    assert (told_again.taken, told_again.dropped) == (told.taken, told.dropped)
+    assert (collected_again.taken, collected_again.dropped) == (collected.taken, collected.dropped)
 
 
-def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tmp_path):
+def test_near_duplicates_benchmark_questions_and_other_languages_are_dropped(tmp_path):
     text = "Describe in detail how the great fire of the old town began, spread from house to house and was put out"
     text = f"{text} by those who lived there, who came from every street with buckets of water and would not give up"
     rows = [
@@ -234,20 +238,22 @@ def test_near_copies_questions_of_benchmarks_and_other_languages_are_left_out(tm
         {"query": "Explain to me how one bakes a good cake and what one needs for it."},
         {"query": "2 + 2 = ?"},
     ]
-    made = config(jsonl(tmp_path / "x.jsonl", rows, languages=("en",)), prompts=3)
-    found, told = gathered(made, tmp_path / "w", screen=lambda texts: [["hit"] if "secret" in t else [] for t in texts])
-    assert [prompt.query for prompt in found] == [rows[0]["query"], rows[5]["query"], rows[6]["query"]]
-    assert told.dropped["s"]["in_a_benchmark"] == 1
-    assert told.dropped["s"]["other_language"] == 1
-    assert told.dropped["s"]["duplicate"] + told.dropped["s"]["near_duplicate"] == 2
+    settings = config(jsonl(tmp_path / "x.jsonl", rows, languages=("en",)), prompts=3)
+    drawn, collected = collect(
+        settings, tmp_path / "w", screen=lambda texts: [["hit"] if "secret" in t else [] for t in texts]
+    )
+    assert [prompt.query for prompt in drawn] == [rows[0]["query"], rows[5]["query"], rows[6]["query"]]
+    assert collected.dropped["s"]["in_a_benchmark"] == 1
+    assert collected.dropped["s"]["other_language"] == 1
+    assert collected.dropped["s"]["duplicate"] + collected.dropped["s"]["near_duplicate"] == 2
 
 
-def test_a_set_that_runs_out_is_named_with_what_it_had(tmp_path):
+def test_a_set_that_runs_out_is_named_with_its_count(tmp_path):
     rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}]
     with pytest.raises(
         ConfigError, match=r"needs 5 prompts of prompt set 's', but it has 2 distinct ones \(1 duplicate\)"
     ):
-        gathered(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
+        collect(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
 
 
 # The clients read HF_ENDPOINT when they are imported, so each reading has a process of its own.
@@ -298,8 +304,8 @@ def test_sets_of_the_hub_by_the_real_client(tmp_path):
     assert whole == [f"Question {n}?" for n in range(7)]
     assert rest == whole[5:]
     assert column.startswith("ConfigError: prompt set 'h': no column instruction in org/set; it has messages")
-    for said in wrong:
-        assert said.startswith("ConfigError: prompt set 'h': org/"), said
+    for message in wrong:
+        assert message.startswith("ConfigError: prompt set 'h': org/"), message
 
 
 def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch):

@@ -42,8 +42,8 @@ def index(tmp_path_factory):
 
 
 @dataclass
-class Found:
-    """What a distillation gave; `files`: the bytes of each file written."""
+class Output:
+    """The output of a distillation; `files`: the bytes of each file written."""
 
     stats: DistillStats
     counts: dict
@@ -55,88 +55,90 @@ class Found:
 
 @pytest.fixture
 def run(tmp_path, index):
-    """Distil with the given endpoints, in the same folders each time."""
+    """Run a distillation with the given endpoints, in the same folders each time."""
 
-    def distilled(endpoints, screen=None, **fields):
+    def distill(endpoints, screen=None, **config_fields):
         events = []
-        teachers = fields.pop("teachers", tuple(TeacherConfig(endpoint=name) for name in endpoints))
-        config = DistillConfig(**{"prompts": 20, "teachers": teachers, **fields})
+        teachers = config_fields.pop("teachers", tuple(TeacherConfig(endpoint=name) for name in endpoints))
+        config = DistillConfig(**{"prompts": 20, "teachers": teachers, **config_fields})
         out = tmp_path / "out"
 
-        def emit(kind, **told):
-            events.append((kind, told))
+        def emit(kind, **fields):
+            events.append((kind, fields))
 
         with EndpointPool(endpoints, tmp_path / "replies.jsonl", emit, config.budget_dollars) as pool:
-            found = distill_prompts(config, pool, index, out, tmp_path / "work", 1, emit, screen)
-            counts = distill_facts(found.stats, config, pool)
+            output = distill_prompts(config, pool, index, out, tmp_path / "work", 1, emit, screen)
+            counts = distill_facts(output.stats, config, pool)
         rows = [
             [json.loads(line) for path in sorted(out.glob(name)) for line in path.read_text().splitlines()]
             for name in (DOCUMENTS, REJECTED)
         ]
-        return Found(found.stats, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
+        return Output(output.stats, counts, events, *rows, {path.name: path.read_bytes() for path in out.iterdir()})
 
-    return distilled
+    return distill
 
 
 def openai(server, **fields):
     return EndpointConfig(kind="openai", model="fake", url=server.url, **fields)
 
 
-def said(reasoning, answer):
+def document(reasoning, answer):
     return json.dumps({"reasoning": reasoning, "answer": answer})
 
 
 def test_every_prompt_becomes_a_document_with_its_provenance(run):
     with FakeOpenAI() as server:
-        found = run({"t": openai(server, stand_in=True)})
-    assert (len(found.kept), found.rejected, found.stats.accepted) == (20, [], 20)
-    assert found.counts["accepted_share"] == 1.0
-    assert found.counts["teachers"]["t"]["kept"] == 20
-    assert found.counts["teachers"]["t"]["tokens_out"] == server.tokens_out
-    assert found.counts["stand_in"] == "fake, in place of a teacher"
-    record = from_dict(found.kept[0], "synth")
+        output = run({"t": openai(server, stand_in=True)})
+    assert (len(output.kept), output.rejected, output.stats.accepted) == (20, [], 20)
+    assert output.counts["accepted_share"] == 1.0
+    assert output.counts["teachers"]["t"]["kept"] == 20
+    assert output.counts["teachers"]["t"]["tokens_out"] == server.tokens_out
+    assert output.counts["stand_in"] == "fake, in place of a teacher"
+    record = from_dict(output.kept[0], "synth")
     assert record.query_seed_url.startswith("https://en.wikipedia.org/")
     assert record.model == "fake"
-    origin = found.kept[0]["provenance"]
+    origin = output.kept[0]["provenance"]
     assert (origin["teacher"], origin["set"], origin["probe"]) == ("t", "wikipedia", None)
     assert set(origin["neighbours"]) == {f"e/{n}" for n in range(5)}
-    calls = {fields["digest"] for kind, fields in found.events if kind == "call"}
-    assert {row["provenance"]["request"] for row in found.kept} == calls, "a document leads to its call"
-    bars = [fields for kind, fields in found.events if kind == "progress"]
+    calls = {fields["digest"] for kind, fields in output.events if kind == "call"}
+    assert {row["provenance"]["request"] for row in output.kept} == calls, "a document leads to its call"
+    bars = [fields for kind, fields in output.events if kind == "progress"]
     assert bars[-1] == {"done": 20, "total": 20, "unit": "prompts", "note": "100% accepted"}
-    assert sum(kind == "sample" for kind, _ in found.events) == 20
+    assert sum(kind == "sample" for kind, _ in output.events) == 20
 
 
 def test_rejected_replies_are_kept_by_reason(run):
-    replies = iter(["no json", said("", "x"), said("We are asked for it.", "I'm sorry, but I cannot help with that.")])
+    replies = iter(
+        ["no json", document("", "x"), document("We are asked for it.", "I'm sorry, but I cannot help with that.")]
+    )
     with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body)) as server:
-        found = run({"t": openai(server, concurrency=1)})
-    assert Counter(row["reason"] for row in found.rejected) == {"unparsable": 1, "empty": 1, "refusal": 1}
-    assert found.counts["rejected"] == dict(found.stats.rejected)
-    assert found.rejected[0]["reply"] == "no json"
-    assert len(found.kept) == 17
-    assert set(found.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
+        output = run({"t": openai(server, concurrency=1)})
+    assert Counter(row["reason"] for row in output.rejected) == {"unparsable": 1, "empty": 1, "refusal": 1}
+    assert output.counts["rejected"] == dict(output.stats.rejected)
+    assert output.rejected[0]["reply"] == "no json"
+    assert len(output.kept) == 17
+    assert set(output.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
 
 
-def test_what_says_the_same_as_another_is_a_duplicate_also_in_a_later_file(run):
-    same = said("They all are something.", "They are things like others.")
+def test_a_document_like_another_is_a_duplicate_also_in_a_later_file(run):
+    same = document("They all are something.", "They are things like others.")
     with FakeOpenAI(reply=lambda body: same) as server:
-        found = run({"t": openai(server)}, chunk=3)
-    assert len(found.kept) == 1
-    assert {row["reason"] for row in found.rejected} == {"duplicate"}
-    assert sorted(found.files) == ["documents-00000.jsonl", *(f"rejected-{n:05d}.jsonl" for n in range(7))]
+        output = run({"t": openai(server)}, chunk=3)
+    assert len(output.kept) == 1
+    assert {row["reason"] for row in output.rejected} == {"duplicate"}
+    assert sorted(output.files) == ["documents-00000.jsonl", *(f"rejected-{n:05d}.jsonl" for n in range(7))]
 
 
 def test_all_prompts_end_once_under_faults(run):
     faults = mixed(2, f500=0.1, cut=0.05, invalid=0.05, f400=0.1)
     with FakeOpenAI(faults=faults) as server:
-        found = run({"t": openai(server, concurrency=4)}, prompts=60, chunk=16)
-    prompts = [row["provenance"]["prompt"] for row in found.kept + found.rejected]
+        output = run({"t": openai(server, concurrency=4)}, prompts=60, chunk=16)
+    prompts = [row["provenance"]["prompt"] for row in output.kept + output.rejected]
     assert len(prompts) == len(set(prompts)) == 60
-    assert set(found.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
+    assert set(output.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
 
 
-def test_a_second_run_asks_nothing_and_writes_the_same(run):
+def test_a_second_run_sends_nothing_and_writes_the_same(run):
     with FakeOpenAI(faults=always(None)) as server:
         endpoints = {"t": openai(server, concurrency=5)}
         first = run(endpoints, chunk=6)
@@ -148,14 +150,14 @@ def test_a_second_run_asks_nothing_and_writes_the_same(run):
 
 
 @pytest.mark.parametrize("kept", [0, 2, 3])
-def test_finished_files_are_not_worked_out_again(run, tmp_path, monkeypatch, kept):
+def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept):
     with FakeOpenAI(per_million=(1.0, 1.0)) as server:
         prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
         endpoints = {"t": openai(server, **prices)}
         whole = run(endpoints, chunk=6)
         for path in (tmp_path / "work").glob("documents-*"):
             if int(path.name[10:15]) >= kept:
-                path.unlink()  # as if killed while it worked on this file: the mark is written last
+                path.unlink()  # as if killed while it worked on this file: the marker is written last
         (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
         parsed = []
         monkeypatch.setattr(ask, "parse_reply", lambda text, real=ask.parse_reply: parsed.append(1) or real(text))
@@ -171,15 +173,15 @@ def test_teachers_share_the_prompts_by_difficulty(run):
     with FakeOpenAI() as small, FakeOpenAI(models=["fake"]) as big:
         endpoints = {"small": openai(small), "big": openai(big)}
         teachers = (TeacherConfig(endpoint="small", up_to=0.2), TeacherConfig(endpoint="big"))
-        found = run(endpoints, teachers=teachers)
-    assert len(small.bodies) == found.counts["teachers"]["small"]["asked"] > 0
-    assert len(big.bodies) == found.counts["teachers"]["big"]["asked"] > 0
-    for row in found.kept:
+        output = run(endpoints, teachers=teachers)
+    assert len(small.bodies) == output.counts["teachers"]["small"]["asked"] > 0
+    assert len(big.bodies) == output.counts["teachers"]["big"]["asked"] > 0
+    for row in output.kept:
         origin = row["provenance"]
         assert origin["teacher"] == ("small" if origin["difficulty"] <= 0.2 else "big")
 
 
-def asked_about(body):
+def query_of(body):
     return re.search(r"Query: (.+)\Z", body["messages"][-1]["content"])[1]
 
 
@@ -192,14 +194,14 @@ def numbered(path, **columns):
 
 
 @pytest.mark.parametrize("columns", [{}, {"reference": "a"}])
-def test_where_cheap_teachers_agree_or_are_right_a_prompt_is_easy(run, tmp_path, columns):
+def test_a_prompt_is_easy_where_probes_agree_or_are_right(run, tmp_path, columns):
     def counts(body):
-        number = int(re.search(r"\d+", asked_about(body))[0])
-        return said(f"After {number} comes the next number.", f"It is {number + 1}.")
+        number = int(re.search(r"\d+", query_of(body))[0])
+        return document(f"After {number} comes the next number.", f"It is {number + 1}.")
 
     def counts_to_six(body):
-        number = int(re.search(r"\d+", asked_about(body))[0])
-        return counts(body) if number < 6 else said(f"After {number} comes no number.", f"It is {number + 9}.")
+        number = int(re.search(r"\d+", query_of(body))[0])
+        return counts(body) if number < 6 else document(f"After {number} comes no number.", f"It is {number + 9}.")
 
     with (
         FakeOpenAI(reply=counts, per_million=(1.0, 2.0)) as one,
@@ -214,7 +216,7 @@ def test_where_cheap_teachers_agree_or_are_right_a_prompt_is_easy(run, tmp_path,
         dear = openai(big, dollars_per_million_in=5.0, dollars_per_million_out=5.0)
         endpoints["big"] = dear.model_copy(update={"model": "big"})
         two.models, big.models = ["two"], ["big"]
-        found = run(
+        output = run(
             endpoints,
             prompts=12,
             prompt_sets=numbered(tmp_path / "n.jsonl", **columns),
@@ -224,29 +226,29 @@ def test_where_cheap_teachers_agree_or_are_right_a_prompt_is_easy(run, tmp_path,
         )
         assert (len(one.bodies), len(two.bodies), len(big.bodies)) == (12, 12, 6), "a probe's reply is the document"
         paid = one.dollars + two.dollars + big.dollars
-    by_teacher = {row["query"]: row["provenance"]["teacher"] for row in found.kept}
+    by_teacher = {row["query"]: row["provenance"]["teacher"] for row in output.kept}
     assert by_teacher == {f"What comes after {n}?": "one" if n < 6 else "big" for n in range(12)}
     hard = 1.0 if not columns else 0.5
-    assert {row["provenance"]["probe"] for row in found.kept} == {0.0, hard}
-    assert found.counts["dollars"] == pytest.approx(paid)
-    assert found.counts["dollars_by_purpose"]["probe"] == pytest.approx(one.dollars + two.dollars, rel=1e-4)
-    assert found.counts["prompts_without_probe"] == 0
+    assert {row["provenance"]["probe"] for row in output.kept} == {0.0, hard}
+    assert output.counts["dollars"] == pytest.approx(paid)
+    assert output.counts["dollars_by_purpose"]["probe"] == pytest.approx(one.dollars + two.dollars, rel=1e-4)
+    assert output.counts["prompts_without_probe"] == 0
 
 
 def test_a_prompt_whose_probes_fail_keeps_its_own_difficulty(run):
     with FakeOpenAI() as good, FakeOpenAI(faults=always("400"), models=["bad"]) as bad:
         wrong = EndpointConfig(kind="openai", model="bad", url=bad.url)
-        found = run(
+        output = run(
             {"t": openai(good), "x": wrong, "y": wrong.model_copy(update={"model": "bad"})},
             prompts=4,
             teachers=(TeacherConfig(endpoint="t"),),
             probe={"endpoints": ("x", "y")},
         )
-    assert found.counts["prompts_without_probe"] == 4
-    assert {row["provenance"]["probe"] for row in found.kept} == {None}
+    assert output.counts["prompts_without_probe"] == 4
+    assert {row["provenance"]["probe"] for row in output.kept} == {None}
 
 
-def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
+def test_a_document_that_overlaps_a_benchmark_is_rejected_with_the_evidence(run, tmp_path):
     def screen(texts):
         return [
             [Hit("gsm8k", "17", 0.5, "some words")] if "\n" in text and "number 3" in text else [] for text in texts
@@ -257,16 +259,16 @@ def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
 
     def word(body):
         number = next(numbers)
-        return said(f"This is number {number}.", f"{words[number]} is the word.")
+        return document(f"This is number {number}.", f"{words[number]} is the word.")
 
     with FakeOpenAI(reply=word) as server:
         config = {"prompts": 6, "same_language": False}
         rows = [{"query": f"Say a word of the list that is like {word}."} for word in words]
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         sets = (PromptSetConfig(name="s", source="jsonl", path=str(tmp_path / "rows.jsonl")),)
-        found = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
-    assert found.stats.contaminated == {"gsm8k": 1}
-    (row,) = found.rejected
+        output = run({"t": openai(server, concurrency=1)}, screen, **config, prompt_sets=sets)
+    assert output.stats.contaminated == {"gsm8k": 1}
+    (row,) = output.rejected
     assert (row["reason"], row["benchmark"], row["example"], row["words"]) == (
         "contaminated",
         "gsm8k",
@@ -275,7 +277,7 @@ def test_what_a_benchmark_asks_is_not_kept_and_says_which(run, tmp_path):
     )
 
 
-def test_an_outage_stops_the_work_and_what_was_answered_stays(run):
+def test_an_outage_stops_the_run_and_its_replies_stay(run):
     with FakeOpenAI(faults=lambda arrival: "500" if arrival >= 6 else None) as server:
         endpoints = {"t": openai(server, concurrency=2)}
         with pytest.raises(Retryable, match="has stopped answering"):
@@ -287,18 +289,18 @@ def test_an_outage_stops_the_work_and_what_was_answered_stays(run):
         assert answered == 6
 
 
-def test_the_budget_ends_the_work_cleanly(run, monkeypatch):
+def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
     monkeypatch.setattr(EndpointPool, "preferred_requests", lambda self, names: 8)
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
         endpoints = {"t": openai(server, **prices, concurrency=2)}
-        found = run(endpoints, budget_dollars=0.5, max_tokens=100, prompts=60, chunk=8)
-    assert found.counts["budget_exhausted"]
-    assert found.counts["dollars"] == pytest.approx(server.dollars)
+        output = run(endpoints, budget_dollars=0.5, max_tokens=100, prompts=60, chunk=8)
+    assert output.counts["budget_exhausted"]
+    assert output.counts["dollars"] == pytest.approx(server.dollars)
     assert server.dollars <= 0.5
-    assert {row["reason"] for row in found.rejected} == {"failed_budget"}
-    assert 0 < len(found.kept) < 40
-    assert len(found.kept) + len(found.rejected) == 60, "also those that nobody was asked about"
+    assert {row["reason"] for row in output.rejected} == {"failed_budget"}
+    assert 0 < len(output.kept) < 40
+    assert len(output.kept) + len(output.rejected) == 60, "also those that were never sent"
 
 
 def test_too_many_rejects_are_refused_with_their_reasons(run):
@@ -313,6 +315,6 @@ def test_a_distillation_that_keeps_nothing_is_refused(run):
         run({"other": openai(server, structured="none")})
 
 
-def test_a_wrong_address_is_the_operators_to_mend(run):
+def test_a_wrong_address_is_the_operators_to_fix(run):
     with FakeOpenAI(faults=always("404")) as server, pytest.raises(ConfigError, match="404"):
         run({"t": openai(server)})

@@ -122,7 +122,7 @@ def test_a_job_that_is_refused_as_a_whole_fails_its_requests(pool_for, tmp_path,
     assert not jobs_on_disk(tmp_path)
 
 
-@pytest.mark.parametrize("step", ["upload", "create", "look", "read"])
+@pytest.mark.parametrize("step", ["upload", "create", "status", "download"])
 def test_a_lost_answer_creates_no_second_job(pool_for, kind, step):
     with FakeOpenAI(per_million=PER_MILLION) as server:
         server.batches.loses = [step]

@@ -1,4 +1,4 @@
-"""The embedded model for real: it starts, keeps to its bounds, says the same each time, and ends with its parent."""
+"""The embedded model itself: it starts, keeps to the grammar, replies the same each time, and ends with its parent."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from data.distill.checks import reject_reason
 from data.distill.parse_reply import parse_reply
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
-from data.endpoints import embedded as local_endpoint
+from data.endpoints import embedded
 from data.endpoints.chat_types import ChatReply
 from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
 from data.endpoints.pool import EndpointPool
@@ -61,11 +61,11 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
         pool.check()
         replies = pool.ask(requests)
         assert all(isinstance(reply, ChatReply) for reply in replies)
-        drafts = [parse_reply(reply.text) for reply in replies]
-        assert all(draft.reasoning.startswith(p.opening) for draft, p in zip(drafts, PROMPTS, strict=True))
+        documents = [parse_reply(reply.text) for reply in replies]
+        assert all(document.reasoning.startswith(p.opening) for document, p in zip(documents, PROMPTS, strict=True))
         kept = [
-            reject_reason(draft, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
-            for draft, reply, prompt in zip(drafts, replies, PROMPTS, strict=True)
+            reject_reason(document, reply.finish, prompt, NEAR, TEMPLATES[COMPACT], CONFIG)
+            for document, reply, prompt in zip(documents, replies, PROMPTS, strict=True)
         ]
         assert kept.count(None) >= 2
         server = pool._endpoints["local"]._server
@@ -74,7 +74,7 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
         os.kill(first[0], signal.SIGKILL)
         (again,) = pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 121, 0.0, 0)])
         assert isinstance(again, ChatReply)
-        assert again.text == replies[0].text, "the same words, whichever replica and whatever it read before"
+        assert again.text == replies[0].text, "the same reply from any replica, whatever it was sent before"
     wait_until(lambda: all(gone(pid) for pid in first))
 
 
@@ -100,16 +100,16 @@ def test_a_replica_ends_with_a_parent_that_is_killed():
 
 def test_a_model_that_is_not_installed_is_named(monkeypatch):
     assert model_file().stat().st_size > 90_000_000
-    monkeypatch.setattr(local_endpoint, "PACKAGE", "no-such-package")
+    monkeypatch.setattr(embedded, "PACKAGE", "no-such-package")
     with pytest.raises(ConfigError, match="no-such-package"):
         model_file()
 
 
-def test_a_replica_that_cannot_start_says_why(monkeypatch, tmp_path):
+def test_a_replica_that_cannot_start_reports_why(monkeypatch, tmp_path):
     from common.errors import Retryable
 
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model")
-    monkeypatch.setattr(local_endpoint, "model_file", lambda: broken)
+    monkeypatch.setattr(embedded, "model_file", lambda: broken)
     with EmbeddedServer(1) as endpoint, pytest.raises(Retryable, match="did not start"):
         endpoint.wait()

@@ -1,4 +1,4 @@
-"""The pool against a server in another process, a tenth of bench/endpoints.py in size, and killed in the middle."""
+"""The pool against a server in another process, with a tenth of the requests of bench/endpoints.py, and killed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = str(Path(__file__).parents[3])
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
 PER_MILLION = (5.0, 15.0)
 COUNT = 1000
-# Far beyond what an answer takes here with 64 in flight: one that the client gave up on would be answered twice.
+# Far longer than an answer takes with 64 in flight: a request that the client gave up on would be answered twice.
 FIELDS = {"timeout_s": 6.0, "attempts": 9, "dollars_per_million_in": 5.0, "dollars_per_million_out": 15.0}
 
 
@@ -33,12 +33,12 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
     with own_process(faults=FAULTS, per_million=PER_MILLION, delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=64, **FIELDS)
         with EndpointPool({"fake": config}, cache, lambda kind, **row: events.append(row)) as pool:
-            told = []
-            outcomes = pool.ask(asking_process.requests(COUNT), lambda index, _: told.append(index))
+            reported = []
+            results = pool.ask(asking_process.requests(COUNT), lambda index, _: reported.append(index))
             spent, rates = pool.spent, pool.rates()["fake"]
         counts = server.counts()
-    assert all(isinstance(one, ChatReply) for one in outcomes)
-    assert sorted(told) == list(range(COUNT))
+    assert all(isinstance(result, ChatReply) for result in results)
+    assert sorted(reported) == list(range(COUNT))
     assert counts["answered"] == counts["prompts"] == len(rows(cache)) == COUNT
     assert spent == pytest.approx(counts["dollars"])
     assert sum(row["dollars"] for row in events) == pytest.approx(counts["dollars"])
@@ -47,35 +47,35 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_loses_only_what_was_on_its_way(tmp_path):
+def test_a_kill_loses_only_what_was_in_flight(tmp_path):
     cache = tmp_path / "replies.jsonl"
     with own_process(faults=FAULTS, per_million=PER_MILLION, delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=64, **FIELDS)
         command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(cache), str(COUNT)]
         pipes = {"stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": ROOT}}
         with subprocess.Popen(command, **pipes) as process:
-            told = {int(process.stdout.readline()) for _ in range(COUNT // 2)}
+            reported = {int(process.stdout.readline()) for _ in range(COUNT // 2)}
             process.kill()
-        before = _settled(server)
+        before = _counts_at_rest(server)
         with EndpointPool({"fake": config}, cache, silent) as pool:
-            outcomes = pool.ask(asking_process.requests(COUNT))
+            results = pool.ask(asking_process.requests(COUNT))
             spent = pool.spent
         counts = server.counts()
-    assert all(isinstance(one, ChatReply) for one in outcomes)
-    assert all(outcomes[index].cached for index in told), "what was handed out was on disk before"
+    assert all(isinstance(result, ChatReply) for result in results)
+    assert all(results[index].cached for index in reported), "what was returned was on disk before"
     lines = [row for row in cache.read_bytes().splitlines() if row.endswith(b"}")]
     assert len({json.loads(line)["digest"] for line in lines}) == len(lines) == COUNT
-    lost = counts["answered"] - COUNT  # answered by the server, and on their way when the process was killed
+    lost = counts["answered"] - COUNT  # answered by the server, but not on disk when the process was killed
     assert 0 <= lost <= 64
     assert counts["prompts"] == COUNT
     assert counts["most_for_a_prompt"] <= 2
     assert spent <= counts["dollars"] + 1e-9
     assert spent == pytest.approx(counts["dollars"] * COUNT / counts["answered"], rel=0.02)
-    assert before["answered"] >= len(told)
+    assert before["answered"] >= len(reported)
 
 
-def _settled(server):
-    """The server's counts once it has answered all that the dead process had asked."""
+def _counts_at_rest(server):
+    """The server's counts once it has answered all requests of the dead process."""
     counts = server.counts()
     while True:
         time.sleep(0.1)
@@ -86,12 +86,12 @@ def _settled(server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("states", ["openai", "mistral", ""])
-def test_a_limit_of_fifty_a_second_is_met_with_few_refusals(tmp_path, states):
+def test_a_limit_of_fifty_a_second_is_kept_with_few_refusals(tmp_path, states):
     with own_process(limit=[50, 50], states=states, retry_after="1", delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=256, attempts=9)
         with EndpointPool({"fake": config}, tmp_path / "replies.jsonl", silent) as pool:
-            outcomes = pool.ask(asking_process.requests(250))
+            results = pool.ask(asking_process.requests(250))
         counts = server.counts()
-    assert all(isinstance(one, ChatReply) for one in outcomes)
-    # Without a pace all 256 are sent at once: two hundred refusals, again and again.
+    assert all(isinstance(result, ChatReply) for result in results)
+    # Without a rate limiter all 256 are sent at once: two hundred refusals, again and again.
     assert counts["statuses"].get("429", 0) <= (0 if states else 100)

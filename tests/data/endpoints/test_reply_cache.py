@@ -21,9 +21,9 @@ def keep(path, *replies, emit=silent):
     """Record replies all at once, each with an event."""
 
     async def record():
-        ledger = ReplyCache(path, emit)
-        await asyncio.gather(*(ledger.record({"tag": one.digest}, one, Usage(0.25, 7)) for one in replies))
-        return ledger
+        cache = ReplyCache(path, emit)
+        await asyncio.gather(*(cache.record({"tag": reply.digest}, reply, Usage(0.25, 7)) for reply in replies))
+        return cache
 
     return asyncio.run(record())
 
@@ -41,30 +41,30 @@ def test_replies_are_found_again_and_their_cost_is_counted(tmp_path):
     assert again.reply(f"{99:064x}") is None
 
 
-def test_the_reply_is_on_disk_before_the_event_is_told_and_before_the_call_returns(tmp_path):
+def test_the_reply_is_on_disk_before_its_event_is_emitted_and_before_the_call_returns(tmp_path):
     path = tmp_path / "replies.jsonl"
 
     def emit(kind, **fields):
         assert fields["tag"] in path.read_text()
 
-    ledger = keep(path, reply(1), reply(2), emit=emit)
-    assert ledger.reply(f"{1:064x}") is not None
+    cache = keep(path, reply(1), reply(2), emit=emit)
+    assert cache.reply(f"{1:064x}") is not None
 
 
 @pytest.mark.parametrize("cut", range(2, 160, 13))
-def test_a_torn_last_line_is_passed_over_and_written_on_after(tmp_path, cut):
+def test_a_torn_last_line_is_skipped_and_the_next_reply_is_whole(tmp_path, cut):
     path = tmp_path / "replies.jsonl"
     keep(path, reply(1), reply(2)).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    ledger = keep(path, reply(3))
-    assert ledger.reply(f"{1:064x}") is not None
-    assert ledger.reply(f"{2:064x}") is None
-    ledger.close()
+    cache = keep(path, reply(3))
+    assert cache.reply(f"{1:064x}") is not None
+    assert cache.reply(f"{2:064x}") is None
+    cache.close()
     assert len(ReplyCache(path, silent)) == 2
 
 
-def test_lines_that_are_no_replies_are_passed_over(tmp_path):
+def test_lines_that_are_no_replies_are_skipped(tmp_path):
     path = tmp_path / "replies.jsonl"
     path.write_bytes(b'\x00\x00\x00\n[]\n{"digest": "zz"}\nnot json\n')
     assert len(ReplyCache(path, silent)) == 0
@@ -78,7 +78,7 @@ def test_a_listener_that_cannot_write_stops_the_caller(tmp_path):
         keep(tmp_path / "replies.jsonl", reply(1), emit=full)
 
 
-def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_within_a_line_damages_no_later_one(tmp_path, monkeypatch):
     path, write = tmp_path / "replies.jsonl", os.write
 
     def short(descriptor, content):
@@ -88,24 +88,24 @@ def test_a_disk_that_fills_up_amid_a_line_spoils_no_later_one(tmp_path, monkeypa
         return write(descriptor, content)
 
     async def record():
-        ledger = ReplyCache(path, silent)
-        await ledger.record(None, reply(1))
+        cache = ReplyCache(path, silent)
+        await cache.record(None, reply(1))
         with monkeypatch.context() as full:
             full.setattr(os, "write", short)
             with pytest.raises(OSError, match="No space"):
-                await ledger.record(None, reply(2, "number 2"))
-        await ledger.record(None, reply(3))
-        return ledger
+                await cache.record(None, reply(2, "number 2"))
+        await cache.record(None, reply(3))
+        return cache
 
-    ledger = asyncio.run(record())
-    for one in (ledger, ReplyCache(path, silent)):
-        assert one.reply(f"{1:064x}").text == one.reply(f"{3:064x}").text == "text"
-        assert one.reply(f"{2:064x}") is None
-        one.close()
+    cache = asyncio.run(record())
+    for opened in (cache, ReplyCache(path, silent)):
+        assert opened.reply(f"{1:064x}").text == opened.reply(f"{3:064x}").text == "text"
+        assert opened.reply(f"{2:064x}") is None
+        opened.close()
 
 
 @pytest.mark.parametrize("text", ['ends in "', "ends in \\", '"}', '\\"}', "", "\n"])
-def test_the_quick_look_at_a_line_reads_what_a_parse_does(tmp_path, text):
+def test_the_fast_scan_of_a_line_reads_what_a_parse_does(tmp_path, text):
     path = tmp_path / "replies.jsonl"
     keep(path, reply(1, text), reply(2)).close()
     again = ReplyCache(path, silent)
@@ -113,29 +113,29 @@ def test_the_quick_look_at_a_line_reads_what_a_parse_does(tmp_path, text):
     assert again.total == Usage(0.5, 14)
 
 
-def test_files_of_an_earlier_form_are_read(tmp_path):
+def test_files_of_an_earlier_format_are_read(tmp_path):
     row = {"digest": f"{5:064x}", "text": "old", "finish": "stop", "tokens_in": 3, "tokens_out": 4, "latency_s": 0.5}
     (tmp_path / "replies.jsonl").write_text(json.dumps({**row, "dollars": None}) + "\n")
-    ledger = ReplyCache(tmp_path / "replies.jsonl", silent)
-    assert ledger.reply(f"{5:064x}").text == "old"
-    assert ledger.total == Usage(0.0, 7)
+    cache = ReplyCache(tmp_path / "replies.jsonl", silent)
+    assert cache.reply(f"{5:064x}").text == "old"
+    assert cache.total == Usage(0.0, 7)
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another folder"):
         ReplyCache(tmp_path / "file" / "replies.jsonl", silent)
 
 
 def test_an_event_alone_writes_no_reply(tmp_path):
-    told = []
+    events = []
 
     async def record():
-        ledger = ReplyCache(tmp_path / "replies.jsonl", lambda kind, **fields: told.append(fields))
-        await ledger.record({"status": "500"})
+        cache = ReplyCache(tmp_path / "replies.jsonl", lambda kind, **fields: events.append(fields))
+        await cache.record({"status": "500"})
 
     asyncio.run(record())
-    assert told == [{"status": "500"}]
+    assert events == [{"status": "500"}]
     assert (tmp_path / "replies.jsonl").read_bytes() == b""
 
 

@@ -28,7 +28,9 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
     store = Store(tmp_path / "store")
     writer = EventWriter(store.root / "events" / "one.jsonl", "e1", stage="distill", live=tmp_path / "live.json")
     faults = {0: "500", 2: "400", 3: "cut"}
-    with FakeOpenAI(key=KEY, reply=lambda body: f"you said {KEY}", faults=faults.get, said=f"no, {KEY}") as server:
+    with FakeOpenAI(
+        key=KEY, reply=lambda body: f"you said {KEY}", faults=faults.get, fault_message=f"no, {KEY}"
+    ) as server:
         server.batches.row_fault = lambda text, times: {"0": "500", "2": "400"}.get(text) if times == 1 else None
         batch = BatchConfig(poll_s=0.02)
         fields = {"url": server.url, "key_variable": "PLANTED_KEY", "mode": mode, "batch": batch, "timeout_s": 5.0}
