@@ -98,7 +98,7 @@ class Chaos:
             environment |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(clock)}
         toy = self.options.config == "toy"
         if toy:
-            environment |= {"NAUTILE_DAG": "tests.support.toy_stages:toy_dag", "NAUTILE_TOY_STEP_S": "0.15"}
+            environment |= {"NAUTILE_DAG": "tests.support.toy_dag:toy_dag", "NAUTILE_TOY_STEP_S": "0.15"}
         return Round(folder, self.config, environment, self.teacher, clock, self.options.stop_s, "flows.cli.main")
 
     def plain(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def made(options: argparse.Namespace) -> Iterator[tuple[list[str], str, dict[str
         return
     command = [sys.executable, "-m", "flows.cli.main"]
     with tempfile.TemporaryDirectory() as folder:
-        environment = kept | {"NAUTILE_DAG": "tests.support.toy_stages:toy_dag", "NAUTILE_STORE": f"{folder}/store"}
+        environment = kept | {"NAUTILE_DAG": "tests.support.toy_dag:toy_dag", "NAUTILE_STORE": f"{folder}/store"}
         subprocess.run([*command, "run", str(TOY)], env=environment, check=True, stdout=subprocess.DEVNULL)
         yield command, str(TOY), environment
 

@@ -22,7 +22,8 @@ from store.artifacts import Store
 from tests.support.sockets import watch_sockets
 from tests.support.toy_chain import make_all
 from tests.support.toy_cli import ROOT, environment, nautile, start
-from tests.support.toy_stages import TOY, TOY_DAG
+from tests.support.toy_dag import TOY_DAG
+from tests.support.toy_stages import TOY
 
 
 @pytest.fixture(autouse=True)

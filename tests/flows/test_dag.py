@@ -16,7 +16,7 @@ from configs.operation import OperationConfig, ScheduleConfig
 from configs.schema import RunConfig
 from flows.dag import Need, build_dag
 from tasks.engine.job import Job
-from tests.support.toy_stages import toy_dag
+from tests.support.toy_dag import toy_dag
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -182,7 +182,7 @@ def test_sources_outside_every_mixture_are_not_read_by_pretraining(toy):
     assert set(needs) == {"synth"}
 
 
-@pytest.mark.parametrize(("kept", "said"), [((0, 0), "none does"), ((4, 4), "wikipedia, synth do")])
+@pytest.mark.parametrize(("kept", "message"), [((0, 0), "none does"), ((4, 4), "wikipedia, synth do")])
 def test_exactly_one_source_keeps_exemplars(toy, kept, message):
     sources = [
         source.model_copy(update={"exemplars": count}).model_dump()
@@ -257,7 +257,7 @@ def test_a_fallback_is_in_the_section_of_the_stage_that_may_use_it():
 
 
 def test_another_dag_is_named_by_the_environment(toy, monkeypatch):
-    monkeypatch.setenv("NAUTILE_DAG", "tests.support.toy_stages:toy_dag")
+    monkeypatch.setenv("NAUTILE_DAG", "tests.support.toy_dag:toy_dag")
     assert {step.stage.work.__module__ for step in build_dag(toy)} == {"tests.support.toy_stages", "tasks.report"}
 
 

@@ -10,7 +10,8 @@ from configs.operation import OperationConfig
 from flows import pipeline
 from store.artifacts import Store
 from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_stages import TOY, TOY_DAG
+from tests.support.toy_dag import TOY_DAG
+from tests.support.toy_stages import TOY
 
 PROGRAM = """
 import json, sys

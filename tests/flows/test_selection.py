@@ -6,7 +6,7 @@ from common.errors import ConfigError
 from flows.dag import Need, build_dag
 from flows.selection import Selection, choose, given_artifacts, outside_needs
 from store.artifacts import Store
-from tests.support.toy_stages import toy_dag
+from tests.support.toy_dag import toy_dag
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_nothing_said_picks_all(dag):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"only": "dream"}, "--only: no stage 'dream'; there are held_out, ingest, index, distill, pretrain"),
         ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),

@@ -11,7 +11,7 @@ from store.events import EventWriter
 from store.manifest import now
 from tasks.engine.attempt_log import write_attempt_row
 from tasks.engine.job import Job
-from tests.support.toy_stages import toy_dag
+from tests.support.toy_dag import toy_dag
 
 
 def make_all(root: Path, config: RunConfig) -> dict[str, dict[str, str]]:

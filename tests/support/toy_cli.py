@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.toy_stages import TOY_DAG
+from tests.support.toy_dag import TOY_DAG
 
 ROOT = Path(__file__).resolve().parents[2]
 

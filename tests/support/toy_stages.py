@@ -8,27 +8,17 @@ NAUTILE_TOY_STEP_S is how long each step of those that learn takes.
 import json
 import os
 import time
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from configs.schema import RunConfig
-from flows.dag import Step, all_outputs, pipeline_steps
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage, stage
 from tasks.report import report
 
 TOY = Path(__file__).with_name("toy.toml")
-TOY_DAG = {"NAUTILE_DAG": "tests.support.toy_stages:toy_dag"}  # for the environment of a process
 HOSTILE = "<script>alert(1)</script> \x1b[31mred ``` **bold** [/bold]"
-
-
-def toy_dag(config: RunConfig) -> list[Step]:
-    """The pipeline's steps with these stages in place of the project's; for `build_dag`, or by name in NAUTILE_DAG."""
-    *steps, last = [replace(step, stage=toy_stage(step.stage.name)) for step in pipeline_steps(config)]
-    return [*steps, replace(last, needs=all_outputs(steps))]
 
 
 def toy_stage(name: str) -> Stage:
@@ -173,4 +163,4 @@ def evaluate(job: Job) -> None:
     job.describe("evaluation", accuracy={"held_out": right / n})
 
 
-__all__ = ["TOY", "report", "toy_dag", "toy_stage"]
+__all__ = ["TOY", "report", "toy_stage"]

@@ -9,7 +9,7 @@ from flows.cli import inspect
 from flows.dag import build_dag
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte
-from tests.support.toy_stages import toy_dag
+from tests.support.toy_dag import toy_dag
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 

@@ -16,7 +16,8 @@ from flows.operate import approval
 from flows.operate.approval import after_step, before_step, expected_cost
 from store.artifacts import Store
 from tests.support.toy_cli import start
-from tests.support.toy_stages import TOY, toy_dag
+from tests.support.toy_dag import toy_dag
+from tests.support.toy_stages import TOY
 
 
 @pytest.fixture

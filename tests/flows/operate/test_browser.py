@@ -22,7 +22,8 @@ from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.browser import chromium, save_screenshot, table_text, wait_for_page, watch
 from tests.support.toy_cli import environment
-from tests.support.toy_stages import TOY, TOY_DAG
+from tests.support.toy_dag import TOY_DAG
+from tests.support.toy_stages import TOY
 
 pytestmark = pytest.mark.slow
 STAGE = "ingest"  # waits in the first run, to be cancelled there

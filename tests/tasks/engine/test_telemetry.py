@@ -22,7 +22,8 @@ from tasks.engine.stage import RunContext
 from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder_of
 from tests.support.otlp_collector import FakeCollector
 from tests.support.stage_sums import section, sums
-from tests.support.toy_stages import TOY, toy_dag
+from tests.support.toy_dag import toy_dag
+from tests.support.toy_stages import TOY
 
 POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000_000, "synth")]
 

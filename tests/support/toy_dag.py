@@ -1,0 +1,18 @@
+"""The pipeline's DAG with the stand-in stages of `tests.support.toy_stages`.
+
+Apart from them because their child processes import that file: this one imports every stage of the project.
+"""
+
+from dataclasses import replace
+
+from configs.schema import RunConfig
+from flows.dag import Step, all_outputs, pipeline_steps
+from tests.support.toy_stages import toy_stage
+
+TOY_DAG = {"NAUTILE_DAG": "tests.support.toy_dag:toy_dag"}  # for the environment of a process
+
+
+def toy_dag(config: RunConfig) -> list[Step]:
+    """The pipeline's steps with the stand-ins in place of its stages; an argument of `build_dag`."""
+    *steps, last = [replace(step, stage=toy_stage(step.stage.name)) for step in pipeline_steps(config)]
+    return [*steps, replace(last, needs=all_outputs(steps))]
