@@ -8,7 +8,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 
 
-def run_stage(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:
+def run_in_process(stage: Stage, job: Job, order: Callable[[list[str]], list[str]] = list) -> None:
     """`order` arranges the items of each fan-out. Raises the first `ConfigError` if too many items are skipped."""
     for fan_out in stage.fan_outs:
         markers = Markers.of(job.staging, fan_out.name)

@@ -12,11 +12,11 @@ from data.sources.local_files import read_jsonl
 from data.tokens.loader import Loader
 from tasks.engine.job import Job
 from tasks.ingest import ingest
-from tests.support.in_process import run_stage
+from tests.support.in_process import run_in_process
 
 
 def work(job, **how):
-    run_stage(ingest, job, **how)
+    run_in_process(ingest, job, **how)
 
 
 def job(staging, events, **source):

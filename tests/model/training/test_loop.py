@@ -200,6 +200,7 @@ def child(root, step, number):
     return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
     """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in its own process."""
     root, facts, events = finished
