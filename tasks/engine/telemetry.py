@@ -90,6 +90,7 @@ class Forwarder:
     def _new_points(self) -> list[Point]:
         points = []
         for path in sorted(self._events.parent.glob(f"{self._events.name}*.jsonl")):
+            # Events are read a block at a time, until a read makes no progress.
             reached = -1
             while reached != self._offsets.get(path, 0):
                 reached = self._offsets.get(path, 0)
