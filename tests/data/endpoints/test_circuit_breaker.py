@@ -1,4 +1,4 @@
-"""The circuit breaker's queue, and the spending limits."""
+"""The circuit breaker: who gets a permit, who waits, and when an outage is declared."""
 
 import asyncio
 import time
@@ -7,7 +7,6 @@ import pytest
 
 from common.retry import Backoff
 from data.endpoints import circuit_breaker
-from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 from data.endpoints.chat_types import CallError
 from data.endpoints.circuit_breaker import CircuitBreaker, reason_of
 from data.endpoints.rate_limit import FIRST_IN_FLIGHT, RateLimiter
@@ -127,46 +126,3 @@ def test_at_first_few_are_in_flight_and_each_answer_allows_one_more():
         await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
-
-
-def test_a_limit_waits_for_requests_in_flight_and_is_never_overrun():
-    async def scenario():
-        limit = SpendingLimit(Usage(10.0), Usage(1.0))
-        assert await limit.reserve(Usage(6.0))
-        second = asyncio.create_task(limit.reserve(Usage(6.0)))
-        await asyncio.sleep(0.01)
-        assert not second.done(), "the first may cost less than was reserved"
-        await limit.settle(Usage(6.0), Usage(2.0))
-        assert await second
-        await limit.settle(Usage(6.0), Usage(6.0))
-        assert not await limit.reserve(Usage(1.5))
-        assert await limit.reserve(Usage(1.0))
-        assert limit.spent.dollars == 9.0
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
-
-
-def test_tokens_have_a_limit_of_their_own_and_a_budget_names_the_limit_that_is_spent():
-    async def scenario():
-        own, shared = SpendingLimit(Usage(0.0, 100), name="own"), SpendingLimit(Usage(5.0), name="shared")
-        budget = Budget(own, shared)
-        assert await budget.reserve(Usage(1.0, 60)) is None
-        assert not budget.fits(Usage(0.0, 41))
-        await budget.settle(Usage(1.0, 60), Usage(4.5, 60))
-        assert await budget.reserve(Usage(0.0, 41)) is own
-        assert await budget.reserve(Usage(0.6, 1)) is shared
-        assert own.fits(Usage(0.0, 40)), "what did not fit into the other is released"
-        assert str(own) == "of own, 60 of 100 tokens are spent"
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
-
-
-def test_without_a_limit_everything_fits():
-    async def scenario():
-        limit = SpendingLimit()
-        assert await limit.reserve(Usage(1e9, 10**12))
-        await limit.settle(Usage(1e9, 10**12), Usage(1e9))
-        assert limit.spent.dollars == 1e9
-        assert limit.limit == NO_USAGE
-
-    asyncio.run(scenario())

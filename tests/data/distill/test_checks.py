@@ -1,0 +1,125 @@
+"""The checks of a teacher's document, each with its reason for rejection."""
+
+import pytest
+
+from configs.distill import DistillConfig, TeacherConfig
+from data.distill.checks import copied_share, is_repetitive, reject_reason
+from data.distill.parse_reply import ParsedDocument
+from data.distill.prompts import Prompt
+from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
+from data.records import SynthRecord
+from data.retrieval.exemplar_index import Neighbour
+
+PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
+PROMPT = Prompt("p", "What is a hat?", "definition", PASSAGE, "We need to say what a hat is: ")
+OPEN = Prompt("o", "Write a short text about hats.", "instruction")
+GOOD = ParsedDocument(
+    "We need to say what a hat is: it is a head covering.", "A hat is a head covering worn for protection."
+)
+
+
+def neighbour(query="How many legs?", reasoning="2 * 4 = 8. 1 * 2 = 2. 8 + 2 = 10.", answer="10", index=0):
+    return Neighbour(index, SynthRecord(query, reasoning, answer), 0.5)
+
+
+NEAR = [neighbour(query=f"Question number {n}?", index=n) for n in range(5)]
+
+
+def reason_for(document, finish="stop", prompt=PROMPT, template=COMPACT, near=NEAR, **fields):
+    config = DistillConfig(prompts=1, teachers=(TeacherConfig(endpoint="t"),), **fields)
+    return reject_reason(document, finish, prompt, near, TEMPLATES[template], config)
+
+
+def test_a_good_document_is_kept():
+    assert reason_for(GOOD) is None
+    long_ago = ParsedDocument("Hats are many. Some are warm.", "Hats keep the head warm.")
+    assert reason_for(long_ago, prompt=OPEN, template=FULL) is None
+    assert reason_for(ParsedDocument("3 + 4 = 7.", "7"), prompt=Prompt("s", "3 + 4?", "instruction")) is None
+
+
+@pytest.mark.parametrize(
+    ("document", "finish", "reason"),
+    [
+        (None, "stop", "unparsable"),
+        (GOOD, "length", "truncated"),
+        (ParsedDocument("", GOOD.answer), "stop", "empty"),
+        (ParsedDocument(GOOD.reasoning, ""), "stop", "empty"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a hat."), "stop", "too_short"),
+        (ParsedDocument(GOOD.reasoning, "It is a head covering " + "worn " * 120), "stop", "too_long"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering worn for ."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering and..."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering " + "of wool " * 23 + "w."), "stop", "truncated"),
+        (ParsedDocument(GOOD.reasoning, "I'm sorry, but I cannot help with hats."), "stop", "refusal"),
+        (ParsedDocument("The passage says what a hat is.", GOOD.answer), "stop", "leaked_template"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering <|im_end|>"), "stop", "leaked_template"),
+        (
+            ParsedDocument(GOOD.reasoning, "It is a head covering, it is a head covering, it is a head covering."),
+            "stop",
+            "repeated",
+        ),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering from France."), "stop", "ungrounded"),
+        (ParsedDocument(GOOD.reasoning, "A hat is a head covering worn since 1900."), "stop", "ungrounded"),
+        (ParsedDocument(GOOD.reasoning, "Kibera is a head covering worn for protection."), "stop", "ungrounded"),
+    ],
+)
+def test_each_fault_has_its_reason(document, finish, reason):
+    assert reason_for(document, finish) == reason
+
+
+def test_a_document_that_copies_its_exemplars_is_rejected():
+    story = "once upon a time there lived a small grey mouse in a house of stone by the sea"
+    near = [neighbour(reasoning=story)]
+    assert copied_share(story, near) == 1
+    assert (
+        reason_for(ParsedDocument(story, "A mouse lived there."), prompt=OPEN, template=FULL, near=near)
+        == "copied_exemplar"
+    )
+    half = story + " and what it did there nobody knows to this day for it never told anyone at all, not even me"
+    assert 0.2 < copied_share(half, near) < 0.5
+    assert reason_for(ParsedDocument(half, "A mouse lived there."), prompt=OPEN, template=FULL, near=near) is None
+    assert copied_share("too short for one", near) == 0
+
+
+def test_a_long_text_may_repeat_its_words():
+    steps = " ".join(f"Then {n} plus {n} is {2 * n}." for n in range(60))
+    assert not is_repetitive(steps)
+    assert is_repetitive("it is the same as before " * 30)
+
+
+def test_a_word_of_the_template_may_stand_in_the_question():
+    prompt = Prompt("p", "What is JSON?", "definition", "JSON is a format for data.", None)
+    document = ParsedDocument("We need to say what JSON is: a format.", "JSON is a format for data.")
+    assert reason_for(document, prompt=prompt) is None
+
+
+GERMAN = "Ein Hut ist eine Kopfbedeckung, die man zum Schutz oder zur Zierde trägt, und das seit langer Zeit."
+ENGLISH = "A hat is a head covering that people wear for protection or as an ornament, and have worn for ages."
+
+
+@pytest.mark.parametrize(
+    ("query", "reasoning", "answer", "kept"),
+    [
+        ("Please tell me in a few words what a hat is and what it is for.", ENGLISH, ENGLISH[:-1] + " now.", True),
+        ("Please tell me in a few words what a hat is and what it is for.", GERMAN, ENGLISH, False),
+        ("Please tell me in a few words what a hat is and what it is for.", ENGLISH, GERMAN, False),
+        ("Please translate this for me into German: a hat is a head covering.", ENGLISH, GERMAN, True),
+        (
+            "Erkläre mir bitte mit wenigen Worten, was ein Hut ist und wozu er dient.",
+            GERMAN,
+            GERMAN[:-1] + " so.",
+            True,
+        ),
+        ("Hut?", ENGLISH, GERMAN, True),
+    ],
+)
+def test_a_document_keeps_to_the_language_of_its_query(query, reasoning, answer, kept):
+    prompt = Prompt("l", query, "instruction")
+    reason = reason_for(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL)
+    assert reason == (None if kept else "wrong_language")
+    assert reason_for(ParsedDocument(reasoning, answer), prompt=prompt, template=FULL, same_language=False) is None
+
+
+def test_the_longest_document_is_a_setting():
+    document = ParsedDocument("One thing after another. Then this.", "Many words " + "x" * 200)
+    assert reason_for(document, prompt=OPEN, template=FULL) is None
+    assert reason_for(document, prompt=OPEN, template=FULL, longest_answer=200) == "too_long"
