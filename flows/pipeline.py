@@ -113,5 +113,5 @@ def _link_dashboard(run_id: str) -> None:
         return
     try:
         create_link_artifact(page, link_text="this run in the dashboard", key="dashboard")
-    except Exception as error:  # the link is a convenience: without it the run goes on
+    except Exception as error:  # the link is a convenience: the run continues without it
         log.warning("Prefect refused the link to the dashboard: %s", error)

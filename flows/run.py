@@ -112,8 +112,8 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     out.print(summary_table(progress))
     out.print()
     out.print(f"{len(prepared.steps)} stages in {duration(time.monotonic() - begun)}", highlight=False)
-    if page := report_page(store, outputs.get("report", {}).get("report")):
-        out.print(Text(f"report: {page}"), soft_wrap=True)
+    if report := report_page(store, outputs.get("report", {}).get("report")):
+        out.print(Text(f"report: {report}"), soft_wrap=True)
     return ExitCode.DONE
 
 

@@ -108,7 +108,8 @@ def ask(
     suspend = deployment.id is not None and not force
     state_of: Any = Suspended if suspend else Paused
     state: State[Any] = state_of(timeout_seconds=round(patience.total_seconds()), pause_key=slug(key), message=message)
-    state.state_details.run_input_keyset = keyset_from_paused_state(state)
+    keyset = keyset_from_paused_state(state)
+    state.state_details.run_input_keyset = dict(keyset)
     note = store.root / NOTES / f"{UUID(run_id)}.json"
     with get_client(sync_client=True) as client:
         answer = client.set_flow_run_state(UUID(run_id), state)
@@ -119,7 +120,7 @@ def ask(
             reason = getattr(answer.details, "reason", answer.status)
             raise ConfigError(f"{label}: the run could not be paused for approval: {reason}")
         form = Approval.with_initial_data(description=message)
-        form.save(state.state_details.run_input_keyset, flow_run_id=UUID(run_id))
+        form.save(keyset, flow_run_id=UUID(run_id))
         logger.warning("paused: %s", message)
         notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, note=f"waits for {command}"))
         _create_artifact(label, message)
@@ -198,7 +199,8 @@ def _await_answer(client: SyncPrefectClient, run_id: UUID, label: str, patience:
             hours = f"{patience.total_seconds() / 3600:g}"
             stage = label.partition(":")[0]
             raise ConfigError(f"{label}: nobody answered within {hours} h (operation.{stage}.hours)")
-        raise ConfigError(f"{label}: the run was {state.name.lower()} while it waited for an answer")
+        ended = (state.name or state.type.value).lower()
+        raise ConfigError(f"{label}: the run was {ended} while it waited for an answer")
 
 
 def _create_artifact(label: str, message: str) -> None:

@@ -89,7 +89,7 @@ def no_violation(violations):
     assert violations == []
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
