@@ -1,8 +1,7 @@
 """The HTTP API of `nautile serve`: OpenAI's routes over one decoding engine.
 
-Everything here runs in one event loop; the engine's thread hands its events over once per step. When a client
-disconnects, its samples are cancelled, streamed or not. Request bodies must be JSON by their content type, so that no
-web page can post to a loopback server unasked.
+Everything here runs in one event loop. When a client disconnects, its samples are cancelled, streamed or not. Request
+bodies must be JSON by their content type, so that no web page can post to a loopback server unasked.
 """
 
 import asyncio
@@ -19,8 +18,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteError
 
-from common.errors import ConfigError
 from data.tokenizer import Tokenizer
+from flows.serve.engine_bridge import EngineBridge, RequestEvents
 from flows.serve.protocol import (
     ApiError,
     ChatCompletionRequest,
@@ -33,16 +32,7 @@ from flows.serve.protocol import (
 from flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
 from flows.serve.token_stream import StreamedText, bytes_of
 from model.decoding.engine import Engine
-from model.decoding.requests import (
-    Chunk,
-    DecodeRequest,
-    EngineEvent,
-    EngineStopped,
-    Handle,
-    PromptScores,
-    QueueFull,
-    RequestFailed,
-)
+from model.decoding.requests import Chunk, PromptScores, RequestFailed
 
 MAX_BODY_BYTES = 4 * 2**20
 CLIENT_CLOSED_REQUEST = 499  # nobody receives it
@@ -57,65 +47,6 @@ class ServedModel:
     tokenizer: Tokenizer
     engine: Engine
     key: str | None = None
-
-
-class EngineBridge:
-    """Between the engine's thread and the event loop: queues requests, and sorts events by HTTP request."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._receivers: dict[Handle, tuple[RequestEvents, int]] = {}
-
-    def start(self) -> None:
-        """Start the engine; its events come to the running event loop."""
-        loop = asyncio.get_running_loop()
-        self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
-
-    def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
-        """Queue all of them. Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, or 400."""
-        if len(requests) > self._engine.queue:
-            message = f"n: {len(requests)} samples, and the queue holds {self._engine.queue}: send several requests"
-            raise ApiError(400, message, "n")
-        try:
-            handles = self._engine.submit(requests)
-        except QueueFull as error:
-            headers = {"Retry-After": str(error.retry_after)}
-            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
-        except EngineStopped as error:
-            raise ApiError(503, str(error), code="unavailable") from None
-        except ConfigError as error:
-            raise ApiError(400, str(error)) from None
-        events = RequestEvents(self, handles)
-        self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
-        return events
-
-    def cancel(self, handles: list[Handle]) -> None:
-        """Drop these samples and the rest of their events; finished ones may be among them."""
-        known = [handle for handle in handles if self._receivers.pop(handle, None)]
-        if known:
-            self._engine.cancel(known)
-
-    def _dispatch(self, events: list[tuple[Handle, EngineEvent]]) -> None:
-        for handle, event in events:
-            if handle in self._receivers:
-                receiver, index = self._receivers[handle]
-                receiver.queue.put_nowait((index, event))
-
-
-class RequestEvents:
-    """The engine's events for the samples of one HTTP request, by their index."""
-
-    def __init__(self, bridge: EngineBridge, handles: list[Handle]) -> None:
-        self._bridge, self._handles = bridge, handles
-        self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
-
-    def close(self) -> None:
-        """Cancel all samples that are not finished."""
-        self._bridge.cancel(self._handles)
-
-    def cancel(self, index: int) -> None:
-        """Cancel one sample."""
-        self._bridge.cancel([self._handles[index]])
 
 
 class EventStream(StreamingResponse):

@@ -1,0 +1,70 @@
+"""The link between the decoding engine's thread and the server's event loop.
+
+Requests go to the engine's queue; the engine hands its events over once per step, and they are sorted by HTTP request.
+"""
+
+import asyncio
+
+from common.errors import ConfigError
+from flows.serve.protocol import ApiError
+from model.decoding.engine import Engine
+from model.decoding.requests import DecodeRequest, EngineEvent, EngineStopped, Handle, QueueFull
+
+
+class EngineBridge:
+    """Submits the samples of HTTP requests to the engine, and routes its events back to them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._receivers: dict[Handle, tuple[RequestEvents, int]] = {}
+
+    def start(self) -> None:
+        """Start the engine; its events come to the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._engine.start(lambda events: loop.call_soon_threadsafe(self._dispatch, events))
+
+    def submit(self, requests: list[DecodeRequest]) -> "RequestEvents":
+        """Queue all of them. Raises `ApiError`: 429 if the queue is full, 503 if the engine has stopped, or 400."""
+        if len(requests) > self._engine.queue:
+            message = f"n: {len(requests)} samples, and the queue holds {self._engine.queue}: send several requests"
+            raise ApiError(400, message, "n")
+        try:
+            handles = self._engine.submit(requests)
+        except QueueFull as error:
+            headers = {"Retry-After": str(error.retry_after)}
+            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+        except EngineStopped as error:
+            raise ApiError(503, str(error), code="unavailable") from None
+        except ConfigError as error:
+            raise ApiError(400, str(error)) from None
+        events = RequestEvents(self, handles)
+        self._receivers |= {handle: (events, index) for index, handle in enumerate(handles)}
+        return events
+
+    def cancel(self, handles: list[Handle]) -> None:
+        """Drop these samples and the rest of their events; finished ones may be among them."""
+        known = [handle for handle in handles if self._receivers.pop(handle, None)]
+        if known:
+            self._engine.cancel(known)
+
+    def _dispatch(self, events: list[tuple[Handle, EngineEvent]]) -> None:
+        for handle, event in events:
+            if handle in self._receivers:
+                receiver, index = self._receivers[handle]
+                receiver.queue.put_nowait((index, event))
+
+
+class RequestEvents:
+    """The engine's events for the samples of one HTTP request, by their index."""
+
+    def __init__(self, bridge: EngineBridge, handles: list[Handle]) -> None:
+        self._bridge, self._handles = bridge, handles
+        self.queue: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
+
+    def close(self) -> None:
+        """Cancel all samples that are not finished."""
+        self._bridge.cancel(self._handles)
+
+    def cancel(self, index: int) -> None:
+        """Cancel one sample."""
+        self._bridge.cancel([self._handles[index]])
