@@ -57,7 +57,7 @@ def test_an_attempt_that_was_killed_is_marked_and_goes_on_later(store, tmp_path)
     assert out.startswith("made")
     assert [row["state"] for row in Catalog(store).query(RUNS)] == ["interrupted", "done"]
     (artifact,) = store.list()
-    assert artifact.manifest["facts"]["made"] == 1  # of three: the other two were there
+    assert artifact.manifest["facts"]["written"] == 1  # of three: the other two were kept
 
 
 def test_an_attempt_that_had_published_is_done(store):
