@@ -144,7 +144,7 @@ class _Replica:
 
 def serve(model: Path) -> str:
     """Load the weights and serve them on a free port of loopback; returns the base URL."""
-    import xllamacpp
+    import xllamacpp  # loads llama.cpp, which only the process of a replica needs
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(model)
