@@ -111,7 +111,7 @@ class Chaos:
             started = time.monotonic()
             scene.start()
             if scene.flow.wait() != 0:
-                raise SystemExit(f"the undisturbed run failed: {scene.said()}")
+                raise SystemExit(f"the undisturbed run failed: {scene.output()}")
             result = {**scene.everything(), "seconds": time.monotonic() - started}
             kept.write_text(json.dumps(result), encoding="utf-8")
         result = json.loads(kept.read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ class Chaos:
         finally:
             if self.teacher:
                 self.teacher.close()
-            self._tell()
+            self._write_table()
 
     def _done(self) -> list[dict[str, Any]]:
         if not self.faults.exists():
@@ -221,18 +221,20 @@ class Chaos:
             return self._mended(scene, rows)
         last = rows[-1] if rows else {"fault": "none", "commands": 0}
         lines = [
-            line for line in scene.said().splitlines() if " failed: " in line or "nautile" in line or "damaged" in line
+            line
+            for line in scene.output().splitlines()
+            if " failed: " in line or "nautile" in line or "damaged" in line
         ]
-        last["said"] = (lines[0] if lines else scene.said()[-300:])[:400].replace(str(scene.store), "STORE")
+        last["said"] = (lines[0] if lines else scene.output()[-300:])[:400].replace(str(scene.store), "STORE")
         last["commands"] += 1
         last["outcome"] = "stopped, went on by one command" if last["commands"] == 1 else f"{last['commands']} commands"
         if last["commands"] > 4:
-            raise SystemExit(f"{last['fault']} cannot be overcome: {scene.said()[-3000:]}")
-        if code != -9 and (words := offered(scene.said())):
+            raise SystemExit(f"{last['fault']} cannot be overcome: {scene.output()[-3000:]}")
+        if code != -9 and (words := offered(scene.output())):
             scene.start(*words)
             if scene.flow.wait() != 0:
                 last["outcome"] = "the offered command failed"
-                last["said"] = scene.said()[-400:]
+                last["said"] = scene.output()[-400:]
         scene.start()
         return True
 
@@ -272,7 +274,7 @@ class Chaos:
         print(f"   calls made twice: {asked_twice(plain, result)}; flow runs RUNNING: {prefect_running(scene.store)}")
         return problems
 
-    def _tell(self) -> None:
+    def _write_table(self) -> None:
         """The tables, of what there is."""
         done = self._done()
         counts = Counter((row["fault"], row["outcome"]) for row in done)

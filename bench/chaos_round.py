@@ -92,8 +92,8 @@ class Round:
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
-    def said(self) -> str:
-        """What the last command said."""
+    def output(self) -> str:
+        """Output of the last command."""
         return self.log.read_text(encoding="utf-8", errors="replace").rpartition("$ nautile run ")[2]
 
     def nautile(self, *words: str) -> Any:
@@ -111,7 +111,7 @@ class Round:
 
     def at(self) -> str:
         """The stage that the display told of last."""
-        labels = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.said(), re.MULTILINE)
+        labels = re.findall(r"^([a-z_:]+): (?:started|running|done)", self.output(), re.MULTILINE)
         return labels[-1] if labels else "starting"
 
     def everything(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, 
         client = openai.AsyncOpenAI(base_url=server.url, api_key="none", timeout=TIMEOUT_S, max_retries=retries)
         allowed = asyncio.Semaphore(AT_ONCE)
 
-        async def one(text: str) -> bool:
+        async def ask(text: str) -> bool:
             async with allowed:
                 try:
                     reply = await client.chat.completions.create(
@@ -82,7 +82,7 @@ def plain(server: OwnProcess, count: int, retries: int = ATTEMPTS) -> dict[str, 
                 except (openai.OpenAIError, ValueError):
                     return False
 
-        done = await asyncio.gather(*(one(text) for text in prompts(count)))
+        done = await asyncio.gather(*(ask(text) for text in prompts(count)))
         await client.close()
         return sum(done)
 

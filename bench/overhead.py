@@ -40,7 +40,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def tell(result: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+def print_medians(result: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
     """Print the medians; those of the clock by name."""
     medians = {}
     for name, pairs in result.items():
@@ -106,7 +106,7 @@ def stage(options: argparse.Namespace) -> None:
                     took = way()
                     if repeat:  # the first imports
                         by_name[name].append(took)
-            medians = tell(by_name)
+            medians = print_medians(by_name)
     through, alone_s, bare = medians.values()
     print(
         f"overhead: {through - bare:.2f} s over a bare process, {through - alone_s:.2f} s of it Prefect's (aim: < 3 s)"
@@ -150,7 +150,7 @@ def reused(options: argparse.Namespace) -> None:
 
                 by_name[name].append(timed(again))
     print(f"a second run of {Path(config).stem}, all of it reused (aim: under 10 s with a server up)")
-    tell(by_name)
+    print_medians(by_name)
 
 
 def commands(options: argparse.Namespace) -> None:
@@ -174,7 +174,7 @@ def commands(options: argparse.Namespace) -> None:
                 took = timed(ask)
                 if repeat:
                     by_name[name].append(took)
-        tell(by_name)
+        print_medians(by_name)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from tests.support.serving import NAME, serving
 CLIENTS = (1, 8, 32)
 
 
-async def one(client, question, tokens):
+async def ask(client, question, tokens):
     """Seconds to the first and to the last piece, and tokens."""
     began, first, usage = time.perf_counter(), None, None
     stream = await client.chat.completions.create(
@@ -53,7 +53,7 @@ async def round_of(url, clients, questions, tokens):
 
         async def ask():
             for question in left:
-                figures.append(await one(client, question, tokens))
+                figures.append(await ask(client, question, tokens))
 
         began = time.perf_counter()
         await asyncio.gather(*(ask() for _ in range(clients)))

@@ -77,9 +77,11 @@ def category_tables(scores: Scores) -> Iterator[ResultTable]:
 def instruction_tables(scores: Scores) -> Iterator[ResultTable]:
     """IFEval's four scores, and its instruction level by type."""
     for score in scores["benchmarks"].values():
-        if found := score["instructions"]:
-            yield _shares(f"{score['title']}: both levels", "Level", dict(zip(_LEVELS, (score, found), strict=True)))
-            yield _shares(f"{score['title']} by instruction", "Instruction", found["types"])
+        if instructions := score["instructions"]:
+            yield _shares(
+                f"{score['title']}: both levels", "Level", dict(zip(_LEVELS, (score, instructions), strict=True))
+            )
+            yield _shares(f"{score['title']} by instruction", "Instruction", instructions["types"])
 
 
 def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultTable:

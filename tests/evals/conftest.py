@@ -15,14 +15,14 @@ settings.register_profile("nautile", deadline=None, derandomize=True)
 settings.load_profile("nautile")
 
 
-def said(answer: str | None, reasoning: str = "", finished: bool = True) -> ParsedReply:
+def make_reply(answer: str | None, reasoning: str = "", finished: bool = True) -> ParsedReply:
     """A reply whose thinking ended, unless `answer` is None."""
     return ParsedReply(reasoning, answer, answer is not None, finished and answer is not None)
 
 
 @pytest.fixture
 def reply():
-    return said
+    return make_reply
 
 
 class Known:
@@ -34,8 +34,8 @@ class Known:
 
     def answer(self, prompts, seeds):
         self.asked += seeds
-        replies = [said(self._rule(self._items[prompt])) for prompt in prompts]
-        return [Answer(one, one.answer or "", False, tokens_in=5, tokens_out=7, latency_s=0.5) for one in replies]
+        replies = [make_reply(self._rule(self._items[prompt])) for prompt in prompts]
+        return [Answer(entry, entry.answer or "", False, tokens_in=5, tokens_out=7, latency_s=0.5) for entry in replies]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from evals.tables import paper_figures as paper
 
 @pytest.fixture(scope="module")
 def items(served_records):
-    return {name: items_of(one, served_records[name], seed=3) for name, one in BENCHMARKS.items()}
+    return {name: items_of(item, served_records[name], seed=3) for name, item in BENCHMARKS.items()}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -32,29 +32,29 @@ def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records)
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 
 
-@pytest.mark.parametrize("hub", sorted({one.hub for one in BENCHMARKS.values()}))
+@pytest.mark.parametrize("hub", sorted({entry.hub for entry in BENCHMARKS.values()}))
 def test_every_repository_is_pinned_to_a_commit(hub):
     assert re.fullmatch(r"[0-9a-f]{40}", PINNED[hub])
-    assert set(PINNED) == {one.hub for one in BENCHMARKS.values()}
+    assert set(PINNED) == {item.hub for item in BENCHMARKS.values()}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_oracle_scores_everything(items, model, oracle, tmp_path, name):
-    found = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))
-    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
-    assert (found["no_answer"], found["many_answers"], found["unfinished"]) == (0, 0, 0)
+    result = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))
+    assert (result["n"], result["accuracy"], result["accuracy_lenient"]) == (len(items[name]), 1.0, 1.0)
+    assert (result["no_answer"], result["many_answers"], result["unfinished"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_empty_answer_scores_nothing_and_is_counted(items, model, tmp_path, name):
-    found = score(name, evaluate(model(items[name], lambda item: ""), items[name], tmp_path / "rows.jsonl"))
-    assert (found["correct"], found["correct_lenient"], found["no_answer"]) == (0, 0, len(items[name]))
+    result = score(name, evaluate(model(items[name], lambda item: ""), items[name], tmp_path / "rows.jsonl"))
+    assert (result["correct"], result["correct_lenient"], result["no_answer"]) == (0, 0, len(items[name]))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_path, name):
-    found = score(name, evaluate(model(items[name], lambda item: None), items[name], tmp_path / "rows.jsonl"))
-    assert (found["correct"], found["unfinished"]) == (0, len(items[name]))
+    result = score(name, evaluate(model(items[name], lambda item: None), items[name], tmp_path / "rows.jsonl"))
+    assert (result["correct"], result["unfinished"]) == (0, len(items[name]))
 
 
 @pytest.mark.parametrize("kind", ["constant", "random"])
@@ -62,24 +62,24 @@ def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_pat
 def test_guessing_scores_chance(items, model, tmp_path, name, kind):
     rng = random.Random(1)
     guess = {"constant": lambda item: "B", "random": lambda item: rng.choice(item.letters or "0123456789")}[kind]
-    found = score(name, evaluate(model(items[name], guess), items[name], tmp_path / "rows.jsonl"))
-    low, high = wilson(found["correct"], found["n"], z=3.3)
+    result = score(name, evaluate(model(items[name], guess), items[name], tmp_path / "rows.jsonl"))
+    low, high = wilson(result["correct"], result["n"], z=3.3)
     if BENCHMARKS[name].chance:
-        assert found["chance"] == pytest.approx(BENCHMARKS[name].chance)
+        assert result["chance"] == pytest.approx(BENCHMARKS[name].chance)
         assert low <= BENCHMARKS[name].chance <= high
     else:
-        assert found["chance"] == 0
+        assert result["chance"] == 0
         # A digit may be a small sum's answer, and a letter keeps some instructions: little more than nothing.
-        assert found["accuracy"] < 0.05 or name == "ifeval"
+        assert result["accuracy"] < 0.05 or name == "ifeval"
 
 
-@pytest.mark.parametrize("name", [name for name, one in BENCHMARKS.items() if one.kind == "choice"])
+@pytest.mark.parametrize("name", [name for name, item in BENCHMARKS.items() if item.kind == "choice"])
 def test_options_are_shuffled_by_seed_and_the_key_follows(hub_records, name):
     rows = hub_records(name, 40)
-    one, same, other = (items_of(BENCHMARKS[name], rows, seed) for seed in (1, 1, 2))
-    assert one == same
-    assert one != other
-    for a, b in zip(one, other, strict=True):
+    results, same, other = (items_of(BENCHMARKS[name], rows, seed) for seed in (1, 1, 2))
+    assert results == same
+    assert results != other
+    for a, b in zip(results, other, strict=True):
         assert sorted(a.options) == sorted(b.options)
         assert a.options[a.letters.index(a.expected)] == b.options[b.letters.index(b.expected)]
         assert f"{a.expected}. {a.options[a.letters.index(a.expected)]}" in a.prompt
@@ -96,8 +96,8 @@ def test_options_that_speak_of_places_stay_in_theirs(last):
 def test_a_larger_draw_holds_the_smaller(items):
     small, large = (choose(items["mmlu"], count, seed=5) for count in (10, 50))
     assert len(small) == 10
-    assert {one.index for one in small} <= {one.index for one in large}
-    assert [one.index for one in large] == sorted(one.index for one in large)
+    assert {item.index for item in small} <= {entry.index for entry in large}
+    assert [candidate.index for candidate in large] == sorted(actual.index for actual in large)
     assert choose(items["mmlu"], None, seed=5) == items["mmlu"]
 
 

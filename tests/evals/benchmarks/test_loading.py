@@ -55,8 +55,8 @@ def test_the_reported_split_of_the_pinned_commit_and_clear_refusals(hub_records,
     (folder / "main").mkdir(parents=True)
     (folder / "README.md").write_text(README)
     rows = {"train": hub_records("gsm8k", 30)[20:], "test": hub_records("gsm8k", 20)}
-    for split, found in rows.items():
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), folder / "main" / f"{split}.parquet")
+    for split, row in rows.items():
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(row), folder / "main" / f"{split}.parquet")
     pinned = {"name": "gsm8k", "revision": REVISION}
     with FakeHub(folder, "openai/gsm8k", REVISION) as hub:
         choices = (pinned, {**pinned, "revision": "f" * 40}, {"name": "gpqa_diamond", "revision": REVISION})

@@ -30,11 +30,11 @@ def test_items_are_distinct_repeatable_and_shaped_like_their_benchmark(name):
 @pytest.mark.parametrize("name", [name for name in STAND_INS if name != "instructions"])
 def test_an_oracle_scores_everything_and_silence_nothing(model, oracle, tmp_path, name):
     items = items_for(BenchmarkChoice(name=name, items=24), 0)[name]
-    found = score(name, evaluate(model(items, oracle), items, tmp_path / "right.jsonl"))
+    result = score(name, evaluate(model(items, oracle), items, tmp_path / "right.jsonl"))
     silent = score(name, evaluate(model(items, lambda item: ""), items, tmp_path / "silent.jsonl"))
-    assert (found["accuracy"], silent["accuracy"], silent["no_answer"]) == (1.0, 0.0, 24)
-    assert found["stand_in"].startswith("stands in for")
-    assert found["paper"] is None
+    assert (result["accuracy"], silent["accuracy"], silent["no_answer"]) == (1.0, 0.0, 24)
+    assert result["stand_in"].startswith("stands in for")
+    assert result["paper"] is None
 
 
 def test_the_configuration_knows_what_is_made_to_the_number_asked_for():
@@ -71,10 +71,10 @@ def test_held_out_problems_carry_a_second_opinion(model, tmp_path):
     assert {item.category for item in items} == {task.name for task in TASKS}
     assert all(problem_split(item.prompt) == "held_out" for item in items)
     rows = evaluate(model(items, lambda item: item.expected if item.index % 2 else "0"), items, tmp_path / "rows.jsonl")
-    found = score("held_out", rows)
-    assert found["own_scorer"] == {"n": 30, "agree": 30, "only_ours": 0, "only_own": 0}
-    assert found["correct"] == 15
-    assert sum(one["n"] for one in found["categories"].values()) == 30
+    result = score("held_out", rows)
+    assert result["own_scorer"] == {"n": 30, "agree": 30, "only_ours": 0, "only_own": 0}
+    assert result["correct"] == 15
+    assert sum(category["n"] for category in result["categories"].values()) == 30
 
 
 @pytest.mark.parametrize(

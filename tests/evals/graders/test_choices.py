@@ -109,18 +109,18 @@ def test_the_table_is_long_enough():
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"),
+    ("answer", "result"),
     [("A", ["A"]), ("a", ["A"]), ("A is right", ["A"]), ("A, because", ["A"]), ("A tale", []), ("A Tale of A", ["A"])],
 )
-def test_the_article_is_no_option(answer, found):
-    assert choices.candidates(answer, "ABCD") == found
+def test_the_article_is_no_option(answer, result):
+    assert choices.candidates(answer, "ABCD") == result
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"), [("I", ["I"]), ("I is right", ["I"]), ("I think B", ["B"]), ("I.", ["I"])]
+    ("answer", "result"), [("I", ["I"]), ("I is right", ["I"]), ("I think B", ["B"]), ("I.", ["I"])]
 )
-def test_the_pronoun_is_no_option(answer, found):
-    assert choices.candidates(answer, "ABCDEFGHIJ") == found
+def test_the_pronoun_is_no_option(answer, result):
+    assert choices.candidates(answer, "ABCDEFGHIJ") == result
 
 
 @given(st.text(), st.integers(2, 10))

@@ -66,7 +66,7 @@ def test_kept_and_broken(reply, name):
     assert describe(name, arguments)
     right, followed = grade_instructions(reply(kept), "Write.", [name], [arguments])
     assert (right.strict, right.lenient, right.problem) == (True, True, None)
-    assert [(one.instruction, one.strict) for one in followed] == [(name, True)]
+    assert [(item.instruction, item.strict) for item in followed] == [(name, True)]
     assert not grade_instructions(reply(broken), "Write.", [name], [arguments])[0].strict
 
 
@@ -74,7 +74,7 @@ def test_all_must_be_kept_and_each_is_reported(reply):
     names, arguments = ["punctuation:no_comma", "startend:quotation"], [{}, {}]
     verdict, followed = grade_instructions(reply("No comma."), "Write.", names, arguments)
     assert (verdict.strict, verdict.parsed) == (False, "1/2 instructions")
-    assert [one.strict for one in followed] == [True, False]
+    assert [item.strict for item in followed] == [True, False]
 
 
 def test_lenient_forgives_a_first_line_and_asterisks(reply):
@@ -96,7 +96,7 @@ def test_no_text_breaks_a_checker_and_strict_implies_lenient(text):
     arguments = [KEPT_AND_BROKEN[name][0] for name in names]
     verdict, followed = grade_instructions(ParsedReply("", text, True, True), "Write.", names, arguments)
     assert verdict.lenient or not verdict.strict
-    assert all(one.lenient or not one.strict for one in followed)
+    assert all(item.lenient or not item.strict for item in followed)
 
 
 @settings(max_examples=25)

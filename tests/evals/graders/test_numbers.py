@@ -145,7 +145,7 @@ def test_decimals_are_exact(value):
 @example("1,2/3 " * 200)
 @example("answer is " * 100)
 def test_no_text_breaks_the_parser(text):
-    assert all(isinstance(one, numbers.Number) for one in numbers.candidates(text))
+    assert all(isinstance(candidate, numbers.Number) for candidate in numbers.candidates(text))
 
 
 def test_several_numbers_are_no_number():

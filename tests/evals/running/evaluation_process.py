@@ -25,7 +25,7 @@ class Adder:
         with open(self._log, "a") as log:
             log.writelines(f"{seed[-1]}\n" for seed in seeds)
         totals = [str(n + n * n + n % 3) for *_, n in seeds]  # two of three are wrong
-        return [Answer(ParsedReply("", one, True, True), one, False, 1, 1, self._pause_s) for one in totals]
+        return [Answer(ParsedReply("", total, True, True), total, False, 1, 1, self._pause_s) for total in totals]
 
 
 def main(rows: str, log: str, pause_s: str) -> None:

@@ -54,26 +54,26 @@ def answerer(checkpoint):
 
 def test_a_checkpoint_answers_and_long_prompts_are_not_asked(answerer):
     answers = answerer.answer(PROMPTS, SEEDS)
-    assert [type(one) for one in answers] == [Answer] * 4 + [SkippedQuestion]
+    assert [type(entry) for entry in answers] == [Answer] * 4 + [SkippedQuestion]
     tokenizer = tokenizer_for(TokenizerConfig(ranks=RANKS))
     lengths = [len(encode_prompt(tokenizer, prompt)) for prompt in PROMPTS]
     assert lengths[2] > 64 > lengths[1]
-    assert [one.tokens_in for one in answers] == lengths
+    assert [candidate.tokens_in for candidate in answers] == lengths
     assert answers[4].reason == "too_long"
-    for one in answers[:4]:
-        assert 1 <= one.tokens_out <= 6
-        assert one.truncated == (not one.reply.finished)
-        assert one.latency_s > 0
+    for answer in answers[:4]:
+        assert 1 <= answer.tokens_out <= 6
+        assert answer.truncated == (not answer.reply.finished)
+        assert answer.latency_s > 0
 
 
 def test_an_answer_depends_on_its_prompt_and_seed_alone(answerer):
     together = answerer.answer(PROMPTS, SEEDS)
     alone = [answerer.answer([prompt], [seed])[0] for prompt, seed in zip(PROMPTS[:3], SEEDS[:3], strict=True)]
     backwards = answerer.answer(PROMPTS[::-1], SEEDS[::-1])[::-1]
-    assert [one.output for one in together[:3]] == [one.output for one in alone]
-    assert [one.output for one in together[:4]] == [one.output for one in backwards[:4]]
+    assert [item.output for item in together[:3]] == [entry.output for entry in alone]
+    assert [candidate.output for candidate in together[:4]] == [backward.output for backward in backwards[:4]]
     other = answerer.answer(PROMPTS[:4], [(2, n) for n in range(4)])
-    assert [one.output for one in other] != [one.output for one in together[:4]]
+    assert [actual.output for actual in other] != [value.output for value in together[:4]]
 
 
 def test_its_name_is_its_weights(checkpoint, answerer, tmp_path):
@@ -91,8 +91,8 @@ def test_short_prompts_get_a_shorter_shape():
 def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):
     monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     two_shapes = CheckpointAnswerer(checkpoint, CONFIG)
-    outputs = [one.output for one in two_shapes.answer(PROMPTS[:4], SEEDS[:4])]
-    assert outputs == [one.output for one in answerer.answer(PROMPTS[:4], SEEDS[:4])]
+    outputs = [item.output for item in two_shapes.answer(PROMPTS[:4], SEEDS[:4])]
+    assert outputs == [entry.output for entry in answerer.answer(PROMPTS[:4], SEEDS[:4])]
 
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(checkpoint, tmp_path):
@@ -118,7 +118,7 @@ def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint,
     monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
     answers = longer.answer([PROMPTS[0], "sea " * 40], SEEDS[:2])
-    assert [one.tokens_in > 128 for one in answers] == [False, True]
+    assert [answer.tokens_in > 128 for answer in answers] == [False, True]
     assert answers[0].tokens_out > 10
     assert answers[1].tokens_out <= 10
     assert answers[1].truncated == (answers[1].tokens_out == 10 and not answers[1].reply.finished)
@@ -151,11 +151,14 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
         "table2.svg"
     }
     assert {path.name for path in out.iterdir()} == names | {"latency.rows.jsonl"}
-    asked = sum(one["n"] for one in json.loads((out / "scores.json").read_text())["benchmarks"].values())
+    asked = sum(benchmark["n"] for benchmark in json.loads((out / "scores.json").read_text())["benchmarks"].values())
     assert len((out / "latency.rows.jsonl").read_text().splitlines()) == asked > 0
     scores = json.loads((out / "scores.json").read_text())
-    assert {name: one["items"] for name, one in scores["benchmarks"].items()} == {"wiki_choice": 6, "held_out": 6}
-    assert all(one["stand_in"] for one in scores["benchmarks"].values())
+    assert {name: candidate["items"] for name, candidate in scores["benchmarks"].items()} == {
+        "wiki_choice": 6,
+        "held_out": 6,
+    }
+    assert all(entry["stand_in"] for entry in scores["benchmarks"].values())
     assert scores["protocol"]["temperature"] == 0
     rows = (out / "rows.jsonl").read_bytes()
     assert len(rows.splitlines()) == sum(kind == "sample" for kind, _ in events) == 12

@@ -43,8 +43,8 @@ def test_a_chat_endpoint_is_a_model_under_test(ask):
         again = ask(server)
         assert len(server.bodies) == 12
     assert rows == again
-    found = score("sums", rows)
-    assert (found["n"], found["correct"], found["unfinished"]) == (12, 7, 1)
+    result = score("sums", rows)
+    assert (result["n"], result["correct"], result["unfinished"]) == (12, 7, 1)
     assert {row["model"] for row in rows} == {"endpoint fake"}
     assert rows[7]["reasoning"] == ""
     assert rows[2]["reasoning"] == "2 and one"
@@ -71,8 +71,8 @@ def test_an_endpoint_that_stops_half_way_keeps_its_answers_and_goes_on(ask, tmp_
 
 def test_a_question_that_is_refused_is_left_out(ask):
     with FakeOpenAI(thoughtful, faults=script("400")) as server:
-        found = score("sums", ask(server, concurrency=1))
-    assert (found["items"], found["n"], found["left_out"]) == (12, 11, {"refused": 1})
+        result = score("sums", ask(server, concurrency=1))
+    assert (result["items"], result["n"], result["left_out"]) == (12, 11, {"refused": 1})
     assert SkippedQuestion("refused").tokens_in is None
 
 

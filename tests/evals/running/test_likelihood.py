@@ -76,10 +76,10 @@ def test_sums_are_those_of_each_sequence_alone(checkpoint):
     sequences = [
         (draw.integers(0, 300, size).tolist(), first) for size, first in ((3, 1), (70, 60), (160, 5), (64, 64))
     ]
-    found = continuation_logprobs(params, model, sequences, rows=3)
+    result = continuation_logprobs(params, model, sequences, rows=3)
     expected = [plain_logprob(params, model, ids, first) for ids, first in sequences]
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-4)
-    assert found[3] == 0
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-4)
+    assert result[3] == 0
     assert length_buckets(160) == [64, 128, 160]
 
 
@@ -104,8 +104,8 @@ def test_options_are_weighed_after_the_bare_question(checkpoint, scorer, items):
 def test_a_choice_depends_on_its_question_alone(scorer, items):
     together = scorer.weigh(items[:9])
     alone = [scorer.weigh([item])[0] for item in items[:9]]
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5)
+    for entry, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(entry.logprobs, other.logprobs, rtol=1e-5)
 
 
 def test_the_longest_option_does_not_lose_for_its_length():
@@ -122,13 +122,13 @@ def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tm
     assert score_options(scorer, items, tmp_path / "torn.jsonl") == rows
     assert (tmp_path / "torn.jsonl").read_bytes() == whole
     assert len((tmp_path / "latency.likelihood.jsonl").read_text().splitlines()) == len(items)
-    found = likelihood(rows)["arc_easy"]
+    result = likelihood(rows)["arc_easy"]
     asked = [row for row in rows if row["left_out"] is None]
-    assert found["n"] == len(asked)
-    assert found["accuracy"] == sum(row["parsed"] == row["expected"] for row in asked) / len(asked)
-    assert found["accuracy_by_sum"] is not None
-    assert found["chance"] == 0.25
-    assert found["differs"][0].startswith("likelihood of each option per byte")
+    assert result["n"] == len(asked)
+    assert result["accuracy"] == sum(row["parsed"] == row["expected"] for row in asked) / len(asked)
+    assert result["accuracy_by_sum"] is not None
+    assert result["chance"] == 0.25
+    assert result["differs"][0].startswith("likelihood of each option per byte")
 
 
 def test_a_question_that_does_not_fit_is_left_out_and_counted(scorer, items):

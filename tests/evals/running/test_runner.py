@@ -92,8 +92,10 @@ def test_events_name_every_new_sample_once_and_say_how_far_it_is(items, model, t
     evaluate(model(items, lambda item: "1", batch=16), items[:16], path, emit=emit)
     evaluate(model(items, lambda item: "1", batch=16), items, path, emit=emit)
     samples = [fields for kind, fields in events if kind == "sample"]
-    assert sorted(one["index"] for one in samples) == list(range(40))
-    assert all(one["set"] == "sums" and one["latency_s"] == 0.5 and None not in one.values() for one in samples)
+    assert sorted(entry["index"] for entry in samples) == list(range(40))
+    assert all(
+        sample["set"] == "sums" and sample["latency_s"] == 0.5 and None not in sample.values() for sample in samples
+    )
     progress = [(fields["done"], fields["total"]) for kind, fields in events if kind == "progress"]
     assert progress == [(0, 16), (16, 16), (16, 40), (32, 40), (40, 40)]
     assert [fields["name"] for kind, fields in events if kind == "metric"] == ["evaluate/tokens_per_second"] * 2
@@ -115,16 +117,16 @@ def test_what_cannot_be_asked_is_left_out_counted_and_shown(items, tmp_path):
     assert {(row["left_out"], row["strict"], row["lenient"], row["output"]) for row in out} == {
         ("too_long", None, None, None)
     }
-    found = score("sums", rows)
-    assert (found["items"], found["n"], found["left_out"]) == (40, 24, {"too_long": 16})
-    assert (found["truncated"], found["correct"], found["tokens_out_mean"]) == (24, 1, 4)
+    result = score("sums", rows)
+    assert (result["items"], result["n"], result["left_out"]) == (40, 24, {"too_long": 16})
+    assert (result["truncated"], result["correct"], result["tokens_out_mean"]) == (24, 1, 4)
     assert sum(kind == "sample" for kind, _ in events) == 40
-    assert all(one["prompt"] for one in sample_readings(rows))
+    assert all(sample_reading["prompt"] for sample_reading in sample_readings(rows))
 
 
 def test_a_score_of_nothing_asked_is_none(items):
-    found = score("sums", [])
-    assert (found["n"], found["accuracy"], found["interval"], found["chance"]) == (0, None, None, None)
+    result = score("sums", [])
+    assert (result["n"], result["accuracy"], result["interval"], result["chance"]) == (0, None, None, None)
 
 
 def test_rows_of_another_model_or_another_prompt_are_refused(items, model, tmp_path):
@@ -170,6 +172,6 @@ def test_readings_show_right_ones_and_every_kind_of_failure(items, model, tmp_pa
     says = [lambda item: item.expected, lambda item: "0", lambda item: "1 or 2", lambda item: "", lambda item: None]
     rows = evaluate(model(items, lambda item: says[item.index % 5](item)), items, tmp_path / "rows.jsonl")
     shown = sample_readings(rows, right=3, wrong=2)
-    kinds = [one["kind"] for one in shown]
+    kinds = [entry["kind"] for entry in shown]
     assert kinds == ["right"] * 3 + sorted(["wrong", "many_answers", "no_answer", "unfinished"] * 2)
     assert sample_readings(rows) == sample_readings(rows[::-1])

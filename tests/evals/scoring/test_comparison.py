@@ -22,22 +22,22 @@ def rows(benchmark, verdicts):
 
 def test_leads_and_p_are_those_of_the_discordant_pairs():
     a, b = rows("gsm8k", [1] * 10 + [0] * 10), rows("gsm8k", [1] * 8 + [0] * 2 + [1] * 9 + [0])
-    found = compare(a, b)["benchmarks"]["gsm8k"]
-    assert (found["n"], found["both"], found["only_a"], found["only_b"], found["neither"]) == (20, 8, 2, 9, 1)
-    assert (found["a"], found["b"], found["lead"]) == (0.5, 0.85, pytest.approx(0.35))
-    assert found["p"] == pytest.approx(2 * sum(math.comb(11, k) for k in range(3)) / 2**11)
-    assert found["low"] < 0.35 < found["high"]
+    result = compare(a, b)["benchmarks"]["gsm8k"]
+    assert (result["n"], result["both"], result["only_a"], result["only_b"], result["neither"]) == (20, 8, 2, 9, 1)
+    assert (result["a"], result["b"], result["lead"]) == (0.5, 0.85, pytest.approx(0.35))
+    assert result["p"] == pytest.approx(2 * sum(math.comb(11, k) for k in range(3)) / 2**11)
+    assert result["low"] < 0.35 < result["high"]
 
 
 def test_a_model_does_not_lead_itself():
     both = rows("gsm8k", [1, 0] * 20)
-    found = compare(both, both)
-    assert (found["benchmarks"]["gsm8k"]["p"], found["changed"]) == (1.0, [])
+    result = compare(both, both)
+    assert (result["benchmarks"]["gsm8k"]["p"], result["changed"]) == (1.0, [])
 
 
 def test_what_changed_is_told_with_both_outputs():
-    found = compare(rows("piqa", [1, 0, 1]), rows("piqa", [0, 1, 1]))
-    assert [(one["index"], one["change"], one["a"]["strict"]) for one in found["changed"]] == [
+    result = compare(rows("piqa", [1, 0, 1]), rows("piqa", [0, 1, 1]))
+    assert [(item["index"], item["change"], item["a"]["strict"]) for item in result["changed"]] == [
         (0, "lost", True),
         (1, "gained", False),
     ]
@@ -47,27 +47,27 @@ def test_what_changed_is_told_with_both_outputs():
 def test_only_the_same_question_with_the_same_prompt_is_compared():
     a = [row("piqa", 0, True), row("piqa", 1, True, left_out="too_long"), row("piqa", 2, True), row("mmlu", 0, True)]
     b = [row("piqa", 0, True), row("piqa", 1, True), row("piqa", 2, True, prompt_digest="another")]
-    found = compare(a, b)
-    assert (found["common"], found["only_in_a"], found["only_in_b"]) == (1, 3, 2)
-    assert "Left out: 3 rows only in the first" in comparison_table(found, "A", "B").notes[1]
+    result = compare(a, b)
+    assert (result["common"], result["only_in_a"], result["only_in_b"]) == (1, 3, 2)
+    assert "Left out: 3 rows only in the first" in comparison_table(result, "A", "B").notes[1]
     with pytest.raises(ConfigError, match="no question in common"):
         compare(a[3:], b)
 
 
 def test_composites_and_the_average_are_paired_too():
     def everything(right):
-        return [one for name in BENCHMARKS for one in rows(name, right)]
+        return [entry for name in BENCHMARKS for entry in rows(name, right)]
 
-    found = compare(everything([1, 0] * 20), everything([1, 1] * 10 + [1, 0] * 10))
-    assert set(found["means"]) == {"arc", "average"}
-    mean = found["means"]["average"]
+    result = compare(everything([1, 0] * 20), everything([1, 1] * 10 + [1, 0] * 10))
+    assert set(result["means"]) == {"arc", "average"}
+    mean = result["means"]["average"]
     assert (mean["a"], mean["b"]) == (pytest.approx(0.5), pytest.approx(0.75))
     assert mean["lead"] == pytest.approx(0.25)
     assert mean["low"] < 0.25 < mean["high"]
     assert mean["p"] < 0.01
     assert set(compare(rows("arc_easy", [1]), rows("arc_easy", [0]))["means"]) == set()
-    table = comparison_table(found, "A", "B")
-    assert [one[0] for one in table.rows[-2:]] == ["ARC", "Average"]
+    table = comparison_table(result, "A", "B")
+    assert [candidate[0] for candidate in table.rows[-2:]] == ["ARC", "Average"]
 
 
 def test_a_paired_interval_is_narrower_than_one_of_independent_models():

@@ -43,13 +43,13 @@ def test_bootstrap_counts_groups_alike_and_can_weigh_them():
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
 def test_paired_is_mcnemars_exact_test(pairs):
     a, b = zip(*pairs, strict=True)
-    found = paired(a, b)
-    discordant = found.only_a + found.only_b
-    expected = binomtest(found.only_b, discordant).pvalue if discordant else 1.0
-    assert found.p == pytest.approx(expected)
-    assert found.lead == pytest.approx(np.mean(b) - np.mean(a))
-    assert found.low <= found.lead <= found.high
-    assert found.both + found.only_a + found.only_b + found.neither == found.n == len(pairs)
+    result = paired(a, b)
+    discordant = result.only_a + result.only_b
+    expected = binomtest(result.only_b, discordant).pvalue if discordant else 1.0
+    assert result.p == pytest.approx(expected)
+    assert result.lead == pytest.approx(np.mean(b) - np.mean(a))
+    assert result.low <= result.lead <= result.high
+    assert result.both + result.only_a + result.only_b + result.neither == result.n == len(pairs)
 
 
 def test_paired_holds_for_many_questions_and_refuses_unequal_ones():

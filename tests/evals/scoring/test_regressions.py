@@ -26,31 +26,31 @@ def scores(**accuracies):
 
 
 @pytest.fixture
-def found(tmp_path):
+def result(tmp_path):
     before = rows(tmp_path / "a.jsonl", lambda item: item.index < 40)
     after = rows(tmp_path / "b.jsonl", lambda item: item.index < (25 if item.benchmark == "lost" else 41))
     return compare(before, after)
 
 
-def test_only_what_falls_beyond_its_interval_is_named(found):
-    named = regressed(found)
-    assert [one["benchmark"] for one in named] == ["lost"]
+def test_only_what_falls_beyond_its_interval_is_named(result):
+    named = regressed(result)
+    assert [item["benchmark"] for item in named] == ["lost"]
     assert named[0]["lead"] == pytest.approx(-0.25)
     assert named[0]["high"] < 0
-    assert [one["benchmark"] for one in regressed(found, "holm")] == ["lost"]
+    assert [entry["benchmark"] for entry in regressed(result, "holm")] == ["lost"]
 
 
-def test_a_margin_lets_small_falls_pass(found):
-    high = regressed(found)[0]["high"]
-    assert regressed(found, margin=-high - 0.001)
-    assert not regressed(found, margin=-high + 0.001)
+def test_a_margin_lets_small_falls_pass(result):
+    high = regressed(result)[0]["high"]
+    assert regressed(result, margin=-high - 0.001)
+    assert not regressed(result, margin=-high + 0.001)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_holms_correction_never_names_more_than_the_plain_rule_and_no_fewer_than_bonferroni(p_values):
-    told = {"title": "", "n": 9, "a": 0.5, "b": 0.3, "lead": -0.2, "low": -0.3, "high": -0.1}
-    made = {"benchmarks": {f"b{place}": {**told, "p": p} for place, p in enumerate(p_values)}}
-    corrected = {one["benchmark"] for one in regressed(made, "holm")}
+    by_name = {"title": "", "n": 9, "a": 0.5, "b": 0.3, "lead": -0.2, "low": -0.3, "high": -0.1}
+    made = {"benchmarks": {f"b{place}": {**by_name, "p": p} for place, p in enumerate(p_values)}}
+    corrected = {item["benchmark"] for item in regressed(made, "holm")}
     assert corrected <= {f"b{place}" for place, p in enumerate(p_values) if p < 0.05}
     assert corrected >= {f"b{place}" for place, p in enumerate(p_values) if p < 0.05 / len(p_values)}
 

@@ -25,20 +25,20 @@ def everything(right, wrong):
 
 
 def test_a_score_counts_and_bounds():
-    found = score("gsm8k", [*rows("gsm8k", 30, 60), *rows("gsm8k", 0, 10, problem="many_answers", lenient=True)])
-    assert (found["n"], found["correct"], found["accuracy"], found["accuracy_lenient"]) == (100, 30, 0.3, 0.4)
-    assert found["interval"] == pytest.approx([0.2189, 0.3958], abs=1e-4)
-    assert found["many_answers"] == 10
-    assert found["paper"]["nautile_370m"] == 33.4
-    assert found["differs"] == ["100 of the split's 1,319 questions"]
+    result = score("gsm8k", [*rows("gsm8k", 30, 60), *rows("gsm8k", 0, 10, problem="many_answers", lenient=True)])
+    assert (result["n"], result["correct"], result["accuracy"], result["accuracy_lenient"]) == (100, 30, 0.3, 0.4)
+    assert result["interval"] == pytest.approx([0.2189, 0.3958], abs=1e-4)
+    assert result["many_answers"] == 10
+    assert result["paper"]["nautile_370m"] == 33.4
+    assert result["differs"] == ["100 of the split's 1,319 questions"]
 
 
 def test_a_composite_is_the_mean_of_its_parts():
     parts = {"arc_easy": rows("arc_easy", 90, 10), "arc_challenge": rows("arc_challenge", 10, 10)}
-    found = composite("arc", parts)
-    assert found["accuracy"] == pytest.approx(0.7)
-    assert found["interval"][0] < 0.7 < found["interval"][1]
-    assert found["n"] == 120
+    result = composite("arc", parts)
+    assert result["accuracy"] == pytest.approx(0.7)
+    assert result["interval"][0] < 0.7 < result["interval"][1]
+    assert result["n"] == 120
     assert composite("arc", {**parts, "arc_easy": []}) is None
 
 
@@ -67,9 +67,9 @@ def test_categories_and_instruction_types_are_broken_down():
         {"instruction": "a:x", "strict": True, "lenient": True},
         {"instruction": "b:y", "strict": False, "lenient": True},
     ]
-    found = score("ifeval", rows("ifeval", 0, 4, instructions=kept))["instructions"]
-    assert (found["n"], found["accuracy"], found["accuracy_lenient"]) == (8, 0.5, 1.0)
-    assert found["types"]["a:x"]["accuracy"] == 1.0
+    result = score("ifeval", rows("ifeval", 0, 4, instructions=kept))["instructions"]
+    assert (result["n"], result["accuracy"], result["accuracy_lenient"]) == (8, 0.5, 1.0)
+    assert result["types"]["a:x"]["accuracy"] == 1.0
     unfinished = score("ifeval", rows("ifeval", 0, 4, instructions=kept, finished_thinking=False))["instructions"]
     assert unfinished["correct"] == 0
 

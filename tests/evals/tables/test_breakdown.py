@@ -15,13 +15,13 @@ KEPT = [
 
 def row(benchmark, index, right, **fields):
     plain = {"benchmark": benchmark, "index": index, "category": None, "chance": 0.25, "left_out": None}
-    told = {"problem": None, "truncated": False, "tokens_out": 3, "finished_thinking": True}
-    return {**plain, **told, "strict": right, "lenient": right, **fields}
+    by_name = {"problem": None, "truncated": False, "tokens_out": 3, "finished_thinking": True}
+    return {**plain, **by_name, "strict": right, "lenient": right, **fields}
 
 
 def rows():
     subjects = [row("mmlu", n, n % 2 == 0, category=("law", "art")[n % 2]) for n in range(8)]
-    problems = [row("mmlu", 8 + n, False, category="law", problem=one) for n, one in enumerate(["no_answer"] * 2)]
+    problems = [row("mmlu", 8 + n, False, category="law", problem=item) for n, item in enumerate(["no_answer"] * 2)]
     cut = [row("mmlu", 10, False, category="law", problem="many_answers", truncated=True)]
     return subjects + problems + cut + [row("ifeval", n, False, instructions=KEPT) for n in range(3)]
 
@@ -35,25 +35,25 @@ def tables():
 
 
 def test_failures_are_counted_beside_both_verdicts():
-    shown = {one[0]: one for one in tables()["Answers and failures"].rows}
+    shown = {entry[0]: entry for entry in tables()["Answers and failures"].rows}
     assert shown["MMLU"][1] == "11"
     assert shown["MMLU"][2].startswith("36.4 [")
     assert shown["MMLU"][4:] == ("2", "1", "0", "1", "0")
 
 
 def test_both_ways_of_asking_stand_beside_each_other():
-    (one,) = tables()["Generation and likelihood"].rows
-    assert (one[0], one[1][:4], one[2][:4], one[3:]) == ("MMLU", "36.4", "75.0", ("25.0", "25.0", "8"))
+    (result,) = tables()["Generation and likelihood"].rows
+    assert (result[0], result[1][:4], result[2][:4], result[3:]) == ("MMLU", "36.4", "75.0", ("25.0", "25.0", "8"))
     assert "Generation and likelihood" not in {table.title for table in breakdown(summarise(rows(), "m", {}))}
 
 
 def test_subjects_and_instruction_types_have_rows_of_their_own():
-    found = tables()
-    assert [one[:2] for one in found["MMLU by category"].rows] == [("art", "4"), ("law", "7")]
-    levels = {one[0]: one for one in found["IFEval: both levels"].rows}
+    result = tables()
+    assert [candidate[:2] for candidate in result["MMLU by category"].rows] == [("art", "4"), ("law", "7")]
+    levels = {entry[0]: entry for entry in result["IFEval: both levels"].rows}
     assert (levels["prompt"][1], levels["instruction"][1]) == ("3", "6")
     assert (levels["instruction"][2][:4], levels["instruction"][3][:5]) == ("50.0", "100.0")
-    assert [one[0] for one in found["IFEval by instruction"].rows] == ["a:x", "b:y"]
+    assert [actual[0] for actual in result["IFEval by instruction"].rows] == ["a:x", "b:y"]
 
 
 def test_the_pictures_hold_every_figure_and_are_the_same_bytes():
