@@ -17,9 +17,8 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from store.manifest import code_commit, host
 from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
-from tasks.engine.errors import StageCancelled
+from tasks.engine.errors import JITTER, PAUSES_S, StageCancelled
 from tasks.engine.fanout import Markers
-from tasks.engine.retry_policy import JITTER, PAUSES_S
 
 
 @dataclass(frozen=True)

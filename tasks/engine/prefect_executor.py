@@ -22,10 +22,9 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
 from configs.operation import LaunchConfig
-from tasks.engine.errors import StageCrash
+from tasks.engine.errors import CRASHES, OUTAGES, RetryPolicy, StageCrash
 from tasks.engine.executors import Executor, Future, local_workers
 from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
-from tasks.engine.retry_policy import CRASHES, OUTAGES, RetryPolicy
 
 logger = logging.getLogger(__name__)
 

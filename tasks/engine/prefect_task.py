@@ -21,13 +21,13 @@ from common.text import amount, duration
 from configs.operation import LaunchConfig
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
+from tasks.engine.errors import JITTER, PAUSES_S, RetryPolicy
 from tasks.engine.executors import Executor
 from tasks.engine.failure import reason, slug
 from tasks.engine.prefect_executor import prefect_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
 from tasks.engine.ray_executor import ray_executor
-from tasks.engine.retry_policy import JITTER, PAUSES_S, RetryPolicy
 from tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from tasks.engine import child_process as child
-from tasks.engine import fanout_item, prefect_task, retry_policy
+from tasks.engine import errors, fanout_item, prefect_task
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
@@ -91,8 +91,8 @@ def test_each_item_is_a_task_run_that_is_retried_or_skipped_by_itself(store):
     ("fault", "error", "tries"),
     [
         ("bad", ConfigError, 1),
-        ("crash", StageCrash, 1 + retry_policy.CRASHES),
-        ("retry", Retryable, 1 + retry_policy.OUTAGES),
+        ("crash", StageCrash, 1 + errors.CRASHES),
+        ("retry", Retryable, 1 + errors.OUTAGES),
     ],
 )
 def test_the_tries_of_an_item_are_bounded(store, fault, error, tries):

@@ -19,7 +19,7 @@ from prefect.exceptions import PrefectException
 
 from common.errors import ConfigError, Retryable
 from store.artifacts import Store
-from tasks.engine import prefect_task, retry_policy
+from tasks.engine import errors, prefect_task
 from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.progress import subscribe
@@ -113,8 +113,8 @@ def test_what_is_worth_a_retry_is_tried_again(store):
     ("fault", "error", "retries"),
     [
         ("config", ConfigError, 0),
-        ("crash", StageCrash, retry_policy.CRASHES),
-        ("retry", Retryable, retry_policy.OUTAGES),
+        ("crash", StageCrash, errors.CRASHES),
+        ("retry", Retryable, errors.OUTAGES),
     ],
 )
 def test_retries_are_bounded_and_a_bad_configuration_has_none(store, fault, error, retries):
@@ -143,14 +143,14 @@ def test_a_server_that_takes_no_artifact_fails_no_stage(store, monkeypatch, capl
 
 def test_an_attempt_that_made_progress_resets_the_count(monkeypatch):
     moment = [0.0]
-    monkeypatch.setattr(retry_policy.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(errors.time, "monotonic", lambda: moment[0])
     run = SimpleNamespace(id=uuid4(), name="x", run_count=1)
 
     def again(error, after):
         moment[0] += after
         return prefect_task.should_retry(as_prefect_task(sums), run, SimpleNamespace(data=error))
 
-    assert all(again(StageCrash("x"), 1.0) for _ in range(retry_policy.CRASHES))
+    assert all(again(StageCrash("x"), 1.0) for _ in range(errors.CRASHES))
     assert again(StageCrash("x"), prefect_task.PROGRESS_MADE_S + 1)
     assert again(StageCrash("x"), 1.0)
     assert not again(StageCrash("x"), 1.0)
