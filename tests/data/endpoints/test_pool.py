@@ -133,7 +133,7 @@ def test_every_request_ends_once_under_a_mixture_of_faults(pool_for, events):
     faults = mixed(3, f429=0.05, f500=0.05, hang=0.02, cut=0.03, invalid=0.03)
     with FakeOpenAI(faults=faults, per_million=(10.0, 30.0)) as server:
         prices = {"dollars_per_million_in": 10.0, "dollars_per_million_out": 30.0}
-        pool = pool_for(fake=openai(server, concurrency=32, timeout_s=4.0, attempts=8, **prices))
+        pool = pool_for(fake=openai(server, concurrency=32, timeout_s=15.0, attempts=8, **prices))
         replies = pool.ask([request(f"number {i}") for i in range(200)])
     assert all(isinstance(reply, ChatReply) for reply in replies)
     assert len({reply.digest for reply in replies}) == 200
