@@ -153,11 +153,12 @@ class MistralBatches:
         return None
 
     async def status(self, job: str) -> BatchJob:
-        found = await self._client.send(self._client.sdk.batch.jobs.get_async(job_id=job))
-        files = tuple(file for file in (found.output_file, found.error_file) if file)
-        message = "; ".join(error.message for error in (found.errors or [])[:3])
-        ended = found.status in ("SUCCESS", "FAILED", "TIMEOUT_EXCEEDED", "CANCELLED")
-        return BatchJob(found.id, found.status, ended, found.status == "FAILED" and not files, files, message)
+        job_state = await self._client.send(self._client.sdk.batch.jobs.get_async(job_id=job))
+        files = tuple(file for file in (job_state.output_file, job_state.error_file) if file)
+        message = "; ".join(error.message for error in (job_state.errors or [])[:3])
+        ended = job_state.status in ("SUCCESS", "FAILED", "TIMEOUT_EXCEEDED", "CANCELLED")
+        failed = job_state.status == "FAILED" and not files
+        return BatchJob(job_state.id, job_state.status, ended, failed, files, message)
 
     async def download(self, file: str) -> bytes:
         async def read() -> bytes:
