@@ -144,11 +144,11 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConf
     for name, shape in expected.items():
         if name not in names:
             raise ConfigError(f"{path}: lacks the tensor `{name}` of shape {shape}")
-        found = shapes[names[name]]
+        actual = shapes[names[name]]
         spare = 2 * shape[0] + 1024  # rows that nothing reads, for the table to shard
-        rows_fit = name == "embedding.weight" and found[1:] == shape[1:] and shape[0] <= found[0] <= spare
-        if found != shape and not rows_fit:
-            raise ConfigError(f"{path}: `{name}` has shape {found}, and this model's is {shape}")
+        rows_fit = name == "embedding.weight" and actual[1:] == shape[1:] and shape[0] <= actual[0] <= spare
+        if actual != shape and not rows_fit:
+            raise ConfigError(f"{path}: `{name}` has shape {actual}, and this model's is {shape}")
     for name in names:
         if name not in expected:
             raise ConfigError(f"{path}: holds the tensor `{name}`, which this model does not have")

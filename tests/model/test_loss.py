@@ -54,12 +54,12 @@ def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
     hidden_BLD, targets_BL, _ = rows
     loud = params["embedding"].at[config.vocabulary :].set(100.0)
     quiet = params["embedding"].at[config.vocabulary :].set(0.0)
-    for one, other in zip(
+    for token_logprob, other in zip(
         token_logprobs({"embedding": loud}, config, hidden_BLD, targets_BL),
         token_logprobs({"embedding": quiet}, config, hidden_BLD, targets_BL),
         strict=True,
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(token_logprob, other)
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])

@@ -7,9 +7,9 @@ from rl.balance import combine, norm
 
 def trees(seed=0, scale=3.0):
     rng = np.random.default_rng(seed)
-    one, two = ({"a": rng.normal(size=(3, 4)), "b": [rng.normal(size=5)]} for _ in range(2))
+    results, two = ({"a": rng.normal(size=(3, 4)), "b": [rng.normal(size=5)]} for _ in range(2))
     return (
-        {"a": jnp.array(one["a"]), "b": [jnp.array(one["b"][0])]},
+        {"a": jnp.array(results["a"]), "b": [jnp.array(results["b"][0])]},
         {"a": jnp.array(two["a"]) * scale, "b": [jnp.array(two["b"][0]) * scale]},
     )
 

@@ -35,8 +35,8 @@ def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False)
 
 
 def close(a, b, tolerance=1e-5):
-    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert np.asarray(one) == pytest.approx(np.asarray(other), abs=tolerance, rel=1e-3)
+    for leaf, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(leaf) == pytest.approx(np.asarray(other), abs=tolerance, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def test_against_finite_differences(model, params, groups):
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(3), len(leaves))
     direction = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
-    found = gradients(model, params, groups)
-    along = sum(float(jnp.vdot(a, b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(direction), strict=True))
+    result = gradients(model, params, groups)
+    along = sum(float(jnp.vdot(a, b)) for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(direction), strict=True))
     step = 2e-4
     ahead = jax.tree.map(lambda p, d: p + step * d, params, direction)
     behind = jax.tree.map(lambda p, d: p - step * d, params, direction)

@@ -33,15 +33,15 @@ def results(tmp_path_factory):
 
 @pytest.mark.slow
 def test_eight_devices_sample_and_update_as_one_does(results):
-    one, many = results["one"], results["many"]
-    assert many["ids"] == one["ids"]
-    for a, b in zip(many["logprobs"], one["logprobs"], strict=True):
+    result, many = results["one"], results["many"]
+    assert many["ids"] == result["ids"]
+    for a, b in zip(many["logprobs"], result["logprobs"], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    for a, b in zip(many["measured"], one["measured"], strict=True):
+    for a, b in zip(many["measured"], result["measured"], strict=True):
         assert a.keys() == b.keys()
         for name in a:
             assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), name
-    assert (one["share"], many["share"]) == (1.0, 0.25)
+    assert (result["share"], many["share"]) == (1.0, 0.25)
 
 
 @pytest.mark.slow
@@ -51,11 +51,11 @@ def test_eight_devices_distil_as_one_does(results):
 
 @pytest.mark.slow
 def test_a_plan_for_eight_needs_less_of_each(results):
-    one, many = results["one"]["plan"], results["many"]["plan"]
-    assert many["resident"] < one["resident"] / 3
-    assert many["cache"] == pytest.approx(one["cache"] / 8, rel=0.1)
-    assert many["rollout"] < one["rollout"]
-    assert many["update"] < one["update"]
+    result, many = results["one"]["plan"], results["many"]["plan"]
+    assert many["resident"] < result["resident"] / 3
+    assert many["cache"] == pytest.approx(result["cache"] / 8, rel=0.1)
+    assert many["rollout"] < result["rollout"]
+    assert many["update"] < result["update"]
 
 
 def test_what_does_not_divide_is_refused(model):

@@ -33,8 +33,8 @@ def test_split_and_joined_parameters_are_the_same(params, names):
     assert size(trained) > 0
     joined = subset.join(trained, frozen)
     assert jax.tree.structure(joined) == jax.tree.structure(params)
-    for one, other in zip(jax.tree.leaves(joined), jax.tree.leaves(params), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    for leaf, other in zip(jax.tree.leaves(joined), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other))
 
 
 def test_one_block_is_a_third_of_the_blocks(params):

@@ -40,14 +40,14 @@ print(json.dumps(results))
 
 
 def test_splits_never_share_a_question():
-    found = {
+    by_name = {
         split: {p.question for seed in (0, 1) for p in itertools.islice(problems(SUMS, seed, split), 40)}
         for split in ("train", "guard", "held_out")
     }
-    assert not found["train"] & found["held_out"]
-    assert not found["train"] & found["guard"]
-    assert not found["guard"] & found["held_out"]
-    assert all(problem_split(question) == split for split, questions in found.items() for question in questions)
+    assert not by_name["train"] & by_name["held_out"]
+    assert not by_name["train"] & by_name["guard"]
+    assert not by_name["guard"] & by_name["held_out"]
+    assert all(problem_split(question) == split for split, questions in by_name.items() for question in questions)
 
 
 def test_load_depends_on_config_and_seed_alone_and_refuses_too_few():
@@ -82,13 +82,13 @@ def test_problems_that_overlap_a_benchmark_are_left_out_and_listed():
         [HeldOutQuestion("gsm8k", "17", clean[2].question), HeldOutQuestion("arc", "3", clean[7].question)]
     )
     screen = ProblemScreen(held)
-    found = load(config, 3, screen=screen)
-    assert len(found) == 20
-    assert not {clean[2].question, clean[7].question} & {problem.question for problem in found}
+    result = load(config, 3, screen=screen)
+    assert len(result) == 20
+    assert not {clean[2].question, clean[7].question} & {problem.question for problem in result}
     facts = screen.facts()
     assert facts["contaminated"].keys() == {"arc", "gsm8k"}
     assert {hit["example"] for hit in facts["hits"]} == {"17", "3"}
-    assert all(held.hits(problem.question) == [] for problem in found)
+    assert all(held.hits(problem.question) == [] for problem in result)
     assert load(config, 3, screen=ProblemScreen(None)) == clean
     assert ProblemScreen(None).facts() == {}
 
@@ -128,9 +128,9 @@ def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(
         command = [sys.executable, "-c", CHILD, REVISION, "main", "f" * 40]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    found, branch, other = json.loads(done.stdout)
+    result, branch, other = json.loads(done.stdout)
     expected = [str(2 * n) for n, row in enumerate(rows) if problem_split(row["question"]) != "guard"]
-    assert found == expected[:5]
+    assert result == expected[:5]
     message = "problems.revision: 'main' is not a full commit hash of openai/gsm8k; leave it out to read e53f"
     assert branch.startswith(message)
     assert other.startswith("gsm8k: openai/gsm8k main train at ffffffffffff: only another commit")

@@ -17,10 +17,10 @@ def test_find_returns_the_artifact_with_its_manifest(store):
     checkpoint = published(
         store, "checkpoint", "two", inputs={"web": tokens.id}, facts={"steps": 5}, run="r1", label="x"
     )
-    found = store.find("checkpoint", key_of("two"))
-    assert found == checkpoint
-    assert found.id == f"checkpoint/{key_of('two')[:12]}"
-    manifest = found.manifest
+    result = store.find("checkpoint", key_of("two"))
+    assert result == checkpoint
+    assert result.id == f"checkpoint/{key_of('two')[:12]}"
+    manifest = result.manifest
     assert manifest["inputs"] == {"web": tokens.full_id}
     assert manifest["input_executions"] == {"web": tokens.execution}
     assert manifest["files"].keys() == {"a.txt", "deep/b.txt"}
@@ -31,9 +31,9 @@ def test_find_returns_the_artifact_with_its_manifest(store):
         "r1",
     )
     assert manifest["config"] == {"word": "two"}
-    assert (found.path / "deep/b.txt").read_text() == "b"
+    assert (result.path / "deep/b.txt").read_text() == "b"
     assert not (store.root / "staging" / key_of("two") / "output/checkpoint").exists()
-    assert store.verify(found) == []
+    assert store.verify(result) == []
 
 
 def test_find_returns_none_for_an_unknown_key(store):

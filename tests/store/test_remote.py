@@ -50,16 +50,16 @@ def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     assert [artifact.id for artifact in b.list()] == [tokens.id, base.id]
     assert {row["id"] for row in Catalog(b).lineage(base.id)} == {tokens.id, base.id}
     assert Catalog(b).query("SELECT value FROM metrics") == [{"value": 0.5}]
-    found = b.find("checkpoint", base.key)
-    assert found.manifest == base.manifest
-    assert not (found.folder / "w.bin").exists()
-    b.check(found)
-    assert not (found.folder / "w.bin").exists()
-    assert (found.path / "w.bin").read_text() == "w" * 5000
+    result = b.find("checkpoint", base.key)
+    assert result.manifest == base.manifest
+    assert not (result.folder / "w.bin").exists()
+    b.check(result)
+    assert not (result.folder / "w.bin").exists()
+    assert (result.path / "w.bin").read_text() == "w" * 5000
     assert (b.get(tokens.id).path / "deep/b.txt").read_text() == "two"
-    assert b.verify(found) == []
-    assert (found.folder / MIRRORED).exists()
-    assert not (found.folder / ABSENT).exists()
+    assert b.verify(result) == []
+    assert (result.folder / MIRRORED).exists()
+    assert not (result.folder / ABSENT).exists()
     assert Catalog(b).rebuild()["artifacts"] == 2
     assert open_store(b.root).url == b.url
 
@@ -101,18 +101,18 @@ def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     else:
         filesystem.pipe_file(name, {"flip": b"abd", "short": b"ab", "long": b"abcd"}[harm])
     b.refresh()
-    found = b.get(artifact.id)
+    result = b.get(artifact.id)
     words = {"flip": "its digest differs", "short": "2 bytes, not 3", "long": "4 bytes, not 3", "gone": "missing"}[harm]
     with pytest.raises(ConfigError, match=rf"{artifact.id} at s3://.* is damaged: a\.txt \({words}\)"):
-        _ = found.path
-    assert not (found.folder / "a.txt").exists()
-    assert b.verify(found) == [f"a.txt ({words}) at the remote"]
+        _ = result.path
+    assert not (result.folder / "a.txt").exists()
+    assert b.verify(result) == [f"a.txt ({words}) at the remote"]
     if harm != "flip":
         with pytest.raises(ConfigError, match="is damaged"):
-            b.check(found)
+            b.check(result)
     assert send(a) == []
     a.push([a.get(artifact.id)], again=True)
-    assert (found.path / "a.txt").read_text() == "abc"
+    assert (result.path / "a.txt").read_text() == "abc"
 
 
 def test_fetching_repairs_a_damaged_copy(pair):

@@ -109,8 +109,8 @@ def index(job: Job) -> None:
 def distill(job: Job) -> None:
     _fault(job)
     for index in range(3):
-        told = {"tokens_in": 10, "tokens_out": 20, "dollars": 0.01, "latency_s": 0.5, "cached": index == 2}
-        job.emit("call", endpoint="local", model="toy", purpose="teacher", attempt=1, status="ok", **told)
+        by_name = {"tokens_in": 10, "tokens_out": 20, "dollars": 0.01, "latency_s": 0.5, "cached": index == 2}
+        job.emit("call", endpoint="local", model="toy", purpose="teacher", attempt=1, status="ok", **by_name)
     kept = {"query": "why?", "reasoning": HOSTILE, "answer": "because", "rejected": None}
     _write(job.output("documents"), "documents.jsonl", [kept])
     (job.output("tokens") / "shard.txt").write_text("distilled")

@@ -32,27 +32,27 @@ def gathered(staging, *benchmarks):
 def test_every_item_of_a_benchmark_is_held_out_however_few_are_asked(tmp_path):
     path = tmp_path / "gsm8k.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    found, facts = gathered(tmp_path, {"name": "gsm8k", "path": str(path), "items": 2})
-    assert [(q.benchmark, q.example, q.text) for q in found] == [
+    result, facts = gathered(tmp_path, {"name": "gsm8k", "path": str(path), "items": 2})
+    assert [(q.benchmark, q.example, q.text) for q in result] == [
         ("gsm8k", str(n), row["question"]) for n, row in enumerate(ROWS)
     ]
-    assert not any(question.whole for question in found)
+    assert not any(question.whole for question in result)
     assert (facts["questions"], facts["benchmarks"]) == (30, {"gsm8k": 30})
     assert facts["too_short"] == facts["boilerplate"] == 0
     assert facts["rule"] == {"words": 13, "shortest": 5, "boilerplate_above": 10}
 
 
 def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
-    found, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in STAND_INS))
+    result, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in STAND_INS))
     assert facts["benchmarks"] == dict.fromkeys(sorted(STAND_INS), 4)
     assert len(facts["stand_ins"]) == len(STAND_INS)
-    assert {q.benchmark for q in found if q.whole} == {"gsm_symbolic", "instructions"}
+    assert {q.benchmark for q in result if q.whole} == {"gsm_symbolic", "instructions"}
     trivia = items_for(BenchmarkChoice(name="wiki_trivia", items=4), 3)["wiki_trivia"]
-    asked = {question.example: question.text for question in found if question.benchmark == "wiki_trivia"}
+    asked = {question.example: question.text for question in result if question.benchmark == "wiki_trivia"}
     for item in trivia:
         assert asked[item.id] in item.prompt
         assert not set(asked[item.id].split()) & {"Answer", "blank?"}
-    assert all(question.text.strip() for question in found)
+    assert all(question.text.strip() for question in result)
 
 
 @pytest.mark.parametrize(

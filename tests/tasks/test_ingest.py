@@ -121,9 +121,9 @@ def test_a_bad_file_is_refused_by_name_or_reason(tmp_path, content):
 def test_realistic_documents_take_2_1_bytes_a_token_or_4_1(tmp_path):
     """Everything in the artifact but the exemplars counts: shards, index with its digests, the list of files."""
     for ranks, most in ((2048, 2.1), (100_256, 4.1)):
-        one = job(tmp_path / str(ranks), [], reader="wikipedia", form="web", records=600)
-        one.section["tokenizer"]["ranks"] = ranks
-        one.section["ingest"]["row_length"] = 1024
-        work(one)
-        files = [path for path in one.output("tokens").rglob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in files) <= most * facts(one.staging, "tokens")["tokens"]
+        result = job(tmp_path / str(ranks), [], reader="wikipedia", form="web", records=600)
+        result.section["tokenizer"]["ranks"] = ranks
+        result.section["ingest"]["row_length"] = 1024
+        work(result)
+        files = [path for path in result.output("tokens").rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= most * facts(result.staging, "tokens")["tokens"]

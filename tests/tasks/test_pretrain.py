@@ -71,9 +71,9 @@ def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):
     entries = tuple(write_shard(tmp_path, 0, split, packer.finish(), 261) for split in ("train", "validation"))
     write_index(tmp_path, ShardIndex(TOKENIZER, tokenizer.fingerprint, 96, "synth", entries))
     loader = Loader({"chat": tmp_path}, (), 4, 0, TOKENIZER)
-    found = openings(loader, "chat", tokenizer, limit=40)
-    assert 0 < len(found) <= 4
-    for opening in found:
+    result = openings(loader, "chat", tokenizer, limit=40)
+    assert 0 < len(result) <= 4
+    for opening in result:
         assert tokenizer.decode(opening.prompt).endswith("?\n<|im_end|><|im_start|>assistant\n<|think_start|>")
         assert tokenizer.decode(opening.rest).startswith("so<|think_end|>")
 

@@ -193,8 +193,8 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
 
 
 def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
-    said = [block.text for section in compose(data) for block in section.blocks if isinstance(block, Paragraph)]
-    (about,) = [text for text in said if text.startswith("align: the judge is toy, a small stand-in")]
+    results = [block.text for section in compose(data) for block in section.blocks if isinstance(block, Paragraph)]
+    (about,) = [text for text in results if text.startswith("align: the judge is toy, a small stand-in")]
     assert "its AUC was 0.57, where 0.5 is chance" in about
 
 
@@ -295,11 +295,11 @@ def test_rendering_escapes_titles_and_paragraphs():
 
 
 def test_what_was_kept_out_of_training_is_listed_by_benchmark_and_example(data, folder):
-    found = data["screening"]
-    assert found["questions"] == {"questions": 1, "benchmarks": {"arc": 1}, "too_short": 1, "boilerplate": 0}
-    assert found["overlaps"] == {"ingest:wikipedia": {"arc": 2}, "ingest:synth": {"arc": 2}}
-    assert found["copies"]["ingest:synth"]["duplicate"] == 3
-    assert "distill" not in found["copies"]  # it was not searched: absent, not zero
+    result = data["screening"]
+    assert result["questions"] == {"questions": 1, "benchmarks": {"arc": 1}, "too_short": 1, "boilerplate": 0}
+    assert result["overlaps"] == {"ingest:wikipedia": {"arc": 2}, "ingest:synth": {"arc": 2}}
+    assert result["copies"]["ingest:synth"]["duplicate"] == 3
+    assert "distill" not in result["copies"]  # it was not searched: absent, not zero
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "Kept out of training" in text
     assert "a question that shares thirteen words in a row" in text
@@ -317,13 +317,13 @@ def test_hits_come_from_the_file_or_the_facts_a_few_of_each_benchmark(tmp_path):
     clean = ("align", "rollouts", tmp_path / "none", {"contaminated": {}, "hits": []})
     refused = {"query": "why?", "said": {"benchmark": "arc", "example": "3", "words": "a b c d e"}}
     distilled = ("distill", "documents", tmp_path / "none", {"samples": {"contaminated": [refused]}})
-    found = screening([ingest, problems, clean, distilled])
-    assert [(one["label"], one["benchmark"], one["example"]) for one in found["hits"]] == [
+    result = screening([ingest, problems, clean, distilled])
+    assert [(entry["label"], entry["benchmark"], entry["example"]) for entry in result["hits"]] == [
         *(("ingest:web", "arc", str(n)) for n in range(3)),
         ("ingest:web", "mmlu", "7"),
         ("reason", "arc", "7"),
         ("distill", "arc", "3"),
     ]
-    assert found["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}
+    assert result["overlaps"] == {"ingest:web": {"arc": 9, "mmlu": 1}, "reason": {"arc": 1}, "align": {}}
     sections = compose({**_EMPTY, "screening": screening([])})
     assert "Kept out of training" not in [section.title for section in sections]

@@ -57,7 +57,7 @@ def test_the_disagreement_of_probes_is_weighed_in():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "least", "most"),
+    ("first", "second", "least", "most"),
     [
         ("Paris.", "paris", 1, 1),
         ("So the answer is 1,200.", "1200", 1, 1),
@@ -67,14 +67,14 @@ def test_the_disagreement_of_probes_is_weighed_in():
         ("", "something", 0, 0),
     ],
 )
-def test_how_far_two_answers_agree(one, other, least, most):
-    assert least <= agreement(one, other) <= most
+def test_how_far_two_answers_agree(first, second, least, most):
+    assert least <= agreement(first, second) <= most
 
 
 @given(st.text(), st.text())
-def test_agreement_is_a_share_and_has_no_side(one, other):
-    assert 0 <= agreement(one, other) == agreement(other, one) <= 1
-    assert agreement(one, one) == 1
+def test_agreement_is_a_share_and_has_no_side(first, second):
+    assert 0 <= agreement(first, second) == agreement(second, first) <= 1
+    assert agreement(first, first) == 1
 
 
 def test_a_missing_answer_agrees_with_nothing():

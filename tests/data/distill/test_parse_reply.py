@@ -96,5 +96,5 @@ def test_no_text_breaks_the_parser(text):
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_was_written_is_read(reasoning, answer):
     text = json.dumps({"reasoning": reasoning, "answer": answer})
-    for said in (text, f"Here:\n```json\n{text}\n```"):
-        assert parse_reply(said) == ParsedDocument(reasoning.strip(), answer.strip())
+    for entry in (text, f"Here:\n```json\n{text}\n```"):
+        assert parse_reply(entry) == ParsedDocument(reasoning.strip(), answer.strip())

@@ -41,8 +41,8 @@ def article(extract, title="Title", topic="Arts"):
 def collect(config, folder, seed=1, screen=None):
     """The prompts in order, and the `CollectedPrompts`."""
     folder.mkdir(exist_ok=True)
-    found = collect_prompts(config, seed, folder, screen, silent)
-    return [prompt for path in found.files for prompt in read_prompts(path)], found
+    result = collect_prompts(config, seed, folder, screen, silent)
+    return [prompt for path in result.files for prompt in read_prompts(path)], result
 
 
 def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
@@ -53,7 +53,7 @@ def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
     assert len({prompt.id for prompt in many}) == len({prompt.query for prompt in many}) == 300
     assert {prompt.kind for prompt in many} == {"definition", "explanation", "fact", "person", "place"}
     assert all(prompt.passage and 20 < len(prompt.passage) < 800 and prompt.url for prompt in many)
-    first = {f"wikipedia/{one.title}" for one in articles(4)[:500]}
+    first = {f"wikipedia/{entry.title}" for entry in articles(4)[:500]}
     assert not first & {prompt.id.partition("#")[0] for prompt in many}, "the benchmarks ask about those"
 
 
@@ -103,8 +103,8 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     content = "\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"query": "\xff"}\n{"query": "Six?"}'
     path.write_bytes(content.encode("latin-1"))
     source = PromptSetConfig(name="s", source="jsonl", path=str(path), license="MIT")
-    found = list(read_prompt_set(source, 0))
-    assert [one.query if isinstance(one, Prompt) else one for one in found] == [
+    result = list(read_prompt_set(source, 0))
+    assert [item.query if isinstance(item, Prompt) else item for item in result] == [
         "One?",
         "Two?",
         "Three?",
@@ -118,13 +118,13 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
         "invalid_utf8",
         "Six?",
     ]
-    assert found[0].id.startswith("s/a-")
-    assert found[1].id.startswith("s/p.jsonl/1-")
-    assert (found[8].passage, found[8].kind) == ("Some text.", "instruction")
-    assert (found[8].license, found[8].set) == ("MIT", "s")
-    assert found[8].id.startswith("s/12-")
+    assert result[0].id.startswith("s/a-")
+    assert result[1].id.startswith("s/p.jsonl/1-")
+    assert (result[8].passage, result[8].kind) == ("Some text.", "instruction")
+    assert (result[8].license, result[8].set) == ("MIT", "s")
+    assert result[8].id.startswith("s/12-")
     for skip in (1, 5, 13):
-        assert list(read_prompt_set(source, 0, skip)) == found[skip:], "a number means the same row on every reading"
+        assert list(read_prompt_set(source, 0, skip)) == result[skip:], "a number means the same row on every reading"
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     ],
 )
 def test_each_form_finds_the_query(tmp_path, form, columns, row, query):
-    (found,) = read_prompt_set(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
-    assert found.query == query
+    (result,) = read_prompt_set(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
+    assert result.query == query
     if columns:
-        assert (found.reference, found.passage) == ("3", "Text.")
+        assert (result.reference, result.passage) == ("3", "Text.")
 
 
 def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
@@ -198,9 +198,9 @@ def test_shares_follow_counts_and_weights():
 def mixed(tmp_path, chunk=4, **fields):
     some = [{"query": f"Tell me about number {n} of the list, please."} for n in range(30)]
     more = [{"query": f"Write a poem on subject {n * 7} for my friend."} for n in range(40)]
-    one = jsonl(tmp_path / "one.jsonl", [*some[:5], some[0], {"no": 1}, *some[5:]], "one")
+    result = jsonl(tmp_path / "one.jsonl", [*some[:5], some[0], {"no": 1}, *some[5:]], "one")
     two = jsonl(tmp_path / "two.jsonl", [some[3], *more], "two", weight=2.0)
-    return config(one, two, prompts=30, chunk=chunk, near_duplicates=False, **fields)
+    return config(result, two, prompts=30, chunk=chunk, near_duplicates=False, **fields)
 
 
 def test_sets_are_mixed_and_duplicates_within_and_across_are_dropped(tmp_path):

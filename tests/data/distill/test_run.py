@@ -204,13 +204,13 @@ def test_a_prompt_is_easy_where_probes_agree_or_are_right(run, tmp_path, columns
         return counts(body) if number < 6 else document(f"After {number} comes no number.", f"It is {number + 9}.")
 
     with (
-        FakeOpenAI(reply=counts, per_million=(1.0, 2.0)) as one,
+        FakeOpenAI(reply=counts, per_million=(1.0, 2.0)) as first,
         FakeOpenAI(reply=counts_to_six, per_million=(1.0, 2.0)) as two,
         FakeOpenAI(reply=counts, per_million=(5.0, 5.0)) as big,
     ):
         prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
         endpoints = {
-            "one": openai(one, **prices),
+            "one": openai(first, **prices),
             "two": EndpointConfig(kind="openai", model="two", url=two.url, **prices),
         }
         dear = openai(big, dollars_per_million_in=5.0, dollars_per_million_out=5.0)
@@ -224,14 +224,14 @@ def test_a_prompt_is_easy_where_probes_agree_or_are_right(run, tmp_path, columns
             teachers=(TeacherConfig(endpoint="one", up_to=0.3), TeacherConfig(endpoint="big")),
             near_duplicates=False,
         )
-        assert (len(one.bodies), len(two.bodies), len(big.bodies)) == (12, 12, 6), "a probe's reply is the document"
-        paid = one.dollars + two.dollars + big.dollars
+        assert (len(first.bodies), len(two.bodies), len(big.bodies)) == (12, 12, 6), "a probe's reply is the document"
+        paid = first.dollars + two.dollars + big.dollars
     by_teacher = {row["query"]: row["provenance"]["teacher"] for row in output.kept}
     assert by_teacher == {f"What comes after {n}?": "one" if n < 6 else "big" for n in range(12)}
     hard = 1.0 if not columns else 0.5
     assert {row["provenance"]["probe"] for row in output.kept} == {0.0, hard}
     assert output.counts["dollars"] == pytest.approx(paid)
-    assert output.counts["dollars_by_purpose"]["probe"] == pytest.approx(one.dollars + two.dollars, rel=1e-4)
+    assert output.counts["dollars_by_purpose"]["probe"] == pytest.approx(first.dollars + two.dollars, rel=1e-4)
     assert output.counts["prompts_without_probe"] == 0
 
 

@@ -33,7 +33,7 @@ def pool_for(tmp_path):
 
 def ask(count=30, purpose="teacher"):
     messages = [({"role": "user", "content": f"number {i}"},) for i in range(count)]
-    return [ChatRequest("first", one, 20, purpose=purpose) for one in messages]
+    return [ChatRequest("first", message, 20, purpose=purpose) for message in messages]
 
 
 def endpoint(server, model, **fields):
@@ -49,13 +49,13 @@ def servers():
 def test_a_fallback_answers_while_the_first_is_down_and_the_ledger_names_it(pool_for, servers):
     first, second = servers
     first.faults = always("500")
-    one, other = endpoint(first, "a", fallback=("second",), concurrency=4), endpoint(second, "b")
-    pool = pool_for(first=one, second=other)
+    result, other = endpoint(first, "a", fallback=("second",), concurrency=4), endpoint(second, "b")
+    pool = pool_for(first=result, second=other)
     requests = ask()
     replies = pool.ask(requests)
     assert all(isinstance(reply, ChatReply) for reply in replies)
     assert {reply.endpoint for reply in replies} == {"second"}
-    assert [reply.digest for reply in replies] == [request_digest(one, other) for one in requests]
+    assert [reply.digest for reply in replies] == [request_digest(request, other) for request in requests]
     assert second.answered == 30
     kept = [row for row in pool.events if row["status"] == "ok"]
     assert {(row["endpoint"], row["model"], row["in_place_of"]) for row in kept} == {("second", "b", "first")}

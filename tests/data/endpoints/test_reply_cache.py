@@ -36,8 +36,8 @@ def test_replies_are_found_again_and_their_cost_is_counted(tmp_path):
     assert len(again) == 50
     assert again.total.dollars == pytest.approx(12.5)
     assert again.total.tokens == 350
-    found = again.reply(f"{7:064x}")
-    assert (found.text, found.cached, found.tokens_out) == ("text 7\u2028\n", True, 4)
+    result = again.reply(f"{7:064x}")
+    assert (result.text, result.cached, result.tokens_out) == ("text 7\u2028\n", True, 4)
     assert again.reply(f"{99:064x}") is None
 
 

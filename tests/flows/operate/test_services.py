@@ -196,7 +196,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert shown["state"]["message"].startswith("36 samples were lost")
     _, pages = call(f"{api}/artifacts/latest/filter", {})
     by_key = {entry["key"]: entry["data"] for entry in pages}
-    assert "Everything that changed: `nautile compare" in by_key["regression"]
+    assert "All changed samples: `nautile compare" in by_key["regression"]
     assert "REGRESSED" in by_key["evaluation-local"]
     logs = "".join(path.read_text(errors="replace") for path in (store.root / "logs").glob("*.log*"))
     assert SECRET not in logs + json.dumps([first, shown, pages])

@@ -62,7 +62,7 @@ def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
         return (hidden_BD, cache), decode_step(decode_weights(params, config), config, tokens_BP[:, 0], cache)
 
     before, after = jax.eval_shape(run, params)
-    same = jax.tree.map(lambda one, other: (one.shape, one.dtype) == (other.shape, other.dtype), before, after)
+    same = jax.tree.map(lambda item, other: (item.shape, item.dtype) == (other.shape, other.dtype), before, after)
     assert jax.tree.all(same)
     cache = after[1]
     assert cache.blocks[0].keys_BGSH.dtype == jnp.bfloat16

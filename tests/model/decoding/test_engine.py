@@ -124,9 +124,9 @@ def test_a_sample_does_not_depend_on_its_neighbours(client, alone):
 def test_samples_of_one_prompt_differ_by_their_seeds_alone(client):
     """More of them than are read or placed at once."""
     requests = [DecodeRequest((5, 6, 7), 10, (seed,)) for seed in (1, 2, 3, 4, 5, 6, 1)]
-    found = [outcome[0] for outcome in client.fill(requests)]
-    assert found[0] == found[6]
-    assert len({tuple(ids) for ids in found}) == 6
+    results = [outcome[0] for outcome in client.fill(requests)]
+    assert results[0] == results[6]
+    assert len({tuple(ids) for ids in results}) == 6
 
 
 def test_logprobs_are_those_of_the_trainer(config, params, client):
@@ -147,11 +147,11 @@ def test_logprobs_are_those_of_the_trainer(config, params, client):
 def test_scoring_alone_needs_no_slot(client):
     """Equal prompts, long and short ones; the scores are the same as when tokens follow."""
     prompts = [(5, 6, 7), tuple(range(10, 74)), (9,), (5, 6, 7), (8, 3), (1, 2)]
-    found = client.fill([DecodeRequest(prompt, 0, score_prompt=True) for prompt in prompts])
-    assert [len(outcome[3].logprobs) for outcome in found] == [2, 63, 0, 2, 1, 1]
-    assert found[0][3] == found[3][3]
+    result = client.fill([DecodeRequest(prompt, 0, score_prompt=True) for prompt in prompts])
+    assert [len(outcome[3].logprobs) for outcome in result] == [2, 63, 0, 2, 1, 1]
+    assert result[0][3] == result[3][3]
     [again] = client.fill([DecodeRequest((5, 6, 7), 3, score_prompt=True, temperature=0.0)])
-    np.testing.assert_allclose(again[3].logprobs, found[0][3].logprobs, atol=1e-5)
+    np.testing.assert_allclose(again[3].logprobs, result[0][3].logprobs, atol=1e-5)
     assert len(again[0]) <= 3
 
 

@@ -27,18 +27,18 @@ def four(config, params):
     return Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
 
 
-def same(one, other):
-    np.testing.assert_array_equal(one.ids, other.ids)
-    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
-    assert (one.truncated, one.forced) == (other.truncated, other.forced)
+def same(item, other):
+    np.testing.assert_array_equal(item.ids, other.ids)
+    np.testing.assert_allclose(item.logprobs, other.logprobs, atol=1e-4)
+    assert (item.truncated, item.forced) == (other.truncated, other.forced)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_sample_does_not_depend_on_the_batch(config, params, four, rows):
     """One row at a time, or batches of three and one: other prompts beside it, and idle rows in the last batch."""
     again = Generator(config, SAMPLING, rows=rows, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
-    for one, other in zip(four, again, strict=True):
-        same(one, other)
+    for item, other in zip(four, again, strict=True):
+        same(item, other)
 
 
 def test_a_sample_does_not_depend_on_its_row(config, params, four):
@@ -63,21 +63,21 @@ def test_a_stream_grows_into_the_same_sample(config, params, four):
 def test_other_seeds_give_other_samples(config, params, four):
     generator = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)
     again = generator(params, PROMPTS, [(1, *seed[1:]) for seed in SEEDS])
-    assert not any(np.array_equal(one.ids, other.ids) for one, other in zip(four, again, strict=True))
+    assert not any(np.array_equal(item.ids, other.ids) for item, other in zip(four, again, strict=True))
 
 
 def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
     monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
     assert length_buckets(12, 5) == [5, 10, 12]
     again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
-    for one, other in zip(four, again, strict=True):
-        same(one, other)
+    for item, other in zip(four, again, strict=True):
+        same(item, other)
 
 
 def test_a_longer_limit_changes_nothing_before_it(config, params, four):
     longer = Generator(config, replace(SAMPLING, max_tokens=15), rows=4, prompt_length=LONGEST)
-    for one, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids[:12])
+    for item, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
+        np.testing.assert_array_equal(item.ids, other.ids[:12])
 
 
 def test_logprobs_are_those_of_the_trainer(config, params, four):
@@ -104,10 +104,10 @@ def test_greedy_takes_the_likeliest(config, params):
 def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
     stops = tuple({int(completion.ids[4]) for completion in four[:2]})
     stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)
-    for one, other in zip(four, stopped, strict=True):
-        ends = [index for index, token in enumerate(one.ids) if token in stops]
+    for item, other in zip(four, stopped, strict=True):
+        ends = [index for index, token in enumerate(item.ids) if token in stops]
         length = ends[0] + 1 if ends else 12
-        np.testing.assert_array_equal(other.ids, one.ids[:length])
+        np.testing.assert_array_equal(other.ids, item.ids[:length])
         assert len(other.logprobs) == length
         assert other.truncated == (not ends)
     assert not stopped[0].truncated
@@ -119,11 +119,11 @@ def test_a_spent_thinking_budget_inserts_the_end(config, params, four, rows):
     end = int(four[0].ids[2])
     sampling = replace(SAMPLING, think_end=end, thinking_budget=5)
     budgeted = Generator(config, sampling, rows, LONGEST)(params, PROMPTS, SEEDS)
-    for one, other in zip(four, budgeted, strict=True):
-        if end in one.ids[:6]:
-            same(one, other)
+    for item, other in zip(four, budgeted, strict=True):
+        if end in item.ids[:6]:
+            same(item, other)
             continue
-        np.testing.assert_array_equal(other.ids[:5], one.ids[:5])
+        np.testing.assert_array_equal(other.ids[:5], item.ids[:5])
         assert other.ids[5] == end
         assert other.forced == 5
         assert np.isfinite(other.logprobs[5])

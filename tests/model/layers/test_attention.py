@@ -32,5 +32,5 @@ def test_values_and_gradients_are_those_of_the_dense_form(block, monkeypatch):
             results.append((out, *back(slope)))
         return results
 
-    for one, other in zip(*run(slope), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for item, other in zip(*run(slope), strict=True):
+        np.testing.assert_allclose(item, other, atol=2e-5)

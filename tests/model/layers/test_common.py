@@ -19,8 +19,8 @@ def test_the_products_gradients_are_autodiffs(shape):
     out, back = jax.vjp(linear, x, weight_IO)
     plain, plain_back = jax.vjp(lambda x, weight: x @ weight, x, weight_IO)
     np.testing.assert_allclose(out, plain, rtol=1e-6)
-    for one, other in zip(back(slope), plain_back(slope), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for item, other in zip(back(slope), plain_back(slope), strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 def test_the_convolution_stays_inside_a_document():

@@ -92,9 +92,9 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets(finished):
     root, facts, _ = finished
     loader = Loader(sources(root), settings().phases, 4, 0, TOKENIZER)
     batch = loader.validation("web", 6)
-    found = facts["validation"]["web"]
-    nats = found["loss"] * batch["weights"].sum()
-    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / batch["bytes"].sum())
+    result = facts["validation"]["web"]
+    nats = result["loss"] * batch["weights"].sum()
+    assert result["bits_per_byte"] == pytest.approx(nats / np.log(2) / batch["bytes"].sum())
 
 
 @pytest.fixture(scope="module")
@@ -265,12 +265,12 @@ def test_checkpoints_of_another_run_are_refused(copy):
         write_tokens(copy / "web", 0)
 
 
-ONE = {"name": "one", "tokens": 1000}
+PHASE = {"name": "one", "tokens": 1000}
 REFUSED = {
     r"pretrain\.phases is empty": {"phases": []},
-    r"phases 'one': its mixture is empty": {"phases": [{**ONE, "mixture": {}}]},
+    r"phases 'one': its mixture is empty": {"phases": [{**PHASE, "mixture": {}}]},
     r"phases 'one': its mixture names \['books'\], and the inputs are \['synth', 'web'\]": {
-        "phases": [{**ONE, "mixture": {"web": 1.0, "books": 1.0}}]
+        "phases": [{**PHASE, "mixture": {"web": 1.0, "books": 1.0}}]
     },
     r"batch_rows 4 is not a multiple of pretrain\.micro_rows 3": {"micro_rows": 3},
     r"pretrain\.fsdp 3 does not divide the 1 devices": {"fsdp": 3},

@@ -77,10 +77,10 @@ def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
 
 
 def test_inputs_are_read_and_are_in_the_key(store, context):
-    one, two = run_stage(sums, section(3), {}, context), run_stage(sums, section(4), {}, context)
-    outputs = [run_stage(sums, section(1), {"x": base["numbers"]}, context)["numbers"] for base in (one, two)]
+    result, two = run_stage(sums, section(3), {}, context), run_stage(sums, section(4), {}, context)
+    outputs = [run_stage(sums, section(1), {"x": base["numbers"]}, context)["numbers"] for base in (result, two)]
     assert [(store.get(name).path / "0.txt").read_text() for name in outputs] == ["3", "6"]
-    full = {"x": store.get(one["numbers"]).full_id}
+    full = {"x": store.get(result["numbers"]).full_id}
     assert store.get(outputs[0]).key == sums.key(section(1), full)
     assert run_stage(sums, section(1), full, context)["numbers"] == outputs[0]
     assert len(Catalog(store).lineage(outputs[0])) == 2
@@ -106,9 +106,9 @@ def test_a_retryable_failure_continues_where_it_stopped(store, context):
     with pytest.raises(Retryable, match=r"127.0.0.1:9 does not answer"):
         run_stage(sums, config, {}, context)
     outputs = store.get(run_stage(sums, config, {}, context)["numbers"])
-    found = runs(store)
-    assert [(run["state"], run["attempt"], run["exit_code"]) for run in found] == [("failed", 1, 75), ("done", 2, 0)]
-    assert {run["execution"] for run in found} == {outputs.execution}
+    result = runs(store)
+    assert [(run["state"], run["attempt"], run["exit_code"]) for run in result] == [("failed", 1, 75), ("done", 2, 0)]
+    assert {run["execution"] for run in result} == {outputs.execution}
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,11 @@ def exact(case, segments=None):
     return [out[:, :length] for out in outs[:2]] + outs[2:], cut
 
 
-def largest_error(found, expected) -> tuple[float, str]:
+def largest_error(result, expected) -> tuple[float, str]:
     """The largest error of any output or gradient, relative to that array's largest entry, and the array's name."""
     names = ("out re", "out im", "last re", "last im", "last z", *(f"gradient of {name}" for name in NAMES))
     errors = []
-    for name, ours, theirs in zip(names, [*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+    for name, ours, theirs in zip(names, [*result[0], *result[1]], [*expected[0], *expected[1]], strict=True):
         assert ours.shape == theirs.shape, name
         assert np.isfinite(ours).all(), f"{name} is not finite"
         errors.append((float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)), name))

@@ -111,12 +111,12 @@ def test_scores_of_plus_and_minus_sixty_at_any_decay(decay):
     _by_score(gradients, scores)
     for form in (small_chunks, stepwise):
         segments = None if form is stepwise else ONE_DOCUMENT
-        found = value_and_gradients(form, case, segments)
-        _by_score(found[1], scores)
-        error, where = largest_error(found, (outs, gradients))
+        result = value_and_gradients(form, case, segments)
+        _by_score(result[1], scores)
+        error, where = largest_error(result, (outs, gradients))
         assert error < 1e-5, (form.__name__, where)
         # Each head on its own scale: errors of a head of -60s must not hide behind a head of 60s.
-        for ours, theirs in zip([*found[0][:2], found[1][0]], [*outs[:2], gradients[0]], strict=True):
+        for ours, theirs in zip([*result[0][:2], result[1][0]], [*outs[:2], gradients[0]], strict=True):
             for head in range(4):
                 assert np.abs(ours[:, :, head] - theirs[:, :, head]).max() <= 1e-5 * np.abs(theirs[:, :, head]).max()
 
