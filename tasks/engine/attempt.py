@@ -115,8 +115,8 @@ class _Attempt:
 
     def _published(self) -> Artifacts | None:
         """The artifacts that have this key, unless some kinds of their execution are missing."""
-        found = {kind: self.store.find(kind, self.key, label=self.log.label) for kind in self.stage.outputs}
-        artifacts = {kind: artifact for kind, artifact in found.items() if artifact}
+        candidates = {kind: self.store.find(kind, self.key, label=self.log.label) for kind in self.stage.outputs}
+        artifacts = {kind: artifact for kind, artifact in candidates.items() if artifact}
         executions = {artifact.execution for artifact in artifacts.values()}
         complete = all(set(a.manifest["outputs"]) == artifacts.keys() for a in artifacts.values())
         return artifacts if complete and len(executions) == 1 else None
