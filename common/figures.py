@@ -9,7 +9,7 @@ from typing import Any
 COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
 PIXEL = 1 / 96  # inches, the unit of matplotlib's sizes
 # `parse_math` off: a dollar sign in a label is a dollar sign.
-_STYLE = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
+_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
 
 
 def draw(
@@ -29,7 +29,7 @@ def draw(
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": title, **_STYLE}):
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
         text = io.StringIO()

@@ -176,8 +176,8 @@ class Store:
             )
         artifact = self.read(*matches[0])
         if artifact is None:
-            kind, key, number, _ = matches[0]
-            raise ConfigError(damage_message(short_id(kind, key, number), [MANIFEST], None))
+            kind, key, superseded, _ = matches[0]
+            raise ConfigError(damage_message(short_id(kind, key, superseded), [MANIFEST], None))
         return artifact
 
     def folders(self, kind: str | None = None) -> list[tuple[str, str, int, Path]]:

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
 # Off: looking for extensions on the network. Two threads are enough for transactions this small.
-_SETTINGS = {"autoinstall_known_extensions": False, "threads": 2}
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
 
 _one_connection = threading.RLock()  # a process cannot open the file twice with different settings
 
