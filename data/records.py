@@ -150,16 +150,14 @@ def from_dict(row: object, form: RecordForm) -> Record | Rejected:
             return Rejected("wrong_type")
         if len(value) > MAX_CHARACTERS:
             return Rejected("too_long")
-        if not value.isascii() and not _encodable(value):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can contain and UTF-8 cannot
             return Rejected("invalid_utf8")
-    if any(is_blank(values.get(name)) for name in REQUIRED_COLUMNS[form]):
+    # `isspace` stops at the first other character, so a long text is not copied.
+    if any(not (text := values.get(name)) or text.isspace() for name in REQUIRED_COLUMNS[form]):
         return Rejected("no_text")
     return (WebRecord if form == "web" else SynthRecord)(**values)
-
-
-def is_blank(text: str | None) -> bool:
-    """True for None, the empty string and white space alone; stops at the first other character."""
-    return not text or text.isspace()
 
 
 _COLUMNS: dict[RecordForm, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
@@ -167,12 +165,3 @@ _CHECKED: dict[str, set[str]] = {
     "web": {"text"},
     "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},
 }
-
-
-def _encodable(text: str) -> bool:
-    """False for a lone surrogate, which JSON can contain and UTF-8 cannot."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

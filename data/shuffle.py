@@ -13,23 +13,19 @@ ROUNDS = 6
 
 def permute(index: np.ndarray, size: int, key: str) -> np.ndarray:
     """Map each of `index` (any shape, 0 <= index < size) by the permutation that `key` names; int64."""
-    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << half_bits) - 1)
+    half_bits = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
     digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
     round_keys = np.frombuffer(digest, "<u8")
     values = np.asarray(index).astype(np.uint64)
     outside = np.ones(values.shape, bool)
     while outside.any():  # the network permutes a power of four below 4*size: under four walks on average
-        values[outside] = _feistel(values[outside], np.uint64(half_bits), mask, round_keys)
+        left, right = values[outside] >> half_bits, values[outside] & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix(right, round_key) & mask)
+        values[outside] = (left << half_bits) | right
         outside = values >= np.uint64(size)
     return values.astype(np.int64)
-
-
-def _feistel(values: np.ndarray, half_bits: np.uint64, mask: np.uint64, round_keys: np.ndarray) -> np.ndarray:
-    left, right = values >> half_bits, values & mask
-    for key in round_keys:
-        left, right = right, left ^ (_mix(right, key) & mask)
-    return (left << half_bits) | right
 
 
 def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:

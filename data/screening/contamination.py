@@ -246,18 +246,15 @@ def _build_table(
     # An n-gram that a question repeats counts once.
     once = _run_starts(ngrams, owners)
     ngrams, owners, positions = ngrams[once], owners[once], positions[once]
-    evidence = ~np.isin(ngrams, _boilerplate(ngrams, benchmark[owners], common))
+    # Boilerplate, which occurs in more than `common` questions of one benchmark, is no evidence.
+    benchmarks = benchmark[owners]
+    order = np.lexsort((benchmarks, ngrams))
+    begins = np.flatnonzero(_run_starts(ngrams[order], benchmarks[order]))
+    counts = np.diff(np.append(begins, len(ngrams)))
+    evidence = ~np.isin(ngrams, ngrams[order][begins[counts > common]])
     ngrams, owners, positions = ngrams[evidence], owners[evidence], positions[evidence]
     distinct, first = np.unique(ngrams, return_index=True)
     return _Table(length, distinct, positions[first], owners, np.append(first, len(ngrams)), np.empty(0, np.int64), 0)
-
-
-def _boilerplate(ngrams: np.ndarray, benchmark: np.ndarray, common: int) -> np.ndarray:
-    """The n-grams that occur in more than `common` questions of one benchmark, given the n-grams of each question."""
-    order = np.lexsort((benchmark, ngrams))
-    begins = np.flatnonzero(_run_starts(ngrams[order], benchmark[order]))
-    counts = np.diff(np.append(begins, len(ngrams)))
-    return ngrams[order][begins[counts > common]]
 
 
 def _run_starts(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -91,7 +91,12 @@ def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, em
             f"signatures: {against[0]} and the other sources have {sorted(others_bands)} bands, not {bands}"
         )
     work.mkdir(parents=True, exist_ok=True)
-    _clear_other_work(work, [[str(s.folder), s.documents, s.bands] for s in (*ours, *others)])
+    files = [[str(s.folder), s.documents, s.bands] for s in (*ours, *others)]
+    marker, name = work / "units", fingerprint({"units": files}).encode()
+    if not marker.is_file() or marker.read_bytes() != name:  # the folder holds the work on other signatures
+        shutil.rmtree(work)
+        work.mkdir(parents=True)
+        write_atomically(marker, name)
     return _CopySearch(ours, others, work, emit, bands).run()
 
 
@@ -294,15 +299,6 @@ def _open_signatures(folder: Path) -> _Signatures:
     if bands and (not documents or bands % hashes):
         raise ConfigError(f"signatures: {folder / BANDS} has {bands} bytes for {documents} documents; {_REBUILD}")
     return _Signatures(folder, documents, bands // hashes if bands else 0)
-
-
-def _clear_other_work(work: Path, files: list[list[object]]) -> None:
-    """Empty `work` if it belongs to other signatures than these."""
-    marker, name = work / "units", fingerprint({"units": files}).encode()
-    if not marker.is_file() or marker.read_bytes() != name:
-        shutil.rmtree(work)
-        work.mkdir(parents=True)
-        write_atomically(marker, name)
 
 
 _REBUILD = "build them again with `nautile run --force --only ingest`"

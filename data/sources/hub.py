@@ -186,8 +186,11 @@ def _clear_errors(where: str) -> Iterator[None]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
             reason = f"{reason} ({error.__cause__})"
-        elif isinstance(error, errors.HfHubHTTPError) and not _is_transient(error.response.status_code):
-            raise ConfigError(f"{where}: cannot be read ({reason}); check `path`, `revision` and HF_TOKEN") from error
+        elif isinstance(error, errors.HfHubHTTPError):
+            status = error.response.status_code
+            if status < 500 and status not in TRANSIENT_STATUSES:
+                message = f"{where}: cannot be read ({reason}); check `path`, `revision` and HF_TOKEN"
+                raise ConfigError(message) from error
         if isinstance(error, httpx2.HTTPError | errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
             raise Retryable(f"{where}: the Hub did not answer ({type(error).__name__}: {reason})") from error
         if isinstance(error, errors.XetDownloadError) or type(error) is RuntimeError:  # hf_xet raises a bare one
@@ -197,10 +200,6 @@ def _clear_errors(where: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in OWN_DISK:
             raise Retryable(f"{where}: could not be fetched whole ({reason})") from error
         raise
-
-
-def _is_transient(status: int) -> bool:
-    return status in TRANSIENT_STATUSES or status >= 500
 
 
 def _describe(source: SourceConfig, path: str = "") -> str:

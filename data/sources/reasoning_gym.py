@@ -39,7 +39,12 @@ def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Ite
 
     Raises `ConfigError` for a task that is unknown here or a parameter its generator refuses.
     """
-    generators = [_generator(task, seed) for task in tasks]
+    generators = []
+    for task in tasks:
+        if task.name not in _RATIONALES:
+            known = ", ".join(_RATIONALES)
+            raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {known}")
+        generators.append(_dataset(task.name, seed, tuple(sorted(task.parameters.items()))))
     # By position, not by name: a task may be listed twice, with easy and with hard parameters.
     weights = {number: task.weight for number, task in enumerate(tasks)}
     positions = [0] * len(tasks)
@@ -71,12 +76,6 @@ def is_correct(problem: Problem, answer: str) -> bool:
 
     entry = {"question": problem.question, "answer": problem.answer, "metadata": {"source_dataset": problem.task}}
     return float(get_score_answer_fn(problem.task)(answer.strip(), entry)) == 1.0
-
-
-def _generator(task: TaskConfig, seed: int) -> Any:
-    if task.name not in _RATIONALES:
-        raise ConfigError(f"tasks: no task {task.name!r} with a worked rationale; there are {', '.join(_RATIONALES)}")
-    return _dataset(task.name, seed, tuple(sorted(task.parameters.items())))
 
 
 @cache

@@ -235,24 +235,18 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
             path.unlink()
     index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
     write_index(out, index)
+    candidates = ((folder / CANDIDATES, read_verdicts(folder) == KEPT) for folder in folders)
     return PublishedTokens(
         rows_read=sum(file.rows for file in counts),
         documents=index.total("documents"),
         rejected=dict(sorted(rejected.items())),
         index=index,
         bytes_per_token=round(sum(file.text_bytes for file in packed) / index.total("tokens"), 4),
-        exemplars=_choose_exemplars(folders, plan),
+        exemplars=choose_exemplars(candidates, plan.exemplars) if plan.exemplars else [],
         samples=next((file.samples for file in counts if file.samples), []),
         contaminated=_publish_hits(folders, out),
         tokens_per_second=sum(file.tokens for file in counts) / max(1e-9, sum(file.seconds for file in counts)),
     )
-
-
-def _choose_exemplars(folders: Sequence[Path], plan: CorpusPlan) -> list[SynthRecord]:
-    if not plan.exemplars:
-        return []
-    files = ((folder / CANDIDATES, read_verdicts(folder) == KEPT) for folder in folders)
-    return choose_exemplars(files, plan.exemplars)
 
 
 def _publish_hits(folders: Sequence[Path], out: Path) -> dict[str, int]:

@@ -97,7 +97,12 @@ class Loader:
         first, drawn = 0, dict.fromkeys(self.names, 0)
         for config in phases:
             for name in config.mixture:
-                self._check_usable(config, name)
+                if name not in self._sources:
+                    known = f"there are {self.names}"
+                    raise ConfigError(f"pretrain.phases {config.name!r}: no tokens of source {name!r}; {known}")
+                if not self._sources[name].rows("train"):
+                    folder = self._sources[name].folder
+                    raise ConfigError(f"tokens artifact {folder}: source {name!r} has no training rows")
             steps = -(-config.tokens // (batch_rows * self.row_length))
             phase = _Phase(config.name, first, Mixture(config.mixture), dict(drawn))
             self._phases.append(phase)
@@ -158,12 +163,6 @@ class Loader:
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} is not among the {self.steps} steps of the phases")
         return self._phases[bisect_right([phase.first for phase in self._phases], step) - 1]
-
-    def _check_usable(self, phase: PhaseConfig, name: str) -> None:
-        if name not in self._sources:
-            raise ConfigError(f"pretrain.phases {phase.name!r}: no tokens of source {name!r}; there are {self.names}")
-        if not self._sources[name].rows("train"):
-            raise ConfigError(f"tokens artifact {self._sources[name].folder}: source {name!r} has no training rows")
 
 
 _Row = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
