@@ -19,17 +19,14 @@ def enable_compile_cache(folder: Path) -> None:
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder / _machine()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    compilation_cache.reset_cache()  # JAX decides at the first compilation whether it has a cache
-
-
-def _machine() -> str:
-    """A name for the kind of machine: code for a CPU uses instructions that another CPU may not have."""
+    # Code for a CPU uses instructions that another CPU may not have.
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:
         flags = platform.processor()
-    return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    machine = f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    jax.config.update("jax_compilation_cache_dir", str(folder / machine))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    compilation_cache.reset_cache()  # JAX decides at the first compilation whether it has a cache

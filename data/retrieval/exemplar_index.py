@@ -230,12 +230,11 @@ def build_faiss_index(vectors: np.ndarray, config: IndexConfig) -> tuple[Any, In
     import faiss
 
     kind = choose_kind(config, len(vectors))
+    index = faiss.IndexFlatIP(vectors.shape[1]) if kind == "exact" else _train_ivf_pq(vectors, config)
+    for start in range(0, len(vectors), SEARCH_BLOCK):
+        index.add(np.ascontiguousarray(vectors[start : start + SEARCH_BLOCK], np.float32))
     if kind == "exact":
-        index = faiss.IndexFlatIP(vectors.shape[1])
-        _add_vectors(index, vectors)
         return index, IndexFit(kind, None, 1.0)
-    index = _train_ivf_pq(vectors, config)
-    _add_vectors(index, vectors)
     # Queries spread over the set; each finds itself too, hence one neighbour more.
     sample = np.unique(np.linspace(0, len(vectors) - 1, RECALL_SAMPLE).astype(np.int64))
     queries = np.ascontiguousarray(vectors[sample], np.float32)
@@ -270,11 +269,6 @@ def _train_ivf_pq(vectors: np.ndarray, config: IndexConfig) -> Any:
     sample = np.linspace(0, count - 1, training).astype(np.int64)
     index.train(np.ascontiguousarray(vectors[sample]))  # FAISS seeds its k-means with a constant
     return index
-
-
-def _add_vectors(index: Any, vectors: np.ndarray) -> None:
-    for start in range(0, len(vectors), SEARCH_BLOCK):
-        index.add(np.ascontiguousarray(vectors[start : start + SEARCH_BLOCK], np.float32))
 
 
 def search_candidates(index: Any, queries: np.ndarray, count: int) -> np.ndarray:

@@ -68,10 +68,17 @@ def list_files(source: SourceConfig, seed: int, folder: Path) -> list[SourceFile
 def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -> Iterator[RecordBatch]:
     """Read one file and apply the filters of `source`. A file of the Hub is fetched into `folder`, then removed.
 
+    Rows in other languages or of a lower score, and those whose language or score is unknown, are dropped and counted.
     Raises `ConfigError` for a file that cannot be read, `Retryable` for one that may be readable later.
     """
     for batch in _batches(source, seed, file, folder):
-        yield _filtered(batch, source)
+        if source.languages:
+            languages = batch.columns["language"]
+            batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
+        if (least := source.minimum_score) is not None:
+            scores = batch.columns["score"]
+            batch = batch.select([i for i, score in enumerate(scores) if score is not None and score >= least], "score")
+        yield batch
 
 
 def synth_record(problem: Problem, worked_share: float = 1.0) -> SynthRecord:
@@ -121,17 +128,6 @@ def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[R
 
 def _is_parquet(name: str) -> bool:
     return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
-
-
-def _filtered(batch: RecordBatch, source: SourceConfig) -> RecordBatch:
-    """Drop rows in other languages or of a lower score, and those whose language or score is unknown; count them."""
-    if source.languages:
-        languages = batch.columns["language"]
-        batch = batch.select([i for i, code in enumerate(languages) if code in source.languages], "language")
-    if (minimum := source.minimum_score) is not None:
-        scores = batch.columns["score"]
-        batch = batch.select([i for i, score in enumerate(scores) if score is not None and score >= minimum], "score")
-    return batch
 
 
 def _ranges(name: str, records: int, size: int) -> list[SourceFile]:

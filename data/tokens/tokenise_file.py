@@ -170,8 +170,7 @@ def _encode(
     queries = map(user_message, columns["query"], columns["exercise"], columns["constraints"])
     turns = zip(queries, columns["synthetic_reasoning"], columns["synthetic_answer"], strict=True)
     arrays, lengths, prompts = encode_turns(tokenizer, turns, threads)
-    writer.add(arrays, lengths, hashes)
-    writer.add_prompts(prompts)
+    writer.add(arrays, lengths, hashes, prompts)
 
 
 def _offer_exemplars(
@@ -249,19 +248,23 @@ class _FolderWriter:
             file.close()
         shutil.rmtree(self.partial, ignore_errors=True)
 
-    def add(self, arrays: Sequence[np.ndarray], lengths: Sequence[int], hashes: np.ndarray) -> None:
-        """Append documents: `arrays` concatenate to their ids; `lengths` and `hashes` have an entry per document."""
+    def add(
+        self,
+        arrays: Sequence[np.ndarray],
+        lengths: Sequence[int],
+        hashes: np.ndarray,
+        prompts: Sequence[int] | None = None,
+    ) -> None:
+        """Append documents: `arrays` concatenate to their ids; the others have an entry per document."""
         if arrays:
             ids = np.concatenate(arrays)
             self._files[_tokens_name(self._type)].write(ids.astype(self._type, copy=False).data)
             self.tokens += len(ids)
         self._files[LENGTHS].write(np.asarray(lengths, LENGTH_TYPE).data)
         self._files[HASHES].write(hashes.astype("<u8", copy=False).data)
+        if prompts is not None:
+            self._files[PROMPTS].write(np.asarray(prompts, LENGTH_TYPE).data)
         self.documents += len(lengths)
-
-    def add_prompts(self, prompts: Sequence[int]) -> None:
-        """Append the prompt lengths of the chat records added last."""
-        self._files[PROMPTS].write(np.asarray(prompts, LENGTH_TYPE).data)
 
     def add_bands(self, bands: np.ndarray) -> None:
         """Append the bands [documents, bands] of the documents that are added next."""

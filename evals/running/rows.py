@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -119,4 +118,4 @@ def sample_readings(rows: Sequence[SampleRow], right: int = 3, wrong: int = 2) -
 
 
 def _hash_order(row: SampleRow) -> bytes:
-    return sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest()
+    return hashlib.sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest()

@@ -42,7 +42,10 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
         "common": len(pairs),
         "only_in_a": len(a) - len(pairs),
         "only_in_b": len(b) - len(pairs),
-        "benchmarks": {name: _tested(name, *verdicts) for name, verdicts in by_name.items()},
+        "benchmarks": {
+            name: {"title": title_of(name), "a": sum(a) / len(a), "b": sum(b) / len(b), **asdict(paired(a, b))}
+            for name, (a, b) in by_name.items()
+        },
         "means": _means(by_name, seed),
         "changed": [
             _changed(row_a, row_b, verdict) for row_a, row_b in pairs if bool(row_a[verdict]) != bool(row_b[verdict])
@@ -60,18 +63,8 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
         rows.append((title_of(name), f"{test['n']:,}", _percent(test["a"]), _percent(test["b"]), lead, *counts))
     for name, test in comparison["means"].items():
         lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
-        rows.append(
-            (
-                title_of(name),
-                f"{test['n']:,}",
-                _percent(test["a"]),
-                _percent(test["b"]),
-                lead,
-                "",
-                "",
-                f"{test['p']:.3g}",
-            )
-        )
+        counts = ("", "", f"{test['p']:.3g}")
+        rows.append((title_of(name), f"{test['n']:,}", _percent(test["a"]), _percent(test["b"]), lead, *counts))
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common questions. "
         "Lead in points with its 95 % interval; p: McNemar's exact test, two-sided (a paired bootstrap for means)."
@@ -89,11 +82,6 @@ def _common(a: Sequence[SampleRow], b: Sequence[SampleRow]) -> list[tuple[Sample
     others = {(row["benchmark"], row["index"], row["prompt_digest"]): row for row in b if row["left_out"] is None}
     keys = [(row["benchmark"], row["index"], row["prompt_digest"]) for row in a]
     return [(row, others[key]) for row, key in zip(a, keys, strict=True) if row["left_out"] is None and key in others]
-
-
-def _tested(name: str, before: list[bool], after: list[bool]) -> dict[str, Any]:
-    tested = asdict(paired(before, after))
-    return {"title": title_of(name), "a": sum(before) / len(before), "b": sum(after) / len(after), **tested}
 
 
 def _means(by_name: Mapping[str, Verdicts], seed: int) -> dict[str, dict[str, Any]]:

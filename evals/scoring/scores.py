@@ -202,7 +202,9 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
         values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
         groups.append([[bool(row["strict"]) for row in rows[part] if row["left_out"] is None] for part in parts])
-    low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=_weights(groups))
+    # Equal weight for each row of the table, whatever the number of its parts.
+    weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
+    low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=weights)
     return {
         "title": "Average",
         "n": sum(len(part) for group in groups for part in group),
@@ -211,11 +213,6 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
         "paper": dict(paper.TABLE_2_AVERAGE),
         "differs": [],
     }
-
-
-def _weights(groups: Sequence[Sequence[Any]]) -> list[float]:
-    """Equal weight for each row of the table, whatever the number of its parts."""
-    return [1 / (len(groups) * len(group)) for group in groups for _ in group]
 
 
 def _mean(values: Sequence[float]) -> float | None:

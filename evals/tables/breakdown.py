@@ -1,17 +1,22 @@
 """Tables that break a score down: failure counts, generation against likelihood, categories, instructions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from evals.scoring.scores import Scores
 from evals.tables.results import MISSING, ResultTable, with_interval
 
-_LEVELS = ("prompt", "instruction")
-
 
 def breakdown(scores: Scores) -> list[ResultTable]:
     """Build the tables that `scores.json` has data for, the counts first."""
-    tables = [counts_table(scores), ways_table(scores), *category_tables(scores), *instruction_tables(scores)]
+    tables = [counts_table(scores), ways_table(scores)]
+    by_benchmark = scores["benchmarks"].values()
+    for score in by_benchmark:
+        if len(score["categories"]) > 1:  # such as MMLU's subjects
+            tables.append(_shares(f"{score['title']} by category", "Category", score["categories"]))
+    for score in by_benchmark:
+        if level := score["instructions"]:  # IFEval's: both levels with both verdicts, and its types of instruction
+            tables.append(_shares(f"{score['title']}: both levels", "Level", {"prompt": score, "instruction": level}))
+            tables.append(_shares(f"{score['title']} by instruction", "Instruction", level["types"]))
     return [table for table in tables if table is not None and table.rows]
 
 
@@ -33,16 +38,8 @@ def counts_table(scores: Scores) -> ResultTable:
     for name, score in scores["benchmarks"].items():
         left_out = sum(score["left_out"].values())
         counts = [f"{score[problem]:,}" for problem in names]
-        rows.append(
-            (
-                score["title"],
-                f"{score['n']:,}",
-                with_interval(score),
-                with_interval(_lenient(score)),
-                *counts,
-                f"{left_out:,}",
-            )
-        )
+        verdicts = with_interval(score), with_interval(_lenient(score))
+        rows.append((score["title"], f"{score['n']:,}", *verdicts, *counts, f"{left_out:,}"))
         kept = ("n", "accuracy", "interval", "accuracy_lenient", "interval_lenient", *names)
         data.append({"benchmark": name, **{key: score[key] for key in kept}, "left_out": score["left_out"]})
     notes = (
@@ -65,23 +62,6 @@ def ways_table(scores: Scores) -> ResultTable | None:
     columns = ("Benchmark", "Generated, strict", "Likelihood per byte", "Likelihood, sum", "Chance", "n")
     notes = ("Likelihood: the most likely option after the bare question, no letters and no chat template.",)
     return ResultTable("Generation and likelihood", columns, tuple(rows), notes, tuple(data)) if rows else None
-
-
-def category_tables(scores: Scores) -> Iterator[ResultTable]:
-    """For each benchmark with several categories (such as MMLU's subjects), score row per category."""
-    for score in scores["benchmarks"].values():
-        if len(score["categories"]) > 1:
-            yield _shares(f"{score['title']} by category", "Category", score["categories"])
-
-
-def instruction_tables(scores: Scores) -> Iterator[ResultTable]:
-    """IFEval's four scores, and its instruction level by type."""
-    for score in scores["benchmarks"].values():
-        if instructions := score["instructions"]:
-            yield _shares(
-                f"{score['title']}: both levels", "Level", dict(zip(_LEVELS, (score, instructions), strict=True))
-            )
-            yield _shares(f"{score['title']} by instruction", "Instruction", instructions["types"])
 
 
 def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultTable:

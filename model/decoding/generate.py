@@ -95,7 +95,10 @@ class Generator:
         weights = self._on_mesh(_decode_weights)(params, self.config)
         keys = sample_keys(seeds)
         completions: dict[int, Completion] = {}
-        for members in self._batches(prompts):
+        # Sorted by length, so that a batch pads little; equal prompts are together, so that each is prefilled once.
+        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))
+        for first in range(0, len(order), self.rows):
+            members = order[first : first + self.rows]
             *_, loop = self._decode_batch(params, weights, [prompts[index] for index in members], keys[members])
             completions |= zip(members, _completions(loop, len(members)), strict=True)
         return [completions[index] for index in range(len(prompts))]
@@ -145,12 +148,6 @@ class Generator:
                     f"generate: prompt {index} has ids {min(prompt)} to {max(prompt)}, outside the vocabulary of "
                     f"{self.config.vocabulary}"
                 )
-
-    def _batches(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Indices of the prompts, batch by batch: sorted by length, and equal prompts together."""
-        order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))
-        for first in range(0, len(order), self.rows):
-            yield order[first : first + self.rows]
 
     def _decode_batch(
         self,

@@ -105,7 +105,9 @@ class TrainCheckpoints:
 
         The mesh may differ from the one that saved. Raises `ConfigError` if the step does not fit `like`.
         """
-        target = jax.tree.map(_abstract, like)
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), like
+        )
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), extra=ocp.args.JsonRestore())
@@ -147,7 +149,11 @@ class TrainCheckpoints:
         if jax.process_index() != 0:
             return
         [folder] = self._steps.glob(f"{self._saving}.orbax-checkpoint-tmp*")
-        write_json(folder / DIGESTS, {name: sha256_of(folder / name) for name in _payload(folder)})
+        # Without the files that Orbax writes at about the same time as the digests.
+        late = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
+        files = (path for path in folder.rglob("*") if path.is_file() and path.name not in late)
+        names = sorted(path.relative_to(folder).as_posix() for path in files)
+        write_json(folder / DIGESTS, {name: sha256_of(folder / name) for name in names})
 
     def _move_to_damaged(self, step: int) -> None:
         target = self.folder / "damaged" / str(step)
@@ -177,13 +183,6 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def _payload(folder: Path) -> list[str]:
-    """Relative paths of a step's files, without those that Orbax writes at about the same time as the digests."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    late = {DIGESTS, "commit_success.txt", "_CHECKPOINT_METADATA"}
-    return sorted(path.relative_to(folder).as_posix() for path in files if path.name not in late)
-
-
 def _differences(saved: Any, current: Any, where: str = "") -> Iterator[str]:
     """The leaves in which two trees of JSON data differ, as "model.width is 64 there and 128 here"."""
     if isinstance(saved, dict) and isinstance(current, dict):
@@ -191,7 +190,3 @@ def _differences(saved: Any, current: Any, where: str = "") -> Iterator[str]:
             yield from _differences(saved.get(name), current.get(name), f"{where}.{name}" if where else name)
     elif saved != current:
         yield f"{where} is {json.dumps(saved)} there and {json.dumps(current)} here"
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))

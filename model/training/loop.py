@@ -186,6 +186,7 @@ class _Run:
         The device works on a step while this process prepares the next batch and records the step before; `unrecorded`
         is the step whose metrics have not been read.
         """
+        pauses = self.config.save_every, self.config.validate_every, self.config.sample_every
         unrecorded: tuple[int, StepMetrics, Batch] | None = None
         batch = self.loader.batch(first) if first < self.steps else None
         self.metrics.start_clock()
@@ -198,19 +199,12 @@ class _Run:
             unrecorded = started
             done = step + 1
             stopping = stop_requested(done)
-            if stopping or self._pauses_after(done):
+            if stopping or done == self.steps or any(done % every == 0 for every in pauses):
                 self._record(unrecorded)
                 unrecorded = None
                 self._pause(state, done, stopping)
                 self.metrics.start_clock()
         return state
-
-    def _pauses_after(self, done: int) -> bool:
-        """Whether to validate, sample or save after `done` steps."""
-        config = self.config
-        return done == self.steps or any(
-            done % every == 0 for every in (config.save_every, config.validate_every, config.sample_every)
-        )
 
     def _pause(self, state: TrainState, done: int, stopping: bool) -> None:
         """Validate, sample and save as due after `done` steps. The save is last, so that its totals are complete."""

@@ -72,7 +72,10 @@ class TrainMetrics:
             self.totals.skipped += 1
         if (step + 1) % self._log_every == 0 or step + 1 == self._steps:
             self._report(step + 1, metrics, finite)
-        self._progress(step + 1)
+        mean = _means(self.totals.window or self.totals.latest)[0]
+        rate = self._tokens / statistics.median(self.durations[-20:])
+        note = f"{rate:,.0f} tokens/s" if mean is None else f"loss {mean:.2f}, {rate:,.0f} tokens/s"
+        self._emit("progress", done=step + 1, total=self._steps, unit="steps", note=note)
         return float(loss_S.sum() / max(weight_S.sum(), 1.0)) if finite else None
 
     def facts(self) -> dict[str, Any]:
@@ -129,12 +132,6 @@ class TrainMetrics:
     def _metric(self, name: str, done: int, value: float | None, **fields: Any) -> None:
         if value is not None:
             self._emit("metric", name=name, step=done, value=value, **fields)
-
-    def _progress(self, done: int) -> None:
-        loss = _means(self.totals.window or self.totals.latest)[0]
-        rate = self._tokens / statistics.median(self.durations[-20:])
-        note = f"{rate:,.0f} tokens/s" if loss is None else f"loss {loss:.2f}, {rate:,.0f} tokens/s"
-        self._emit("progress", done=done, total=self._steps, unit="steps", note=note)
 
 
 def memory_in_use() -> int:

@@ -30,12 +30,14 @@ def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     number of updates applied: see `applied`.
     """
     rate = schedule(config, steps)
-    adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=_tree(_is_matrix))
+    # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
+    decayed = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
+    adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decayed)
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     muon = optax.chain(
         scale_by_muon(ns_steps=MUON_STEPS, beta=MUON_BETA, weight_dimension_numbers=_dimension_numbers),
-        optax.stateless(_match_adam_rms),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * (MUON_RMS * max(u.shape[-2:]) ** 0.5), updates)),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(rate),
     )
@@ -101,19 +103,9 @@ def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
     return lambda params: jax.tree_util.tree_map_with_path(rule, params)
 
 
-def _is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
-    return matrix_axes(path, leaf) is not None
-
-
 def _group(path: tuple[Any, ...], leaf: Any) -> str:
     return "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw"
 
 
 def _dimension_numbers(params: Any) -> Any:
     return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)
-
-
-def _match_adam_rms(updates: Any, params: Any) -> Any:
-    del params
-    return jax.tree.map(lambda u: u * (MUON_RMS * max(u.shape[-2:]) ** 0.5), updates)

@@ -55,6 +55,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         for token in sorted(ranks, key=lambda token: ranks[token])
         if len(token) > 1
     ]
+    # The pattern in the library's dialect (Oniguruma): `{1,3}+` would repeat there, and `$` match before a newline.
+    regex = PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
     return {
         "version": "1.0",
         "truncation": None,
@@ -70,7 +72,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _regex()}, "behavior": "Isolated", "invert": False},
+                {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
             ],
         },
@@ -100,8 +102,3 @@ def _parents(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
         best = pairs.index(min(pairs))
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
-
-
-def _regex() -> str:
-    """The pattern in the library's dialect (Oniguruma): `{1,3}+` would repeat there, and `$` match before a newline."""
-    return PATTERN.replace("{1,3}+", "{1,3}").replace("$", r"\z")
