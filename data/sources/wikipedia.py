@@ -36,9 +36,16 @@ def articles(seed: int = 0) -> list[Article]:
 
     Raises `ConfigError` if the package or its file is missing or unreadable.
     """
+    try:
+        path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
+        rows: dict[str, dict[str, str]] = json.loads(path.read_bytes())
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"reader 'wikipedia' needs the package {PACKAGE}; install it (`make run` does)") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"reader 'wikipedia': {FILE} of {PACKAGE} cannot be read ({error}); reinstall it") from None
     entries = [
         Article(title, row["extract"], row.get("description") or None, row.get("topic") or None)
-        for title, row in sorted(_load().items())
+        for title, row in sorted(rows.items())
         if row.get("extract")
     ]
     order = permute(np.arange(len(entries)), len(entries), f"wikipedia/{seed}")
@@ -53,13 +60,3 @@ def web_record(article: Article) -> WebRecord:
         url=f"https://en.wikipedia.org/wiki/{quote(article.title.replace(' ', '_'))}",
         language="en",
     )
-
-
-def _load() -> dict[str, dict[str, str]]:
-    try:
-        path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(FILE)))
-        return json.loads(path.read_bytes())
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"reader 'wikipedia' needs the package {PACKAGE}; install it (`make run` does)") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"reader 'wikipedia': {FILE} of {PACKAGE} cannot be read ({error}); reinstall it") from None

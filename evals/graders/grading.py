@@ -71,7 +71,9 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     """
     wanted = {trivia_form(alias) for alias in aliases} - {""}
     whole = (reply.answer or "").strip()
-    forms = list(dict.fromkeys(form for span in _stated(whole, wanted) if (form := trivia_form(span))))
+    # All of the answer if that is right or it has no answer span, else its answer spans.
+    spans = [whole] if trivia_form(whole) in wanted else answer_spans(whole) or [whole]
+    forms = list(dict.fromkeys(form for span in spans if (form := trivia_form(span))))
     strict_right = len(forms) == 1 and forms[0] in wanted
     if not reply.finished_thinking:
         problem: GradeIssue | None = "unfinished"
@@ -119,11 +121,6 @@ def _problem(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | Non
 
 def _as_share(number: numbers.Number) -> object:
     return number.value / 100 if number.percent else number.value
-
-
-def _stated(answer: str, wanted: set[str]) -> list[str]:
-    """What `answer` states: all of it if that is right or it has no answer span, else its answer spans."""
-    return [answer] if trivia_form(answer) in wanted else answer_spans(answer) or [answer]
 
 
 def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> GradeIssue | None:

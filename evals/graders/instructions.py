@@ -43,7 +43,9 @@ def grade_instructions(
     forms = list(dict.fromkeys(form for form in _loose_forms(answer) if form.strip()))
     results = []
     for name, given in zip(instructions, arguments, strict=True):
-        checker = _checker(name, given, prompt)
+        checker, _ = _built(name, given)
+        if "prompt" in (checker.get_instruction_args() or ()):
+            checker.build_description(prompt=prompt)
         strict = _follows(checker, answer)
         results.append(InstructionResult(name, strict, strict or any(_follows(checker, form) for form in forms)))
     unfinished = not reply.finished_thinking
@@ -128,14 +130,6 @@ def _built(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
         return checker, checker.build_description(**given)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"instruction {name!r} refuses its arguments {sorted(given)}: {error}") from None
-
-
-def _checker(name: str, arguments: Mapping[str, Any], prompt: str) -> Any:
-    checker, _ = _built(name, arguments)
-    taken = checker.get_instruction_args()
-    if taken and "prompt" in taken:
-        checker.build_description(prompt=prompt)
-    return checker
 
 
 def _follows(checker: Any, answer: str) -> bool:
