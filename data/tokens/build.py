@@ -20,6 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,7 @@ def write_tokens(
             rate, last = tokens / max(1e-9, now - began), now
             emit("progress", done=rows, total=plan.records, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
-    def rows() -> Iterator[Record | Rejected]:
-        for number, row in enumerate(scan(0)):
-            if number == plan.records:
-                return
-            yield row
-
-    batches = batched(rows(), plan.form)
+    batches = batched(islice(scan(0), plan.records), plan.form)
     tokenise_file(batches, plan, checks or DocumentChecks(), folder, plan.exemplars, threads, progress)
     find_copies([folder], against, work / "settling", emit)
     pack_file(folder, 0, plan, marker, out)

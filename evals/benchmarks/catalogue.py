@@ -7,6 +7,7 @@ The split is the one usually reported, and no training stage reads it. Each benc
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -60,82 +61,36 @@ PINNED: dict[str, str] = {
     "Idavidrein/gpqa": "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
 }
 
+# By line: where the records are and how many; how they are asked, graded and parsed.
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark(
-            "openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500, "choice", 1 / 4, schemas.openbookqa
-        ),
-        Benchmark("arc_easy", "ARC Easy", "allenai/ai2_arc", "ARC-Easy", "test", 2376, "choice", 1 / 4, schemas.arc),
-        Benchmark(
-            "arc_challenge",
-            "ARC Challenge",
-            "allenai/ai2_arc",
-            "ARC-Challenge",
-            "test",
-            1172,
-            "choice",
-            1 / 4,
-            schemas.arc,
-        ),
-        Benchmark(
-            "commonsense_qa",
-            "CommonsenseQA",
-            "tau/commonsense_qa",
-            "default",
-            "validation",
-            1221,
-            "choice",
-            1 / 5,
-            schemas.commonsense_qa,
-        ),
-        Benchmark(
-            "gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319, "number", 0, schemas.gsm8k, NUMBER_PROMPT
-        ),
-        Benchmark("piqa", "PIQA", "ybisk/piqa", "plain_text", "validation", 1838, "choice", 1 / 2, schemas.piqa),
-        Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541, "instructions", 0, schemas.ifeval),
-        Benchmark(
-            "trivia_qa",
-            "TriviaQA",
-            "mandarjoshi/trivia_qa",
-            "rc.nocontext",
-            "validation",
-            17_944,
-            "exact",
-            0,
-            schemas.trivia_qa,
-            ALIAS_PROMPT,
-        ),
-        Benchmark(
-            "math_500",
-            "MATH500",
-            "HuggingFaceH4/MATH-500",
-            "default",
-            "test",
-            500,
-            "math",
-            0,
-            schemas.math_500,
-            MATH_PROMPT,
-        ),
-        Benchmark(
-            "mmlu_pro", "MMLU-Pro", "TIGER-Lab/MMLU-Pro", "default", "test", 12_032, "choice", 1 / 10, schemas.mmlu_pro
-        ),
-        Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042, "choice", 1 / 4, schemas.mmlu),
-        Benchmark(
-            "gpqa_diamond",
-            "GPQA Diamond",
-            "Idavidrein/gpqa",
-            "gpqa_diamond",
-            "train",
-            198,
-            "choice",
-            1 / 4,
-            schemas.gpqa,
-            gated=True,
-        ),
+        Benchmark("openbookqa", "OpenBookQA", "allenai/openbookqa", "main", "test", 500,
+                  "choice", 1 / 4, partial(schemas.labelled, question="question_stem")),
+        Benchmark("arc_easy", "ARC Easy", "allenai/ai2_arc", "ARC-Easy", "test", 2376,
+                  "choice", 1 / 4, partial(schemas.labelled, question="question")),
+        Benchmark("arc_challenge", "ARC Challenge", "allenai/ai2_arc", "ARC-Challenge", "test", 1172,
+                  "choice", 1 / 4, partial(schemas.labelled, question="question")),
+        Benchmark("commonsense_qa", "CommonsenseQA", "tau/commonsense_qa", "default", "validation", 1221,
+                  "choice", 1 / 5, partial(schemas.labelled, question="question")),
+        Benchmark("gsm8k", "GSM8K (0-shot)", "openai/gsm8k", "main", "test", 1319,
+                  "number", 0, schemas.gsm8k, NUMBER_PROMPT),
+        Benchmark("piqa", "PIQA", "ybisk/piqa", "plain_text", "validation", 1838,
+                  "choice", 1 / 2, schemas.piqa),
+        Benchmark("ifeval", "IFEval", "google/IFEval", "default", "train", 541,
+                  "instructions", 0, schemas.ifeval),
+        Benchmark("trivia_qa", "TriviaQA", "mandarjoshi/trivia_qa", "rc.nocontext", "validation", 17_944,
+                  "exact", 0, schemas.trivia_qa, ALIAS_PROMPT),
+        Benchmark("math_500", "MATH500", "HuggingFaceH4/MATH-500", "default", "test", 500,
+                  "math", 0, schemas.math_500, MATH_PROMPT),
+        Benchmark("mmlu_pro", "MMLU-Pro", "TIGER-Lab/MMLU-Pro", "default", "test", 12_032,
+                  "choice", 1 / 10, schemas.mmlu_pro),
+        Benchmark("mmlu", "MMLU", "cais/mmlu", "all", "test", 14_042,
+                  "choice", 1 / 4, schemas.mmlu),
+        Benchmark("gpqa_diamond", "GPQA Diamond", "Idavidrein/gpqa", "gpqa_diamond", "train", 198,
+                  "choice", 1 / 4, schemas.gpqa, gated=True),
     )
-}
+}  # fmt: skip
 
 # Rows of Table 2 that are the mean of several benchmarks.
 COMPOSITES: dict[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}

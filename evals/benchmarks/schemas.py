@@ -70,7 +70,10 @@ class BenchmarkRecord:
 
 
 def labelled(record: BenchmarkRecord, question: str) -> Question:
-    """Parse OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}, `answerKey` is one of the labels."""
+    """Parse OpenBookQA, ARC and CommonsenseQA: `choices` {text, label}, `answerKey` is one of the labels.
+
+    `question`: the field of the question.
+    """
     choices = record.sub("choices")
     options, labels, key = choices.texts("text"), choices.texts("label"), record.text("answerKey")
     if len(labels) != len(options):
@@ -79,18 +82,6 @@ def labelled(record: BenchmarkRecord, question: str) -> Question:
         record.refuse(f"`answerKey` {key!r} is not among the labels {', '.join(labels)}")
     correct = record.option(options, labels.index(key), "answerKey")
     return Question(record.text(question), id=record.optional_text("id"), options=options, correct=correct)
-
-
-def openbookqa(record: BenchmarkRecord) -> Question:
-    return labelled(record, "question_stem")
-
-
-def arc(record: BenchmarkRecord) -> Question:
-    return labelled(record, "question")
-
-
-def commonsense_qa(record: BenchmarkRecord) -> Question:
-    return labelled(record, "question")
 
 
 def gsm8k(record: BenchmarkRecord) -> Question:

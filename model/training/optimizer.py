@@ -73,8 +73,8 @@ def schedule(config: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
 
 def applied(state: optax.OptState) -> jax.Array:
     """Number of updates applied so far, int32 scalar: the argument of `schedule` for the next one."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_schedule_state)
-    return next(leaf.count for leaf in leaves if _is_schedule_state(leaf))
+    leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
+    return next(leaf.count for leaf in leaves if isinstance(leaf, optax.ScaleByScheduleState))
 
 
 def is_stacked(path: tuple[Any, ...]) -> bool:
@@ -89,10 +89,6 @@ def matrix_axes(path: tuple[Any, ...], leaf: Any) -> tuple[int, int] | None:
     if leaf.ndim - stacked < 2 or names[-1] in NOT_MATRICES:
         return None
     return leaf.ndim - 2, leaf.ndim - 1
-
-
-def _is_schedule_state(leaf: Any) -> bool:
-    return isinstance(leaf, optax.ScaleByScheduleState)
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:
