@@ -104,7 +104,10 @@ SHOWN = (
 
 def sample_readings(rows: Sequence[SampleRow], right: int = 3, wrong: int = 2) -> list[dict[str, Any]]:
     """Pick samples to read: per benchmark `right` right answers and `wrong` of each failure, chosen by a hash."""
-    asked = sorted((row for row in rows if row["left_out"] is None), key=_hash_order)
+    asked = sorted(
+        (row for row in rows if row["left_out"] is None),
+        key=lambda row: hashlib.sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest(),
+    )
     taken: dict[tuple[str, str], int] = {}
     picked = []
     for row in asked:
@@ -115,7 +118,3 @@ def sample_readings(rows: Sequence[SampleRow], right: int = 3, wrong: int = 2) -
             picked.append({**{field: row[field] for field in SHOWN}, "kind": kind})
     order = {name: position for position, name in enumerate(dict.fromkeys(row["benchmark"] for row in rows))}
     return sorted(picked, key=lambda row: (order[row["benchmark"]], row["kind"] != "right", row["kind"], row["index"]))
-
-
-def _hash_order(row: SampleRow) -> bytes:
-    return hashlib.sha256(f"{row['benchmark']}/{row['prompt_digest']}".encode()).digest()

@@ -24,16 +24,8 @@ def counts_table(scores: Scores) -> ResultTable:
     """One row per benchmark: both verdicts, and each reason why a reply counted as no answer."""
     names = ("no_answer", "many_answers", "unfinished", "truncated")
     columns = (
-        "Benchmark",
-        "Asked",
-        "Strict",
-        "Lenient",
-        "Not parsed",
-        "Several answers",
-        "Unfinished",
-        "Cut",
-        "Left out",
-    )
+        "Benchmark", "Asked", "Strict", "Lenient", "Not parsed", "Several answers", "Unfinished", "Cut", "Left out",
+    )  # fmt: skip
     rows, data = [], []
     for name, score in scores["benchmarks"].items():
         left_out = sum(score["left_out"].values())

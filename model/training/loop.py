@@ -122,6 +122,10 @@ class _Run:
         """Facts for the manifest; None where this process measured nothing."""
         loader, length = self.loader, self.loader.row_length
         counts = parameter_counts(self.model)
+        # Peak memory in bytes: of the first device if it reports it, else of this process, whose ru_maxrss is in
+        # kilobytes, except on macOS.
+        device = jax.local_devices()[0].memory_stats() or {}
+        process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {
             "steps": self.steps,
             "tokens": self.steps * self.tokens,
@@ -133,7 +137,7 @@ class _Run:
             "flops_per_token": self.flops,
             "went_back": self.divergence.state.went_back,
             "compile_seconds": self.compile_seconds,
-            "peak_memory_bytes": _peak_memory(),
+            "peak_memory_bytes": device.get("peak_bytes_in_use") or process,
             "devices": f"{self.mesh.size} x {jax.devices()[0].device_kind}",
         }
 
@@ -325,11 +329,3 @@ def _check(
     for name in loader.names:
         if loader.epochs(name) > 4:
             logger.warning("pretraining repeats the rows of %s %.1f times", name, loader.epochs(name))
-
-
-def _peak_memory() -> int:
-    """Peak memory in bytes: of the first device if it reports it, else of this process."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    # ru_maxrss is in kilobytes, except on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return stats.get("peak_bytes_in_use") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
