@@ -46,7 +46,9 @@ class EventWriter:
         self._last_us = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._torn = _ends_torn(self._descriptor)
+        size = os.fstat(self._descriptor).st_size
+        # A crash cut the last line if it has no newline.
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def __call__(self, kind: str, **fields: Any) -> None:
         """Write one event: `metric`, `sample`, `call`, `run` or `progress` (which only updates the live file)."""
@@ -90,8 +92,18 @@ class EventWriter:
             raise ValueError(
                 f"an event {kind!r} of {self.stage or 'a stage'} has {len(line)} bytes, over {LARGEST_EVENT}"
             )
-        self._write(line)
-        self._count_live(kind, fields)
+        assert self._descriptor is not None
+        # If the disk takes only a part of the line, the next event begins a new one.
+        rest = b"\n" + line if self._torn else line
+        while rest:
+            self._torn = True
+            rest = rest[os.write(self._descriptor, rest) :]
+        self._torn = False
+        if kind == "metric":
+            self._live["metrics"][str(fields["name"])] = float(fields["value"])
+        elif kind in ("sample", "call"):
+            self._live[f"{kind}s"] += 1
+        self._update_live(now=False)
 
     def sync(self) -> None:
         """Wait until every event written so far is on disk."""
@@ -135,22 +147,6 @@ class EventWriter:
         if kind != "call":
             raise ValueError(f"event of unknown kind {kind!r}: there are metric, sample, call, progress and run")
         return None
-
-    def _write(self, line: bytes) -> None:
-        """Write one line. If the disk takes only a part of it, the next event begins a new line."""
-        assert self._descriptor is not None
-        rest = b"\n" + line if self._torn else line
-        while rest:
-            self._torn = True
-            rest = rest[os.write(self._descriptor, rest) :]
-        self._torn = False
-
-    def _count_live(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind == "metric":
-            self._live["metrics"][str(fields["name"])] = float(fields["value"])
-        elif kind in ("sample", "call"):
-            self._live[f"{kind}s"] += 1
-        self._update_live(now=False)
 
     def _update_live(self, *, now: bool) -> None:
         moment = time.monotonic()
@@ -240,9 +236,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     valid = isinstance(event, dict) and isinstance(event.get("fields"), dict)
     return event if valid and {"id", "kind", "execution", "time"} <= event.keys() else None
-
-
-def _ends_torn(descriptor: int) -> bool:
-    """True if the file's last byte is not a newline: a crash cut its last line."""
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

@@ -81,7 +81,8 @@ def _staging(store: Store, stale_days: float) -> Iterator[Garbage]:
         if not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by a removal that was cut short")
         elif not store.lock(folder.name).held_elsewhere():
-            days = (time.time() - _last_written(folder)) / DAY_S
+            written = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
+            days = (time.time() - written) / DAY_S
             if _is_published(store, folder):
                 yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
             elif days > stale_days:
@@ -199,8 +200,3 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-
-
-def _last_written(folder: Path) -> float:
-    """When anything in `folder` was last written, seconds since 1970."""
-    return max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)

@@ -141,10 +141,18 @@ class Remote:
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects. One that does not exist is no error."""
         doomed = list(names)
+
+        def remove(filesystem: Any, base: str) -> None:
+            paths = [f"{base}/{name}" for name in doomed]
+            try:
+                filesystem.rm(paths)
+            except FileNotFoundError:  # one of them is gone already: the others one by one
+                for path in paths:
+                    if filesystem.exists(path):
+                        filesystem.rm_file(path)
+
         if doomed:
-            self._request(
-                lambda filesystem, base: _remove(filesystem, [f"{base}/{name}" for name in doomed]), "deleting"
-            )
+            self._request(remove, "deleting")
 
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """`function` of each item, in parallel; results in order, the first error raised."""
@@ -190,16 +198,6 @@ def _written(entry: dict[str, Any]) -> float | None:
     if isinstance(written, str):
         written = datetime.fromisoformat(written)
     return written.timestamp() if isinstance(written, datetime) else None
-
-
-def _remove(filesystem: Any, paths: list[str]) -> None:
-    """Remove objects with one request; if one of them is gone already, the others one by one."""
-    try:
-        filesystem.rm(paths)
-    except FileNotFoundError:
-        for path in paths:
-            if filesystem.exists(path):
-                filesystem.rm_file(path)
 
 
 RECORD = "remote.json"  # in the local folder: the URL that it mirrors
