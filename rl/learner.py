@@ -110,7 +110,9 @@ class Learner:
         self.trained, self.state, norms = self._apply(
             self.trained, self.state, sums.get("plus", zeros), sums.get("minus", zeros), sums.get("kl", zeros)
         )
-        return _means(stats) | {name: float(value) for name, value in jax.device_get(norms).items()}
+        tokens = stats.pop("tokens")
+        means = {name: total / tokens for name, total in stats.items()} if np.isfinite(tokens) and tokens else {}
+        return means | {name: float(value) for name, value in jax.device_get(norms).items()}
 
     def _accumulate(self, sums: dict[str, Any], side: str, gradients: Any) -> None:
         if gradients is not None:
@@ -247,8 +249,3 @@ def _at_update(state: Any, applied: Array) -> Any:
         return leaf._replace(count=applied) if isinstance(leaf, optax.ScaleByScheduleState) else leaf
 
     return jax.tree.map(rule, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
-
-
-def _means(stats: dict[str, float]) -> dict[str, float]:
-    tokens = stats.pop("tokens")
-    return {name: total / tokens for name, total in stats.items()} if np.isfinite(tokens) and tokens else {}

@@ -82,7 +82,11 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
         checkpoints.save(number + 1, params, facts)
         checkpoints.wait()
     checkpoints.close()
-    _write_traces(run)
+    with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for number in range(config.rounds):
+            for row in _read_rows(_samples_log(work, number)):
+                if _is_kept(row):
+                    file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
     return params, facts
 
 
@@ -223,12 +227,3 @@ def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
             }
         )
     return levels
-
-
-def _write_traces(run: SelfDistillation) -> None:
-    """The kept traces of every round as one JSON-lines file."""
-    with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for number in range(run.config.rounds):
-            for row in _read_rows(_samples_log(run.work, number)):
-                if _is_kept(row):
-                    file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
