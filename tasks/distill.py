@@ -83,10 +83,15 @@ def _index(job: Job, encoder: Any, neighbours: int) -> ExemplarIndex:
 
 def _tokenise(job: Job) -> PublishedTokens:
     paths = sorted(job.output("documents").glob(DOCUMENTS))
+    tokenizer = job.part("tokenizer", TokenizerConfig)
+    try:
+        row_length = TypeAdapter(PositiveInt).validate_python(job.section.get("row_length"))
+    except ValidationError as error:
+        raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
     plan = CorpusPlan(
-        tokenizer=job.part("tokenizer", TokenizerConfig),
+        tokenizer=tokenizer,
         form="synth",
-        row_length=_row_length(job),
+        row_length=row_length,
         rows_per_shard=ROWS_PER_SHARD,
         validation_share=VALIDATION_SHARE,
     )
@@ -95,13 +100,6 @@ def _tokenise(job: Job) -> PublishedTokens:
     work = job.scratch / f"tokens-{digest}"
     work.mkdir(exist_ok=True)
     return write_tokens(lambda skip: read_jsonl(paths, "synth", skip), plan, work, job.output("tokens"), job.emit)
-
-
-def _row_length(job: Job) -> int:
-    try:
-        return TypeAdapter(PositiveInt).validate_python(job.section.get("row_length"))
-    except ValidationError as error:
-        raise ConfigError(f"stage distill: `row_length`: {error.errors()[0]['msg']}") from None
 
 
 def _emit_metrics(job: Job, stats: DistillStats, counts: dict[str, Any], corpus: PublishedTokens) -> None:

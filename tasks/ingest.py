@@ -66,7 +66,10 @@ def tokenise(job: Job, item: str) -> None:
     plan, folder = _plan(job), _folder(job, item)
     rows = read_file(source, job.seed, file, job.scratch / FETCHING / f"{item}.{uuid.uuid4().hex[:12]}")
     candidates = candidates_per_exercise(plan.exemplars, len(files))
-    tokenise_file(rows, plan, _checks(job), folder, candidates, progress=_progress(job, file))
+    near = _part(job).deduplicate.near
+    questions = load_contamination_index(job.inputs.get("questions"))
+    checks = DocumentChecks(questions, minhash.minhash_bands if near else None)
+    tokenise_file(rows, plan, checks, folder, candidates, progress=_progress(job, file))
 
 
 def find_all_copies(job: Job) -> list[str]:
@@ -182,13 +185,6 @@ def _plan(job: Job) -> CorpusPlan:
         rows_per_shard=source.rows_per_shard,
         validation_share=source.validation_share,
         exemplars=source.exemplars if source.form == "synth" else 0,
-    )
-
-
-def _checks(job: Job) -> DocumentChecks:
-    near = _part(job).deduplicate.near
-    return DocumentChecks(
-        load_contamination_index(job.inputs.get("questions")), minhash.minhash_bands if near else None
     )
 
 

@@ -28,10 +28,6 @@ from tasks.engine.job import Job
 _ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
-def _no_item(job: Job) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True)
 class FanOut:
     """A part of a stage whose items are independent: they run in any order, in any process, on any host.
@@ -44,7 +40,7 @@ class FanOut:
     name: str
     list_items: Callable[[Job], list[str]]
     work: Callable[[Job, str], None]
-    skippable: Callable[[Job], float] = _no_item
+    skippable: Callable[[Job], float] = lambda _: 0.0
     noun: str = "files"  # the unit that progress shows
 
 

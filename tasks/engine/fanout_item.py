@@ -56,7 +56,11 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     _check_lease(item)
     if earlier_tries:
         seconds = PAUSES_S[min(earlier_tries, len(PAUSES_S)) - 1]
-        _wait(item, seconds * random.uniform(1.0, 1.0 + JITTER))
+        # Not Prefect's own pause between tries, which nothing can interrupt.
+        until = time.monotonic() + seconds * random.uniform(1.0, 1.0 + JITTER)
+        while (left := until - time.monotonic()) > 0:
+            pause(min(left, 0.3))
+            _check_lease(item)
     markers = Markers.of(item.staging, item.fan_out)
     if markers.is_done(item.item):
         return ItemResult()  # an earlier try was lost after it had written everything
@@ -117,11 +121,3 @@ def _check_commit(request: dict[str, Any]) -> None:
             f"host {host()} has commit {code_commit() or 'unknown'} of this code, and the run's host {request['host']} "
             f"has {request['commit'] or 'unknown'}: install the same on every host of the cluster"
         )
-
-
-def _wait(item: WorkItem, seconds: float) -> None:
-    """Pause between two tries. Not Prefect's own pause, which nothing can interrupt."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        pause(min(left, 0.3))
-        _check_lease(item)

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from common.errors import ConfigError
 from common.text import amount, markdown_table, size, visible
-from store.artifacts import Artifact, Store
+from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from tasks.engine.progress import StageUpdate
 from tasks.reporting.charts import line_chart
@@ -41,7 +41,11 @@ _STAGE_PAGES |= dict.fromkeys(("align", "reason", "self_distill"), "reinforcemen
 def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
     """Markdown about a stage that succeeded; `update` is its last."""
     artifacts = [store.get(artifact_id) for artifact_id in outputs.values()]
-    rows = [_artifact_row(artifact, update.run_id) for artifact in artifacts]
+    rows = []
+    for artifact in artifacts:
+        page = artifact_page(artifact.id, update.run_id)
+        name = f"[{artifact.id}]({page})" if page else _code(artifact.id)
+        rows.append((name, str(len(artifact.manifest["files"])), size(artifact.bytes)))
     parts = [f"## {update.label}: {update.state}", markdown_table(("artifact", "files", "size"), rows)]
     if artifacts and update.state == "done":
         parts += curve(store, artifacts[0].execution, update.label)
@@ -78,12 +82,6 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
     drawn = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
     picture = base64.b64encode(line_chart(f"{title}: {metric}", drawn).encode()).decode()
     return [f"![{metric} by step](data:image/svg+xml;base64,{picture})"]
-
-
-def _artifact_row(artifact: Artifact, run: str) -> tuple[str, str, str]:
-    page = artifact_page(artifact.id, run)
-    name = f"[{artifact.id}]({page})" if page else _code(artifact.id)
-    return name, str(len(artifact.manifest["files"])), size(artifact.bytes)
 
 
 def _short_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:

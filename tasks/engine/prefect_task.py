@@ -6,7 +6,7 @@ the files behind them are intact. Calls to the API are kept rare, a few a minute
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -143,19 +143,16 @@ class _TaskRunPage:
 
 
 def _describe(update: StageUpdate, meter: RateMeter | None = None) -> str:
-    return ", ".join(_parts(update, meter))
-
-
-def _parts(update: StageUpdate, meter: RateMeter | None) -> Iterator[str]:
-    yield update.state
+    parts: list[str] = [update.state]
     if update.done is not None:
         total = f" of {update.total:g}" if update.total else ""
-        yield f"{update.done:g}{total} {update.unit}".rstrip()
+        parts.append(f"{update.done:g}{total} {update.unit}".rstrip())
     if meter and (rate := meter.rate()):
-        yield f"{amount(rate)} {update.unit}/s"
+        parts.append(f"{amount(rate)} {update.unit}/s")
     if meter and (left := meter.left(update.done, update.total)):
-        yield f"{duration(left)} left"
+        parts.append(f"{duration(left)} left")
     if update.note:
-        yield update.note
+        parts.append(update.note)
     if update.seconds is not None:
-        yield f"{update.seconds:.0f} s"
+        parts.append(f"{update.seconds:.0f} s")
+    return ", ".join(parts)

@@ -210,7 +210,10 @@ def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts
         if kind == "rollouts":
             groups.append({"title": f"{label}: rollouts of its last steps", "rows": _rollouts(catalog, item, most)})
         if kind == "traces":
-            traces = [_trace(row) for row in read_lines(folder / "traces.jsonl", most)]
+            traces = [
+                _shown(f"advantage {row['advantage']:.3g}", True, row["question"], row["text"], row["expected"])
+                for row in read_lines(folder / "traces.jsonl", most)
+            ]
             groups.append({"title": f"{label}: traces it was trained on", "rows": traces})
         if kind == "documents":
             groups.append({"title": f"{label}: what the teacher wrote", "rows": _documents(item, most)})
@@ -241,10 +244,6 @@ def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:
     return [
         _shown(f"reward {row['reward']:.3g}", good, row["question"], row["text"], row["expected"]) for good, row in ends
     ]
-
-
-def _trace(row: Facts) -> Facts:
-    return _shown(f"advantage {row['advantage']:.3g}", True, row["question"], row["text"], row["expected"])
 
 
 def _documents(item: Input, most: int) -> list[Facts]:

@@ -24,6 +24,11 @@ def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillC
 
     `facts`: those of the documents, with `prompt_sets`, `retrieval`, `held_out` (None: nothing was held out).
     """
+    rejected = tuple(
+        Samples(f"Rejected: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
+        for reason, rows in sorted(stats.samples.items())
+        if reason != "kept"
+    )
     sections = [
         ReportSection("What it is", tuple(_counts(facts))),
         ReportSection("Prompts", tuple(_prompts(facts, stats, config))),
@@ -35,7 +40,7 @@ def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillC
             "Examples of kept documents",
             (Samples("Kept", [_sample("kept", row) for row in stats.samples.get("kept", [])]),),
         ),
-        ReportSection("Examples of rejected replies", tuple(_rejected_samples(stats))),
+        ReportSection("Examples of rejected replies", rejected),
     ]
     shown = [section for section in sections if section.blocks]
     subtitle = f"{amount(facts['documents'])} documents out of {amount(facts['prompts'])} prompts."
@@ -148,12 +153,6 @@ def _cost(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
         yield TimeChart("cost over time", tuple(points), "dollars")
     elif points:
         yield Paragraph("The endpoints have no price in the configuration: nothing was paid.")
-
-
-def _rejected_samples(stats: DistillStats) -> Iterator[ReportBlock]:
-    for reason, rows in sorted(stats.samples.items()):
-        if reason != "kept":
-            yield Samples(f"Rejected: {reason.replace('_', ' ')}", [_sample(reason, row) for row in rows[:3]])
 
 
 def _sample(verdict: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,10 @@ def _results(scores: Mapping[str, Facts]) -> Iterator[ReportBlock]:
             "reasoning-gym problems: a stand-in that shows the pipeline at work, and not comparable with the paper's."
         )
     names = list(dict.fromkeys(name for result in scores.values() for name in result["benchmarks"]))
-    titles = {name: _title(scores, name) for name in names}
+    titles: dict[str, str] = {}
+    for name in names:
+        score = next(result["benchmarks"][name] for result in scores.values() if name in result["benchmarks"])
+        titles[name] = score["title"] + (" (stand-in)" if score.get("stand_in") else "")
     rows = tuple(
         (titles[name], *(_cell(result["benchmarks"].get(name)) for result in scores.values())) for name in names
     )
@@ -137,11 +140,6 @@ def _last_and_others(scores: Mapping[str, Facts]) -> list[str]:
 
 
 _HOW = "Strict accuracy in percent, zero-shot, with the 95 % Wilson interval and the number of questions."
-
-
-def _title(scores: Mapping[str, Facts], name: str) -> str:
-    score = next(result["benchmarks"][name] for result in scores.values() if name in result["benchmarks"])
-    return score["title"] + (" (stand-in)" if score.get("stand_in") else "")
 
 
 def _cell(score: Facts | None) -> str:
