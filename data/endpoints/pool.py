@@ -57,17 +57,16 @@ class EndpointPool:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
-        self._endpoints = {name: self._endpoint(name, config) for name, config in endpoints.items()}
+        self._endpoints: dict[str, Endpoint] = {}
+        for name, config in endpoints.items():
+            limit = Usage(config.budget_dollars, config.budget_tokens)
+            own = SpendingLimit(limit, self._cache.spent.get(name, NO_USAGE), f"the budget of endpoint {name!r}")
+            self._endpoints[name] = Endpoint(name, config, own, self._limit)
         self._batch_queues = {
             name: BatchQueue(self._endpoints[name], jobs_folder(cache), self._cache) for name in batch_endpoints
         }
         # Requests that are being answered, by digest: a second one with the same digest waits for the first.
         self._in_flight: dict[str, asyncio.Future[AskResult]] = {}
-
-    def _endpoint(self, name: str, config: EndpointConfig) -> Endpoint:
-        limit = Usage(config.budget_dollars, config.budget_tokens)
-        own = SpendingLimit(limit, self._cache.spent.get(name, NO_USAGE), f"the budget of endpoint {name!r}")
-        return Endpoint(name, config, own, self._limit)
 
     def __enter__(self) -> "EndpointPool":
         return self

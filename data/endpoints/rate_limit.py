@@ -124,7 +124,10 @@ class RateLimiter:
         now = self._active_time()
         self.refused_count += 1
         self._refused.append(sent_at)
-        self._pause(pause_s)
+        clock = self._clock()
+        paused_until = max(self._paused_until, clock + pause_s)
+        self._paused_s += paused_until - max(self._paused_until, clock)
+        self._paused_until = paused_until
         if sent_at <= self._cut_at:
             return  # sent before the last cut: it shows nothing about the rate since then
         self._refused_since_cut += 1
@@ -196,12 +199,6 @@ class RateLimiter:
     def _active_time(self) -> float:
         """The clock without the pauses that the server asked for, in which nothing can be learnt."""
         return max(self._clock(), self._paused_until) - self._paused_s
-
-    def _pause(self, seconds: float) -> None:
-        now = self._clock()
-        until = max(self._paused_until, now + seconds)
-        self._paused_s += until - max(self._paused_until, now)
-        self._paused_until = until
 
     def _sample(self, until: float) -> tuple[int, int, float]:
         """The latest requests until then and since the last cut: how many, how many were refused, in what time."""
