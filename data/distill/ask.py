@@ -111,18 +111,17 @@ class TeacherRound:
         results: dict[int, PromptResult] = {}
 
         def check(index: int, reply: ChatReply | ChatFailure) -> None:
-            results[index] = self._checked(tasks[index], reply)
+            task = tasks[index]
+            if isinstance(reply, ChatFailure):
+                results[index] = PromptResult(task, reply, None, f"failed_{reply.reason}")
+            else:
+                document = parse_reply(reply.text)
+                reason = reject_reason(document, reply.finish, task.prompt, task.neighbours, task.template, self.config)
+                results[index] = PromptResult(task, reply, document, reason, (PaidReply("teacher", reply),))
             on_verdict(results[index].reason is None)
 
         raise_for_outage(self.pool.ask([task.request for task in tasks], check))
         return [results[index] for index in range(len(tasks))]
-
-    def _checked(self, task: TeacherTask, reply: ChatReply | ChatFailure) -> PromptResult:
-        if isinstance(reply, ChatFailure):
-            return PromptResult(task, reply, None, f"failed_{reply.reason}")
-        document = parse_reply(reply.text)
-        reason = reject_reason(document, reply.finish, task.prompt, task.neighbours, task.template, self.config)
-        return PromptResult(task, reply, document, reason, (PaidReply("teacher", reply),))
 
     def _reject_contaminated(self, results: list[PromptResult]) -> list[PromptResult]:
         """Reject documents that overlap a benchmark; the benchmark, example and words are kept as evidence."""
