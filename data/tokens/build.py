@@ -123,7 +123,10 @@ def write_tokens(
             rate, last = tokens / max(1e-9, now - began), now
             emit("progress", done=rows, total=plan.records, unit="records", note=f"{rate / 1e3:,.0f}k tokens/s")
 
-    batches = batched(islice(scan(0), plan.records), plan.form)
+    def rows() -> Iterator[Record | Rejected]:  # a generator: a finished file is not read again, not even opened
+        yield from islice(scan(0), plan.records)
+
+    batches = batched(rows(), plan.form)
     tokenise_file(batches, plan, checks or DocumentChecks(), folder, plan.exemplars, threads, progress)
     find_copies([folder], against, work / "settling", emit)
     pack_file(folder, 0, plan, marker, out)
