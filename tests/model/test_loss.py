@@ -90,6 +90,7 @@ def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 
 
+@pytest.mark.slow
 def test_whole_logits_never_exist(config, params):
     """No array of the traced computation holds logits of more than a chunk of columns."""
     batch = packed_rows(config.vocabulary, [[64]] * 4, 64)

@@ -54,6 +54,7 @@ def test_initialisation_is_a_function_of_the_seed(config):
     assert jnp.all(first["embedding"][config.vocabulary :] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "blocks"), [(32, 2), (256, 8)])
 def test_the_loss_starts_near_the_logarithm_of_the_vocabulary(width, blocks):
     config = tiny_config(width=width, blocks=blocks, vocabulary=500, feed_forward=2 * width)
@@ -81,6 +82,7 @@ def influence(config, params, batch):
     return measure
 
 
+@pytest.mark.slow
 def test_causality_by_gradients(influence):
     """No later column acts on column 6; every one up to it does; no other row does."""
     reach = influence(0, 6)
@@ -116,6 +118,7 @@ def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatc
     np.testing.assert_allclose(blocked, whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rematerialisation_changes_no_gradient(batch):
     """On Transformer layers alone, which compile fast; the golden steps use rematerialised SCA layers."""
     config = tiny_config(sca_per_block=0)
@@ -130,6 +133,7 @@ def test_rematerialisation_changes_no_gradient(batch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), kept, other)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32(config, params, batch):
     half = hidden(params, config.model_copy(update={"compute_dtype": "bfloat16"}), batch)
     assert half.dtype == jnp.bfloat16
@@ -156,6 +160,7 @@ def test_rows_of_different_shapes_are_refused(config, params, batch):
         forward(params, config, batch["tokens"], batch["segments"][:, :-1], batch["positions"])
 
 
+@pytest.mark.slow
 def test_golden_train_steps():
     """Three steps of plain gradient descent from a seed give the recorded losses."""
     config = tiny_config(sca_per_block=2)

@@ -44,6 +44,7 @@ def groups():
     return [group([1.0, 0.0, 0.0, 1.0], 1), group([0.0, None, 1.0, 0.0], 2)]
 
 
+@pytest.mark.slow
 def test_is_the_same_for_any_micro_batch_order_and_padding(model, params, groups):
     reference = gradients(model, params, groups)
     close(reference, gradients(model, params, groups, micro_rows=7))
@@ -52,6 +53,7 @@ def test_is_the_same_for_any_micro_batch_order_and_padding(model, params, groups
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reference)) > 0
 
 
+@pytest.mark.slow
 def test_against_finite_differences(model, params, groups):
     """The gradient of -sum w A log pi, along a random direction."""
     (batch,) = batches(rows_of(groups), 8, LENGTH)
@@ -73,6 +75,7 @@ def test_against_finite_differences(model, params, groups):
     assert along == pytest.approx(measured, rel=2e-2)
 
 
+@pytest.mark.slow
 def test_a_balanced_step_splits_by_sign(model, params, groups):
     """The learner's norms of g+ and g- are those of the gradients of the rows of either sign."""
     learner = learner_of(model, params)
@@ -88,6 +91,7 @@ def test_a_balanced_step_splits_by_sign(model, params, groups):
     assert metrics["balance_factor"] == pytest.approx(metrics["norm_positive"] / metrics["norm_negative"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_kl_pulls_towards_the_reference_and_stands_outside_the_balance(model, params, groups):
     learner = learner_of(model, params, kl=0.5)
     first = learner.update(groups)
@@ -112,6 +116,7 @@ def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
     assert metrics["update_norm"] < 1e-3  # weight decay alone
 
 
+@pytest.mark.slow
 def test_inner_epochs_clip(model, params, groups):
     learner = learner_of(model, params, "off", inner_epochs=3, clip_ratio=0.01)
     for g in groups:
@@ -134,6 +139,7 @@ def test_a_forced_token_weighs_nothing(model, params):
     assert (batch["weights"][0] > 0).sum() == len(pair.rollouts[0].ids) - 1
 
 
+@pytest.mark.slow
 def test_named_parts_train_and_the_rest_is_shared_with_the_reference(model, params, groups):
     learner = learner_of(model, params, kl=0.5, train=("blocks.attention",))
     before = learner.params

@@ -21,6 +21,7 @@ def size(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [(), ("embedding",), ("blocks",), ("blocks.2",), ("blocks.0", "blocks.2"), ("blocks.0", "blocks.1", "blocks.2"),

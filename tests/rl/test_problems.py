@@ -39,6 +39,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_splits_never_share_a_question():
     by_name = {
         split: {p.question for seed in (0, 1) for p in itertools.islice(problems(SUMS, seed, split), 40)}

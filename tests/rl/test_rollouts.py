@@ -33,6 +33,7 @@ def test_a_group_of_one_compares_nothing():
         RolloutConfig(prompts=2, group=1, prompt_length=24, max_tokens=6)
 
 
+@pytest.mark.slow
 def test_each_shape_is_compiled_once_a_run(model, caplog):
     """A program for each length that prompts are padded to; with other parameters and prompts nothing is compiled."""
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 0)

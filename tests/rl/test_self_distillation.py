@@ -50,6 +50,7 @@ def step(params, rows, size):
     return jax.jit(partial(update, MODEL, tx))(params, tx.init(params), batch)
 
 
+@pytest.mark.slow
 def test_a_step_is_the_formulas_whatever_the_padding(params):
     rng = np.random.default_rng(3)
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]

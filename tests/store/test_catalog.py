@@ -134,6 +134,7 @@ def test_a_removed_artifact_has_no_row(store, catalog):
     assert everything(catalog) == before
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):

@@ -13,6 +13,7 @@ from tests.support.stage_crowd import go, start
 from tests.support.stage_store import damage, key_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("supersede", [False, True])
 def test_processes_that_publish_the_same_keys_each_get_a_whole_artifact(store, supersede):
     count = 12
@@ -47,6 +48,7 @@ def test_a_process_killed_while_publishing_leaves_only_whole_artifacts(store):
     assert len(store.folders()) >= published
 
 
+@pytest.mark.slow
 def test_concurrent_writers_lose_and_duplicate_nothing(store):
     count, names = 60, ("ann", "bob", "cy")
     crowd = [start("ingest", store.root, name, count, 4) for name in names]
@@ -81,6 +83,7 @@ def test_a_killed_process_loses_no_event_that_it_had_written(store):
         assert rows == [{"n": len(events)}]
 
 
+@pytest.mark.slow
 def test_concurrent_commits_lose_and_duplicate_nothing(tmp_path):
     """A small run of bench/commits.py."""
     Store(tmp_path).prepare()

@@ -37,6 +37,7 @@ def send(store, *artifacts):
     return [artifact.id for artifact in store.push(artifacts or store.list(superseded=True))]
 
 
+@pytest.mark.slow
 def test_a_second_machine_sees_reads_and_queries_what_the_first_published(pair):
     a, b = pair
     tokens = published(a, "tokens", "in", {"a.txt": "one", "deep/b.txt": "two"})
@@ -89,6 +90,7 @@ def test_the_manifest_is_sent_last(pair, monkeypatch):
     assert b.verify(b.get(artifact.id)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["flip", "short", "long", "gone"])
 def test_damage_at_the_remote_is_refused_by_name_and_not_stored(pair, harm):
     a, b = pair
@@ -201,6 +203,7 @@ def test_an_upload_whose_process_was_killed_is_finished_by_the_next(pair):
     assert all(b.get(artifact.id).path and b.verify(b.get(artifact.id)) == [] for artifact in artifacts)
 
 
+@pytest.mark.slow
 def test_a_broken_connection_is_one_message_and_the_next_push_continues(pair, object_store_address, monkeypatch):
     a, b = pair
     artifact = published(a, "tokens", "in", {f"{i}.bin": str(i) * 50000 for i in range(8)})
@@ -235,6 +238,7 @@ def test_wrong_urls_and_buckets_are_explained_in_one_message(machine, monkeypatc
     assert "hunter2" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_removal_includes_the_remote_and_other_machines_forget(pair):
     a, b = pair
     first = published(a, "tokens", "in", {"a.txt": "first"})

@@ -26,6 +26,7 @@ def job(staging, server, column="smollm2_360m", asked=ASKED):
     return Job("evaluate", "k" * 64, "e", section, {}, staging, silent)
 
 
+@pytest.mark.slow
 def test_a_model_behind_an_endpoint_fills_its_column(tmp_path):
     with FakeOpenAI(lambda body: "A") as server:
         done = job(tmp_path, server)

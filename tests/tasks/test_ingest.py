@@ -32,6 +32,7 @@ def facts(staging, kind):
     return json.loads((staging / "facts" / f"{kind}.json").read_text())
 
 
+@pytest.mark.slow
 def test_synth_gives_tokens_and_exemplars(tmp_path):
     events = []
     work(job(tmp_path, events, reader="reasoning", form="synth", tasks=[{"name": "gsm_symbolic"}], exemplars=7))

@@ -41,6 +41,7 @@ def job(staging, inputs, events=None, **changes):
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
     events = []
     staging = tmp_path / "staging" / "key"

@@ -138,6 +138,7 @@ def test_all_prompts_end_once_under_faults(run):
     assert set(output.counts["rejected"]) <= {"failed_refused", "failed_server_error"}
 
 
+@pytest.mark.slow
 def test_a_second_run_sends_nothing_and_writes_the_same(run):
     with FakeOpenAI(faults=always(None)) as server:
         endpoints = {"t": openai(server, concurrency=5)}

@@ -76,6 +76,7 @@ def test_replies_come_in_the_order_of_the_requests_and_are_reported_as_they_come
     assert {event["status"] for event in events} == {"ok"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
 @pytest.mark.parametrize(
     ("fault", "status"),
@@ -129,6 +130,7 @@ def test_retry_after_pauses_all_requests(pool_for):
         assert len(server.bodies) == 4
 
 
+@pytest.mark.slow
 def test_every_request_ends_once_under_a_mixture_of_faults(pool_for, events):
     faults = mixed(3, f429=0.05, f500=0.05, hang=0.02, cut=0.03, invalid=0.03)
     with FakeOpenAI(faults=faults, per_million=(10.0, 30.0)) as server:
@@ -321,6 +323,7 @@ def test_closing_cancels_the_requests_of_other_threads(pool_for):
     assert len(ended) == 1
 
 
+@pytest.mark.slow
 def test_what_was_answered_before_a_kill_is_not_sent_again(pool_for, tmp_path):
     """A real process is killed while it sends requests; another continues with its file."""
     cache = tmp_path / "replies.jsonl"

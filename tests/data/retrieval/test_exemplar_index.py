@@ -144,6 +144,7 @@ def one_thread():
     faiss.omp_set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(monkeypatch):
     monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)

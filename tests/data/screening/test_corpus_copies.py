@@ -63,6 +63,7 @@ def naive(files: list[list[Document]], against: list[list[Document]], bands: boo
     return [copy or close for copy, close in zip(verdicts, near, strict=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(files=FILES, against=FILES, bands=st.booleans(), block=st.sampled_from([1, 3, 100]))
 def test_the_verdicts_are_those_of_comparing_every_two(tmp_path_factory, files, against, bands, block):

@@ -43,6 +43,7 @@ def chosen_of(folder, parts, size, kept=EVERY, most=None):
     return choose_exemplars([(path, kept) for path in paths], size)
 
 
+@pytest.mark.slow
 @given(order=st.permutations(range(60)), size=st.integers(0, 70))
 def test_order_does_not_matter_and_exercises_are_even(tmp_path_factory, order, size):
     folder = tmp_path_factory.mktemp("sample")
@@ -55,6 +56,7 @@ def test_order_does_not_matter_and_exercises_are_even(tmp_path_factory, order, s
     assert counts["rare"] == min(6, -(-size // 3)) or size % 3
 
 
+@pytest.mark.slow
 @given(cuts=st.lists(st.integers(0, 60), max_size=3))
 def test_units_add_up_to_the_whole(tmp_path_factory, cuts):
     folder = tmp_path_factory.mktemp("sample")

@@ -57,6 +57,7 @@ def test_unfinished_thinking_scores_nothing_and_is_counted(items, model, tmp_pat
     assert (result["correct"], result["unfinished"]) == (0, len(items[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["constant", "random"])
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_guessing_scores_chance(items, model, tmp_path, name, kind):

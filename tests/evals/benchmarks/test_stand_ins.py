@@ -17,6 +17,7 @@ from evals.scoring.scores import score
 TASKS = (TaskConfig(name="chain_sum"), TaskConfig(name="spell_backward"), TaskConfig(name="gcd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STAND_INS)
 def test_items_are_distinct_repeatable_and_shaped_like_their_benchmark(name):
     items, again, other = (STAND_INS[name].build(seed, 24) for seed in (1, 1, 2))

@@ -123,6 +123,7 @@ def test_the_pronoun_is_no_option(answer, result):
     assert choices.candidates(answer, "ABCDEFGHIJ") == result
 
 
+@pytest.mark.slow
 @given(st.text(), st.integers(2, 10))
 def test_no_text_breaks_the_parser(text, count):
     letters = "ABCDEFGHIJ"[:count]

@@ -12,6 +12,7 @@ def equivalence():
     instance.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expected", "given", "same"),
     [
@@ -55,6 +56,7 @@ def test_math_verdicts(equivalence, reply, answer, strict, lenient, problem):
     assert (verdict.strict, verdict.lenient, verdict.problem) == (strict, lenient, problem)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_takes_too_long_is_given_up_and_its_process_replaced(equivalence):
     assert equivalence.equal("\\frac{2}{4}", "0.5")
     equivalence.limit_s = 1.0
@@ -64,6 +66,7 @@ def test_a_comparison_that_takes_too_long_is_given_up_and_its_process_replaced(e
     assert equivalence.equal("\\frac{2}{4}", "0.5")
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_replaced(equivalence):
     assert equivalence.equal("\\frac{2}{4}", "0.5")
     equivalence._process.kill()

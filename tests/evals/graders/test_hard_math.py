@@ -96,6 +96,7 @@ def equivalence():
     instance.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "expected", "strict", "lenient"), HARD)
 def test_hard_mathematics(equivalence, reply, answer, expected, strict, lenient):
     verdict = grade_math(reply(answer), expected, equivalence)

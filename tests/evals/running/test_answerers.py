@@ -114,6 +114,7 @@ def test_a_missing_checkpoint_and_too_long_a_prompt_are_refused(checkpoint, tmp_
         CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 160}))
 
 
+@pytest.mark.slow
 def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint, monkeypatch):
     monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
@@ -141,6 +142,7 @@ def job(checkpoint, staging, emit=silent, **section):
     return Job("evaluate", "k" * 64, "e", {**SECTION, **section}, inputs, staging, emit)
 
 
+@pytest.mark.slow
 def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_path):
     events = []
     first = job(checkpoint, tmp_path / "one", lambda kind, **fields: events.append((kind, fields)))

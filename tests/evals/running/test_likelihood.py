@@ -70,6 +70,7 @@ def plain_logprob(params, model, ids, first):
     return sum(logprobs[i - 1, ids[i]] for i in range(first, len(ids)))
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_each_sequence_alone(checkpoint):
     params, model, _ = load_weights(checkpoint)
     draw = np.random.default_rng(0)
@@ -89,6 +90,7 @@ def test_a_sequence_over_the_context_is_refused(checkpoint):
         continuation_logprobs(params, model, [([1] * 161, 2)], rows=2)
 
 
+@pytest.mark.slow
 def test_options_are_weighed_after_the_bare_question(checkpoint, scorer, items):
     params, model, tokenizer_config = load_weights(checkpoint)
     tokenizer = tokenizer_for(tokenizer_config)

@@ -54,6 +54,7 @@ def test_a_torn_last_line_is_asked_again_and_the_file_ends_the_same(items, model
     assert torn.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_again_and_again_ends_with_the_same_rows(tmp_path):
     calm = run(tmp_path / "calm", pause_s=0)
     assert calm.wait(120) == 0

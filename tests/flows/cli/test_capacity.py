@@ -58,6 +58,7 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert len(Store(tmp_path / "store").list("plan")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -73,6 +74,7 @@ def test_bad_input_is_one_message_and_exit_code_2(nautile, options, message):
     assert "Traceback" not in out + err
 
 
+@pytest.mark.slow
 def test_on_this_machine_only_memory_is_estimated(nautile):
     code, out, err = nautile("--topology", "local", "--fsdp", "1", "--json")
     assert code == 0, err

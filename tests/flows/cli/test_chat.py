@@ -52,6 +52,7 @@ def reply(nautile, checkpoint, *options, prompt="2 + 2"):
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_the_seed_fixes_a_reply(nautile, checkpoint):
     first, same, other = (reply(nautile, checkpoint, "--seed", seed) for seed in (1, 1, 2))
     assert first["thinking"] == same["thinking"] != other["thinking"]
@@ -59,6 +60,7 @@ def test_the_seed_fixes_a_reply(nautile, checkpoint):
     assert first["finished"] == (first["tokens"] < 24)
 
 
+@pytest.mark.slow
 def test_a_thinking_budget_brings_an_answer(nautile, checkpoint):
     assert reply(nautile, checkpoint, "--temperature", 0)["answer"] is None
     budgeted = reply(nautile, checkpoint, "--temperature", 0, "--thinking-budget", 4)
@@ -77,6 +79,7 @@ def test_the_streamed_text_is_the_reply(nautile, checkpoint):
     assert 0 < len(answer.strip()) < len(out.strip())
 
 
+@pytest.mark.slow
 def test_questions_are_read_until_standard_input_ends(nautile, checkpoint):
     """A question that is too long is refused, and the next one is answered."""
     code, out, _ = nautile("chat", checkpoint, "--max-tokens", 8, stdin=f"2 + 2\n\n{'long ' * 40}\n3 + 3\n")
@@ -117,6 +120,7 @@ def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_
     assert (code, "already holds something" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_authors_weights_become_a_checkpoint(nautile, tmp_path):
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in author_shapes(MODEL)}

@@ -24,6 +24,7 @@ def ragged(tokens, lengths, width):
     return jnp.asarray(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"decay": "window", "context": 24, "spectral_samples": 1}])
 def test_prefill_and_steps_equal_forward(params, changes):
     """Prompts of 1 to 9 tokens (the convolution reaches back 3), and a cache that grows once."""

@@ -96,6 +96,7 @@ def alone(client):
     return [client.fill([request])[0] for request in REQUESTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 4, 5], ids=["greedy", "cut", "drawn, with a thinking budget"])
 def test_samples_are_those_of_the_generator(config, params, alone, index):
     """The same seeds give the same tokens."""
@@ -129,6 +130,7 @@ def test_samples_of_one_prompt_differ_by_their_seeds_alone(client):
     assert len({tuple(ids) for ids in results}) == 6
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_the_trainer(config, params, client):
     """Of a prompt and of what follows it, and the alternatives to each."""
     request = DecodeRequest((5, 6, 7, 20, 21), 9, (1,), score_prompt=True, alternatives=5)

@@ -33,6 +33,7 @@ def same(item, other):
     assert (item.truncated, item.forced) == (other.truncated, other.forced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_sample_does_not_depend_on_the_batch(config, params, four, rows):
     """One row at a time, or batches of three and one: other prompts beside it, and idle rows in the last batch."""
@@ -66,6 +67,7 @@ def test_other_seeds_give_other_samples(config, params, four):
     assert not any(np.array_equal(item.ids, other.ids) for item, other in zip(four, again, strict=True))
 
 
+@pytest.mark.slow
 def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
     monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
     assert length_buckets(12, 5) == [5, 10, 12]
@@ -74,6 +76,7 @@ def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
         same(item, other)
 
 
+@pytest.mark.slow
 def test_a_longer_limit_changes_nothing_before_it(config, params, four):
     longer = Generator(config, replace(SAMPLING, max_tokens=15), rows=4, prompt_length=LONGEST)
     for item, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
@@ -101,6 +104,7 @@ def test_greedy_takes_the_likeliest(config, params):
     np.testing.assert_array_equal(completion.ids, jnp.argmax(logits_LV, -1))
 
 
+@pytest.mark.slow
 def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
     stops = tuple({int(completion.ids[4]) for completion in four[:2]})
     stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)

@@ -13,6 +13,7 @@ from model.nautile import initialise
 from tests.model.conftest import tiny_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 2, 4])
 def test_the_spectrum_at_the_start(samples):
     config = tiny_config(spectral_samples=samples, memory_heads=4)

@@ -59,6 +59,7 @@ def times(store):
     return {item: len(pids) for item, pids in runs(store.root).items()}
 
 
+@pytest.mark.slow
 def test_fan_outs_run_in_order_and_their_events_reach_the_catalog(store, context, updates):
     outputs = run_stage(pieces, section(4), {}, context)
     assert text(store, outputs) == joined(4)
@@ -89,6 +90,7 @@ def test_fan_outs_run_in_order_and_their_events_reach_the_catalog(store, context
     assert run_stage(pieces, section(4), {}, context) == outputs
 
 
+@pytest.mark.slow
 def test_progress_counts_a_running_item_by_the_share_it_has_done(store, context, gate, updates):
     config = section(2, gate=str(gate), gated=["piece-0", "piece-1"])
     thread = threading.Thread(target=run_stage, args=(pieces, config, {}, context))
@@ -99,6 +101,7 @@ def test_progress_counts_a_running_item_by_the_share_it_has_done(store, context,
     assert [update.done for update in updates if update.note == "cut"][-1] == 2.0
 
 
+@pytest.mark.slow
 def test_bad_items_are_skipped_by_name_up_to_the_share(store, context, caplog):
     config = section(4, faults={"piece-1": {"bad": 99}}, skippable=0.25)
     outputs = run_stage(pieces, config, {}, context)
@@ -113,6 +116,7 @@ def test_bad_items_are_skipped_by_name_up_to_the_share(store, context, caplog):
     assert [tuple(row.values()) for row in counted] == [("cut_set_aside", 1.0), ("cut_units", 4.0)]
 
 
+@pytest.mark.slow
 def test_too_many_bad_items_are_one_message_and_are_tried_again_by_the_next_run(store, context):
     config = section(4, faults={"piece-3": {"bad": 1}, "piece-2": {"bad": 1}}, skippable=0.25)
     message = (
@@ -126,6 +130,7 @@ def test_too_many_bad_items_are_one_message_and_are_tried_again_by_the_next_run(
     assert text(store, run_stage(pieces, config, {}, context)) == joined(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
@@ -157,6 +162,7 @@ def test_three_failed_items_end_the_stage(store):
     assert times(store) == {"list": 1, "piece-0": 1, "piece-1": 1, "piece-2": 1}
 
 
+@pytest.mark.slow
 def test_a_full_disk_skips_no_item(store, context):
     config = section(3, faults={"piece-1": {"full": 1}}, skippable=1.0)
     with pytest.raises(ConfigError, match=r"^the store .* cannot be written \(No space left on device\)"):

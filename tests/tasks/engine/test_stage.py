@@ -76,6 +76,7 @@ def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
     assert counts == [{"m": 3, "s": 3}]
 
 
+@pytest.mark.slow
 def test_inputs_are_read_and_are_in_the_key(store, context):
     result, two = run_stage(sums, section(3), {}, context), run_stage(sums, section(4), {}, context)
     outputs = [run_stage(sums, section(1), {"x": base["numbers"]}, context)["numbers"] for base in (result, two)]
@@ -196,6 +197,7 @@ def test_force_runs_again_and_keeps_the_old_artifact(store, context):
     assert {row["execution"]: row["n"] for row in steps} == {old.execution: 3, new.execution: 3}
 
 
+@pytest.mark.slow
 def test_force_drops_unforced_work_but_continues_its_own(store, context):
     config = section(faults={"retry": 2})
     with pytest.raises(Retryable):
@@ -209,6 +211,7 @@ def test_force_drops_unforced_work_but_continues_its_own(store, context):
     assert len({run["execution"] for run in runs(store)}) == 2
 
 
+@pytest.mark.slow
 def test_work_starts_afresh_when_an_input_was_replaced_by_other_bytes(store, context):
     base = run_stage(sums, section(2), {}, context)
     config = section(1, faults={"retry": 1})
@@ -249,6 +252,7 @@ def test_a_crash_between_two_publications_is_finished_without_working_again(stor
     assert list((store.root / "staging").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_forced_run_cut_short_between_its_two_renames_is_finished_by_any_run(store, context, monkeypatch):
     outputs = run_stage(sums, section(totals=True), {}, context)
     old = store.get(outputs["numbers"]).execution

@@ -89,6 +89,7 @@ def test_a_killed_parent_ends_its_child(store, gate, config):
     finish(store, gate, config, [("interrupted", 1), ("done", 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaf", [False, True])
 def test_ctrl_c_ends_the_child_and_all_it_started(store, gate, config, deaf):
     if deaf:
@@ -105,6 +106,7 @@ def test_ctrl_c_ends_the_child_and_all_it_started(store, gate, config, deaf):
     finish(store, gate, config, [("cancelled", 1), ("done", 2)])
 
 
+@pytest.mark.slow
 def test_a_second_process_waits_for_the_first_and_reuses(store, gate, config):
     first = start(store.root, config, "r1")
     worker = reached(gate)
@@ -121,6 +123,7 @@ def test_a_second_process_waits_for_the_first_and_reuses(store, gate, config):
     assert [(run["run"], run["state"]) for run in runs] == [("r1", "done"), ("r2", "reused")]
 
 
+@pytest.mark.slow
 def test_a_waiting_run_whose_first_is_killed_takes_over(store, gate, config):
     first = start(store.root, config, "r1")
     reached(gate)

@@ -23,6 +23,7 @@ def states(store):
     return [row["state"] for row in Catalog(store).query("SELECT state FROM runs ORDER BY started, time")]
 
 
+@pytest.mark.slow
 def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     a, b = machine("a"), machine("b")
     base = run_stage(sums, section(2), {}, context(a))

@@ -28,6 +28,7 @@ def kernel(device):
     return form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 33, 257])
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_equal_the_reference(device, length):
@@ -37,6 +38,7 @@ def test_kernels_equal_the_reference(device, length):
     assert error < 4e-6, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_published_head_fills_whole_registers(device):
     """H 64 and M 2: the TPU kernel takes two heads at a time, in two groups here."""
@@ -45,6 +47,7 @@ def test_the_published_head_fills_whole_registers(device):
     assert error < 4e-6, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_sample_and_odd_heads(device):
     case = draw(1, 20, heads=3, head_dim=16, samples=1, queries=3)
@@ -52,6 +55,7 @@ def test_one_sample_and_odd_heads(device):
     assert error < 4e-6, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_with_bfloat16(device):
     case = draw(1, 20, heads=2, head_dim=16, queries=2)

@@ -72,6 +72,7 @@ def test_every_ratio_of_heads_and_number_of_samples(heads, queries, head_dim, sa
     assert error < 4e-6, where
 
 
+@pytest.mark.slow
 def test_bfloat16_inputs_keep_a_float32_state():
     case, segments = draw(length=41, queries=4), documents(2, 41)
     half = {**case, "operands": [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in case["operands"]]}

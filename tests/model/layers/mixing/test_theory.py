@@ -110,6 +110,7 @@ def test_remark_why_the_gradient(prefix):
     assert np.abs(readout(carried, wave) - p[2] * values[2]).max() < EXACT
 
 
+@pytest.mark.slow
 def test_the_operator_retrieves_exactly_when_its_grid_is_a_dual_group():
     """`mix` with M = n points θ = 2πκ, and keys whose softsign is r/n: then its phases are the group's, and the query
     e^{iθ r_j/n} gives α_j k_j / Z, decay and all. (The value is k, the address its softsign: the two may differ.)"""
