@@ -1,6 +1,6 @@
 # Every target sets up .venv by itself. python3 (3.11 to 3.13) and make are the only requirements.
 #
-#   make run        the whole pipeline, small, offline          make check      lint, types and fast tests: two minutes
+#   make run        the whole pipeline, small, offline          make check      lint, types and the fast tests
 #   make up, down   Prefect server, deployments, dashboard      make test       every test that needs no large download
 #   make lint       the linter alone                            make test-all   fetch what is missing, then every test
 PYTHON ?= python3
