@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from common.processes import ExitCode
 from flows.cli.terminal import IdArgument, Json, show_as, the_store
 
 store_app = typer.Typer(
@@ -25,7 +26,7 @@ def verify(
     result = inspect.verify(the_store(), artifact, remote=not local)
     show_as(result, as_json, verify_table)
     if result["damaged"]:
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.BAD_INPUT)
 
 
 @store_app.command()

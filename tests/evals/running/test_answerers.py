@@ -6,45 +6,20 @@ from common.errors import ConfigError
 from common.events import silent
 from configs.base import TaskConfig
 from configs.evaluation import EvaluateConfig
-from configs.model import ModelConfig, TokenizerConfig
+from configs.model import TokenizerConfig
 from configs.training import ProblemsConfig
 from data.chat_template import encode_prompt
 from data.tokenizer import tokenizer_for
 from evals.running import answerers
 from evals.running.answerers import Answer, CheckpointAnswerer, SkippedQuestion
 from model.decoding.buckets import length_buckets
-from model.nautile import initialise
-from model.weights.files import save_weights
 from tasks.engine.job import Job
 from tasks.evaluate import evaluate, questions
+from tests.evals.running.conftest import RANKS
 
-RANKS = 300
 CONFIG = EvaluateConfig(benchmarks=(), max_tokens=6, prompt_length=128, batch=4, temperature=1.0)
 PROMPTS = ["Is it?", "What is 1 + 2?", "sea " * 20, "Why?", "shell " * 60]
 SEEDS = [(1, n) for n in range(len(PROMPTS))]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    tokenizer = TokenizerConfig(ranks=RANKS)
-    model = ModelConfig(
-        vocabulary=tokenizer.vocabulary,
-        width=16,
-        blocks=1,
-        sca_per_block=1,
-        context=160,
-        memory_heads=2,
-        query_heads=2,
-        spectral_samples=2,
-        attention_heads=2,
-        kv_heads=1,
-        feed_forward=16,
-        compute_dtype="float32",
-        remat="none",
-    )
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_weights(folder, initialise(model, 0), model, tokenizer)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import pytest
 
 from common.errors import ConfigError
 from configs.evaluation import EvaluateConfig
-from configs.model import ModelConfig, TokenizerConfig
 from data.tokenizer import tokenizer_for
 from evals.benchmarks.items import BenchmarkItem
 from evals.running.likelihood import PROMPT, CheckpointScorer, OptionLikelihoods, with_options
@@ -15,34 +14,10 @@ from evals.scoring.scores import likelihood
 from model.decoding.buckets import length_buckets
 from model.decoding.scoring import continuation_logprobs
 from model.loss import masked_logits
-from model.nautile import forward, initialise
-from model.weights.files import load_weights, save_weights
+from model.nautile import forward
+from model.weights.files import load_weights
 
-RANKS = 300
 CONFIG = EvaluateConfig(benchmarks=(), ways=("likelihood",), batch=4)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    tokenizer = TokenizerConfig(ranks=RANKS)
-    model = ModelConfig(
-        vocabulary=tokenizer.vocabulary,
-        width=16,
-        blocks=1,
-        sca_per_block=1,
-        context=160,
-        memory_heads=2,
-        query_heads=2,
-        spectral_samples=2,
-        attention_heads=2,
-        kv_heads=1,
-        feed_forward=16,
-        compute_dtype="float32",
-        remat="none",
-    )
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_weights(folder, initialise(model, 0), model, tokenizer)
-    return folder
 
 
 @pytest.fixture(scope="module")
