@@ -17,6 +17,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,9 +147,7 @@ class Store:
         if not folder.is_dir():
             return None
         artifact = self.read(kind, key, 0, folder) or self.read(kind, key, 0, folder)  # replaced during the first read
-        if artifact is None and not folder.is_dir():
-            return None  # superseded between the two reads
-        if artifact is None:
+        if artifact is None and folder.is_dir():  # else superseded between the two reads
             raise ConfigError(damage_message(short_id(kind, key), [MANIFEST], label))
         return artifact
 
@@ -160,11 +159,8 @@ class Store:
         kind, slash, rest = artifact_id.strip().rpartition("/")
         prefix, _, number = rest.partition(".")
         wanted = 0 if not number else int(number) if number.isdigit() else -1
-        matches = [
-            match
-            for match in self.folders(kind if slash else None)
-            if prefix and match[1].startswith(prefix) and match[2] == wanted
-        ]
+        folders = self.folders(kind if slash else None)
+        matches = [match for match in folders if prefix and match[1].startswith(prefix) and match[2] == wanted]
         if not matches:
             raise ConfigError(
                 f"no artifact {artifact_id!r} in {self.location}: `nautile artifacts` lists what there is"
@@ -352,13 +348,8 @@ class Store:
     def _supersede(self, folder: Path) -> None:
         """Rename a live folder to the next `<key>.<n>`. Another process may have done it, or have taken that name:
         the caller then tries again."""
-        try:
-            folder.rename(self._free_name(folder))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
+        with suppress(FileNotFoundError):
+            _rename(folder, self._free_name(folder))
 
     def list(self, kind: str | None = None, *, superseded: bool = False) -> list[Artifact]:
         """The live artifacts (and with `superseded` the replaced ones) whose manifests can be read, oldest first."""

@@ -112,7 +112,7 @@ class Catalog:
                 path.unlink(missing_ok=True)
         return self._rebuild(patience)
 
-    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[dict[str, Any]]:
+    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
         """The rows of a read-only query as dicts in the order of its columns. See `select` for the errors."""
         columns, rows = self.select(sql, parameters, patience=patience)
         return [dict(zip(columns, row, strict=True)) for row in rows]
@@ -153,7 +153,7 @@ class Catalog:
             raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
         return rows[0][0]
 
-    def lineage(self, artifact_id: str) -> list[dict[str, Any]]:
+    def lineage(self, artifact_id: str) -> list[CatalogRow]:
         """Every artifact that `artifact_id` was made from, itself first.
 
         A row of `artifacts` for each, with `depth`, the `name` under which the artifact `made` read it, and `calls`,
@@ -189,12 +189,13 @@ class Catalog:
         known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, known)
         budget = READ_LIMIT
-        for name, size in self._event_files():
+        for path in sorted((self.store.root / "events").glob("*.jsonl")):
+            name, size = f"events/{path.name}", path.stat().st_size
             position = known.get(name, 0)
             while position < size:
                 if budget <= 0:
                     return written, True
-                events, reached = read_events(self.store.root / name, position, budget)
+                events, reached = read_events(path, position, budget)
                 if reached == position:
                     break  # a line that is still being written
                 written += _insert_events(connection, events, name)
@@ -202,14 +203,6 @@ class Catalog:
                 budget -= reached - position
                 position = reached
         return written, False
-
-    def _event_files(self) -> list[tuple[str, int]]:
-        """(path in the store, bytes) of every event file."""
-        folder = self.store.root / "events"
-        if not folder.is_dir():
-            return []
-        with os.scandir(folder) as entries:
-            return sorted((f"events/{e.name}", e.stat().st_size) for e in entries if e.name.endswith(".jsonl"))
 
     def _ingest_manifests(self, connection: duckdb.DuckDBPyConnection, known: dict[str, int]) -> int:
         """Write the rows of manifests that are new or have changed, and delete those of manifests that are gone.
@@ -226,11 +219,10 @@ class Catalog:
             present.add(name)
             if known.get(name) == stamp:
                 continue
-            artifact = self.store.read(kind, key, number, folder)
-            if artifact is None:
+            if artifact := self.store.read(kind, key, number, folder):
+                new.append((name, stamp, artifact))
+            else:
                 present.discard(name)
-                continue
-            new.append((name, stamp, artifact))
         gone = [name for name in known if name.startswith("artifacts/") and name not in present]
         for name in (*gone, *(name for name, _, _ in new)):
             _delete_artifact(connection, name)

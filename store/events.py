@@ -89,9 +89,8 @@ class EventWriter:
             event["id"] = str(fields["id"])
         line = to_json(event).encode() + b"\n"
         if len(line) > LARGEST_EVENT:
-            raise ValueError(
-                f"an event {kind!r} of {self.stage or 'a stage'} has {len(line)} bytes, over {LARGEST_EVENT}"
-            )
+            stage = self.stage or "a stage"
+            raise ValueError(f"an event {kind!r} of {stage} has {len(line)} bytes, over {LARGEST_EVENT}")
         assert self._descriptor is not None
         # If the disk takes only a part of the line, the next event begins a new one.
         rest = b"\n" + line if self._torn else line
@@ -129,17 +128,11 @@ class EventWriter:
         try:
             if kind == "metric":
                 float(fields["value"])
-                source = fields.get("source")
-                return [
-                    self.execution,
-                    kind,
-                    str(fields["name"]),
-                    int(fields["step"]),
-                    "" if source is None else source,
-                ]
+                source = "" if fields.get("source") is None else fields["source"]
+                return [self.execution, kind, str(fields["name"]), int(fields["step"]), source]
             if kind == "sample":
-                group = fields.get("set")
-                return [self.execution, kind, "" if group is None else str(group), int(fields["index"])]
+                group = "" if fields.get("set") is None else str(fields["set"])
+                return [self.execution, kind, group, int(fields["index"])]
             if kind == "run":
                 return [fields["id"]]
         except (KeyError, TypeError) as error:
@@ -198,7 +191,7 @@ def to_json(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(_with_finite(value), separators=(",", ":"), allow_nan=False)
+        return json.dumps(with_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -213,17 +206,17 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"an event cannot hold a {type(value).__name__}")
 
 
-def _with_finite(value: Any) -> Any:
+def with_finite(value: Any) -> Any:
     """`value` as plain JSON data, with NaN and infinities as the strings "nan", "inf", "-inf"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(name): _with_finite(item) for name, item in value.items()}
+        return {str(name): with_finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_finite(item) for item in value]
+        return [with_finite(item) for item in value]
     if value is None or isinstance(value, (str, int, bool)):
         return value
-    return _with_finite(_plain(value))
+    return with_finite(_plain(value))
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -168,12 +168,8 @@ def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
     """The `count` newest executions of each label."""
     by_label: dict[str, dict[Published, tuple[datetime, str]]] = defaultdict(dict)
     for artifact in live:
-        created = creation_order(artifact.manifest)
-        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = created
-    newest: set[Published] = set()
-    for executions in by_label.values():
-        newest.update(sorted(executions, key=lambda published: executions[published], reverse=True)[:count])
-    return newest
+        by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = creation_order(artifact.manifest)
+    return {e for created in by_label.values() for e in sorted(created, key=created.__getitem__, reverse=True)[:count]}
 
 
 def _inputs_of_unfinished_work(store: Store) -> set[str]:

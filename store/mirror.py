@@ -41,6 +41,7 @@ from store.verify import trust_files
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+_MANIFEST_FILE = re.compile(rf"({KIND.pattern})/({KEY.pattern})/([^/]*)\.json")
 _EVENT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.jsonl")
 
 
@@ -143,9 +144,12 @@ class MirroredStore(Store):
                 )
             for name in wanted:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            faults = self.remote.map(lambda name: self._fetch_file(artifact, name), wanted)
-            if faults := [fault for fault in faults if fault is not None]:
-                raise ConfigError(self._remote_damage_message(artifact, faults))
+            faults = self.remote.map(
+                lambda name: self._download(f"{_payload(artifact)}/{name}", folder / name, files[name]["sha256"]),
+                wanted,
+            )
+            if damaged := [f"{name} ({fault})" for name, fault in zip(wanted, faults, strict=True) if fault]:
+                raise ConfigError(self._remote_damage_message(artifact, damaged))
             for parent in {(folder / name).parent for name in wanted}:
                 sync_folder(parent)
             if not self.has_files(artifact):
@@ -166,16 +170,9 @@ class MirroredStore(Store):
     def unusable_manifests(self) -> list[str]:
         """Names at the remote that should be manifests of artifacts and are damaged. No machine sees their files."""
         known = dict(self._local_versions())
-        unknown = {
-            name: version
-            for name in self.remote.names("manifests")
-            if (version := _version_of(name)) is None or version not in known
-        }
-        return [
-            f"{self.remote.url}/manifests/{name}"
-            for name, version in unknown.items()
-            if version is None or self._remote_manifest(name) is None
-        ]
+        unknown = {name: _version_of(name) for name in self.remote.names("manifests") if _version_of(name) not in known}
+        unusable = [name for name, version in unknown.items() if version is None or self._remote_manifest(name) is None]
+        return [f"{self.remote.url}/manifests/{name}" for name in unusable]
 
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote: its manifest first, so that nobody sees half of it."""
@@ -303,15 +300,14 @@ class MirroredStore(Store):
         faults += [*misfits, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]
 
-    def _fetch_file(self, artifact: Artifact, name: str) -> str | None:
-        """Fetch one file; what is wrong with it at the remote, None if nothing is."""
-        target = artifact.folder / name
+    def _download(self, name: str, target: Path, sha256: str | None = None) -> str | None:
+        """Fetch an object into `target`; what is wrong with it, None if nothing is."""
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
-            if not self.remote.get(f"{_payload(artifact)}/{name}", temporary):
-                return f"{name} (missing)"
-            if sha256_of(temporary, sync=True) != artifact.manifest["files"][name]["sha256"]:
-                return f"{name} (its digest differs)"
+            if not self.remote.get(name, temporary):
+                return "missing"
+            if sha256 is not None and sha256_of(temporary, sync=True) != sha256:
+                return "its digest differs"
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -328,17 +324,9 @@ class MirroredStore(Store):
                 logger.warning("%s/events/%s is no event file of this project and is ignored", self.remote.url, name)
             elif not path.exists() or path.stat().st_size < entry.bytes:
                 wanted.append(name)
-        self.remote.map(self._pull_event_file, wanted)
+        self.remote.map(lambda name: self._download(f"events/{name}", folder / name), wanted)
         if wanted:
             sync_folder(folder)
-
-    def _pull_event_file(self, name: str) -> None:
-        temporary = self.root / "events" / f".{uuid.uuid4().hex}.tmp"
-        try:
-            if self.remote.get(f"events/{name}", temporary):
-                temporary.replace(self.root / "events" / name)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
@@ -357,8 +345,5 @@ def _manifest_name(artifact: Artifact) -> str:
 
 def _version_of(name: str) -> VersionId | None:
     """The version that `kind/key/execution.json` names; None for any other object."""
-    kind, _, rest = name.partition("/")
-    key, _, last = rest.partition("/")
-    execution = last.removesuffix(".json")
-    fits = KIND.fullmatch(kind) and KEY.fullmatch(key) and execution != last and "/" not in last
-    return VersionId(kind, key, execution) if fits else None
+    match = _MANIFEST_FILE.fullmatch(name)
+    return VersionId(*match.groups()) if match else None

@@ -202,19 +202,7 @@ def _written(entry: dict[str, Any]) -> float | None:
 
 RECORD = "remote.json"  # in the local folder: the URL that it mirrors
 # Schemes that take no writes, end with the process, or are no object store: no other machine could read them.
-_UNSUITABLE = {
-    "memory",
-    "http",
-    "https",
-    "data",
-    "zip",
-    "tar",
-    "github",
-    "git",
-    "blockcache",
-    "filecache",
-    "simplecache",
-}
+_NO_STORE = {"memory", "http", "https", "data", "zip", "tar", "github", "git", "blockcache", "filecache", "simplecache"}
 
 
 def resolve_location(root: str) -> tuple[Path, str | None]:
@@ -228,7 +216,11 @@ def resolve_location(root: str) -> tuple[Path, str | None]:
         return path, _recorded_url(path)
     url = _checked_url(root.rstrip("/"))
     cache = os.environ.get("NAUTILE_STORE_CACHE")
-    path = Path(cache).expanduser().absolute() if cache else _default_cache(url)
+    if not cache:
+        readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60]
+        name = f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "nautile", name)
+    path = Path(cache).expanduser().absolute()
     if (other := _recorded_url(path)) not in (None, url):
         raise ConfigError(f"NAUTILE_STORE_CACHE {path} is the cache of {other}: name another folder for {url}")
     return path, url
@@ -253,7 +245,7 @@ def _checked_url(url: str) -> str:
             f"NAUTILE_STORE names {parts.scheme}://…: a URL with a password or a query in it would be written to disk. "
             "Credentials come from the environment (AWS_ACCESS_KEY_ID and the like, GOOGLE_APPLICATION_CREDENTIALS)"
         )
-    if "::" in url or parts.scheme in _UNSUITABLE or parts.scheme not in fsspec.available_protocols():
+    if "::" in url or parts.scheme in _NO_STORE or parts.scheme not in fsspec.available_protocols():
         raise ConfigError(
             f"NAUTILE_STORE {url!r}: {parts.scheme}:// cannot hold the store; a local folder, or s3://, gs://, abfs:// "
             "or another object store that fsspec writes to can"
@@ -261,9 +253,3 @@ def _checked_url(url: str) -> str:
     if not parts.netloc:
         raise ConfigError(f"NAUTILE_STORE {url!r}: the bucket is missing ({parts.scheme}://bucket/prefix)")
     return url
-
-
-def _default_cache(url: str) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:60]
-    return base / "nautile" / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

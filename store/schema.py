@@ -7,11 +7,11 @@ ended, whichever event is newer: a clock may have been set back since it began, 
 
 import json
 import logging
-import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import duckdb
 
 from common.errors import ConfigError
 from store.artifacts import Artifact
+from store.events import with_finite
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,18 @@ SCHEMA = 2  # a new version needs an entry in MIGRATIONS
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """One table of the catalog: its name, its columns with their types, and its primary key."""
+    """One table of the catalog: its name, its columns as SQL defines them, and its primary key."""
 
     name: str
-    columns: dict[str, str]
-    key: tuple[str, ...]
+    definition: str
+    key: tuple[str, ...] = ("id",)
     open_state: str = ""  # value of the column `state` that any other value replaces, even one with an earlier time
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Name -> type, in the order of the table."""
+        text = " ".join(line.partition("--")[0] for line in self.definition.splitlines())
+        return {name: kind for name, kind in map(str.split, text.split(","))}
 
     def precedence(self, row: dict[str, Any]) -> tuple[bool, datetime]:
         """A sort key of rows with one id: the greatest is kept."""
@@ -46,12 +53,11 @@ class CatalogTable:
     def upsert(self) -> str:
         """The statement that inserts rows, given as one list per column. An older event never replaces a newer one."""
         names = list(self.columns)
-        values = ", ".join(f"unnest(?::{self.columns[name].split()[0]}[])" for name in names)
-        others = [name for name in names if name not in self.key]
+        values = ", ".join(f"unnest(?::{self.columns[name]}[])" for name in names)
         newer = ""
         if "time" in names:
             newer = f" WHERE {self._sql_precedence('excluded')} >= {self._sql_precedence(self.name)}"
-        updates = ", ".join(f"{name} = excluded.{name}" for name in others)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in self.key)
         return (
             f"INSERT INTO {self.name} ({', '.join(names)}) SELECT {values} "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {updates}{newer}"
@@ -65,117 +71,60 @@ class CatalogTable:
 
 ARTIFACTS = CatalogTable(
     "artifacts",
-    {
-        "id": "VARCHAR",  # kind/<12 digits>, with .n when superseded
-        "kind": "VARCHAR",
-        "key": "VARCHAR",
-        "superseded": "INTEGER",  # 0: live
-        "execution": "VARCHAR",
-        "stage": "VARCHAR",
-        "version": "INTEGER",
-        "run": "VARCHAR",
-        "created": "TIMESTAMP",
-        "bytes": "BIGINT",
-        "file_count": "INTEGER",
-        "digest": "VARCHAR",
-        "commit": "VARCHAR",
-        "host": "VARCHAR",
-        "config": "JSON",
-        "facts": "JSON",
-        "files": "JSON",  # path -> {bytes, sha256}
-        "label": "VARCHAR",  # of the step: evaluate:align
-    },
-    ("id",),
+    """
+    id VARCHAR,  -- kind/<12 digits>, with .n when superseded
+    kind VARCHAR, key VARCHAR,
+    superseded INTEGER,  -- 0: live
+    execution VARCHAR, stage VARCHAR, version INTEGER, run VARCHAR, created TIMESTAMP, bytes BIGINT, file_count INTEGER,
+    digest VARCHAR, commit VARCHAR, host VARCHAR, config JSON, facts JSON,
+    files JSON,  -- path -> {bytes, sha256}
+    label VARCHAR  -- of the step: evaluate:align
+    """,
 )
 INPUTS = CatalogTable(
     "inputs",
-    {
-        "artifact": "VARCHAR",  # artifacts.id of the artifact that was made
-        "name": "VARCHAR",
-        "kind": "VARCHAR",
-        "key": "VARCHAR",
-        "execution": "VARCHAR",  # of the input: which version of it was read
-    },
-    ("artifact", "name"),
+    """
+    artifact VARCHAR,  -- artifacts.id of the artifact that was made
+    name VARCHAR, kind VARCHAR, key VARCHAR,
+    execution VARCHAR  -- of the input: which version of it was read
+    """,
+    key=("artifact", "name"),
 )
 RUNS = CatalogTable(
     "runs",
-    {
-        "id": "VARCHAR",  # of one attempt at one step
-        "run": "VARCHAR",
-        "config": "VARCHAR",
-        "stage": "VARCHAR",
-        "label": "VARCHAR",
-        "key": "VARCHAR",
-        "execution": "VARCHAR",
-        "attempt": "INTEGER",
-        "state": "VARCHAR",  # running, done, reused, failed, cancelled, interrupted
-        "reused": "BOOLEAN",
-        "forced": "BOOLEAN",
-        "started": "TIMESTAMP",
-        "ended": "TIMESTAMP",
-        "seconds": "DOUBLE",
-        "peak_bytes": "BIGINT",
-        "exit_code": "INTEGER",
-        "outputs": "JSON",  # kind -> artifact id
-        "error": "VARCHAR",
-        "commit": "VARCHAR",
-        "host": "VARCHAR",
-        "time": "TIMESTAMP",
-    },
-    ("id",),
+    """
+    id VARCHAR,  -- of one attempt at one step
+    run VARCHAR, config VARCHAR, stage VARCHAR, label VARCHAR, key VARCHAR, execution VARCHAR, attempt INTEGER,
+    state VARCHAR,  -- running, done, reused, failed, cancelled, interrupted
+    reused BOOLEAN, forced BOOLEAN, started TIMESTAMP, ended TIMESTAMP, seconds DOUBLE, peak_bytes BIGINT,
+    exit_code INTEGER,
+    outputs JSON,  -- kind -> artifact id
+    error VARCHAR, commit VARCHAR, host VARCHAR, time TIMESTAMP
+    """,
     open_state="running",
 )
 METRICS = CatalogTable(
     "metrics",
-    {
-        "id": "VARCHAR",
-        "execution": "VARCHAR",
-        "stage": "VARCHAR",
-        "name": "VARCHAR",
-        "step": "BIGINT",
-        "value": "DOUBLE",
-        "source": "VARCHAR",
-        "time": "TIMESTAMP",
-    },
-    ("id",),
+    """
+    id VARCHAR, execution VARCHAR, stage VARCHAR, name VARCHAR, step BIGINT, value DOUBLE, source VARCHAR,
+    time TIMESTAMP
+    """,
 )
 CALLS = CatalogTable(
     "calls",
-    {
-        "id": "VARCHAR",
-        "execution": "VARCHAR",
-        "stage": "VARCHAR",
-        "endpoint": "VARCHAR",
-        "model": "VARCHAR",
-        "purpose": "VARCHAR",
-        "tag": "VARCHAR",
-        "digest": "VARCHAR",
-        "attempt": "INTEGER",
-        "status": "VARCHAR",
-        "cached": "BOOLEAN",
-        "tokens_in": "BIGINT",
-        "tokens_out": "BIGINT",
-        "latency_s": "DOUBLE",
-        "dollars": "DOUBLE",
-        "error": "VARCHAR",
-        "fields": "JSON",  # all other fields of the event
-        "time": "TIMESTAMP",
-    },
-    ("id",),
+    """
+    id VARCHAR, execution VARCHAR, stage VARCHAR, endpoint VARCHAR, model VARCHAR, purpose VARCHAR, tag VARCHAR,
+    digest VARCHAR, attempt INTEGER, status VARCHAR, cached BOOLEAN, tokens_in BIGINT, tokens_out BIGINT,
+    latency_s DOUBLE, dollars DOUBLE, error VARCHAR,
+    fields JSON,  -- all other fields of the event
+    time TIMESTAMP
+    """,
 )
 SAMPLES = CatalogTable(
     "samples",
-    {
-        "id": "VARCHAR",
-        "execution": "VARCHAR",
-        "stage": "VARCHAR",
-        "set": "VARCHAR",
-        "index": "BIGINT",
-        "fields": "JSON",
-        "time": "TIMESTAMP",
-    },
-    ("id",),
+    """
+    id VARCHAR, execution VARCHAR, stage VARCHAR, set VARCHAR, index BIGINT, fields JSON, time TIMESTAMP
+    """,
 )
 TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES)
 TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
@@ -185,8 +134,10 @@ def artifact_row(artifact: Artifact) -> dict[str, Any]:
     """The row of an artifact in `artifacts`."""
     manifest = artifact.manifest
     return {
-        **{name: manifest[name] for name in ("stage", "label", "version", "execution", "run", "digest")},
-        **{name: manifest[name] for name in ("commit", "host")},
+        **{
+            name: manifest[name]
+            for name in ("stage", "label", "version", "execution", "run", "digest", "commit", "host")
+        },
         "id": artifact.id,
         "kind": artifact.kind,
         "key": artifact.key,
@@ -212,14 +163,14 @@ def event_row(event: dict[str, Any]) -> dict[str, Any]:
     """The row of a run, metric, call or sample event. Raises `ValueError` or `TypeError` if a value does not fit."""
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
-    common = {"id": str(event["id"]), "time": _from_us(event["time"])}
+    seconds, us = divmod(int(event["time"]), 10**6)
+    time = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=us)
+    common = {"id": str(event["id"]), "time": time}
     if kind != "run":
         common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
     named = [name for name in table.columns if name not in common and name != "fields" and name in fields]
-    row = {name: None for name in table.columns} | {
-        name: None if fields[name] is None else _CASTS[table.columns[name]](fields[name]) for name in named
-    }
-    row |= common
+    cast = {name: _CASTS[table.columns[name]](fields[name]) for name in named if fields[name] is not None}
+    row = dict.fromkeys(table.columns) | cast | common
     if "fields" in table.columns:
         row["fields"] = _json({name: value for name, value in fields.items() if name not in named})
     return row
@@ -234,25 +185,12 @@ def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(_with_finite(value), ensure_ascii=False)
+        text = json.dumps(with_finite(value), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()
-
-
-def _with_finite(value: Any) -> Any:
-    """`value` with NaN and infinities as strings, which JSON has no numbers for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {name: _with_finite(item) for name, item in value.items()}
-    return [_with_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _iso(value: str) -> datetime:
     return datetime.fromisoformat(value).astimezone(UTC).replace(tzinfo=None)
-
-
-def _from_us(value: int) -> datetime:
-    return datetime.fromtimestamp(int(value) // 10**6, UTC).replace(tzinfo=None, microsecond=int(value) % 10**6)
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
