@@ -8,16 +8,20 @@ Two kinds of readers: `read_json` for files of our own, where "missing or damage
 """
 
 import errno
+import glob
 import hashlib
+import itertools
 import json
 import logging
 import os
 import stat
+import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import ConfigError
 
@@ -26,6 +30,7 @@ logger = logging.getLogger(__name__)
 LARGEST_JSON = 512 * 2**20  # bytes
 CONFIG_LIMIT = 4 * 2**20  # bytes
 INDEX_LIMIT = 256 * 2**20  # bytes: the index of some 800,000 shards
+SETTLED_S = 2.0  # a file that was altered later than this before it was read may be altered again with equal times
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST}
 
 
@@ -166,3 +171,76 @@ def read_bounded_json(path: Path, limit: int = CONFIG_LIMIT) -> Any:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
+
+
+class FileContent(NamedTuple):
+    """A file as part of a key: its name relative to the folder that was given, its size, its digest."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def content_digests(paths: Iterable[str | Path], memory: Path | None = None) -> list[FileContent]:
+    """Name, size and digest of every file that `paths` (files, folders, globs) name, in their order, each one's sorted.
+
+    A name is relative: to the folder that was given, or of a glob to its part before the first wildcard, so that a
+    corpus may be moved. `memory`: a JSON file (its folder must exist) with the digests by size, mtime, ctime and inode,
+    so that a file is read once. Any write through the file system alters ctime, also one that restores size and mtime.
+    What remains is a clock too coarse to tell two writes apart, so a file is remembered only if it was last altered
+    over `SETTLED_S` before it was read; a file server whose clock lags more than that may hide such a change.
+
+    Raises `ConfigError` for a path without files, and for a file that cannot be read or changes while it is.
+    """
+    named = [entry for path in paths for entry in _files_named(str(path))]
+    remembered = read_json(memory) if memory else None
+    if not isinstance(remembered, dict):
+        remembered = {}
+    stamps = {path: _stamp(path) for path in dict.fromkeys(path for _, path in named)}
+    known = {path: remembered[path][-1] for path, stamp in stamps.items() if remembered.get(path, [])[:-1] == stamp}
+    unread = [path for path in stamps if path not in known]
+    began = time.time_ns()
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        known |= zip(unread, pool.map(_unchanging_digest, unread, (stamps[path] for path in unread)), strict=True)
+    settled = [path for path in unread if began - stamps[path][2] > SETTLED_S * 1e9]
+    if memory and settled:
+        kept = {path: entry for path, entry in remembered.items() if os.path.exists(path)}
+        with suppress(OSError):  # it only saves time: planning a run also works where nothing can be written
+            write_json(memory, kept | {path: [*stamps[path], known[path]] for path in settled})
+    return [FileContent(name, stamps[path][0], known[path]) for name, path in named]
+
+
+def _files_named(pattern: str) -> list[tuple[str, str]]:
+    """(relative name, absolute path) of the files that a path or glob names, sorted."""
+    if os.path.isfile(pattern):  # its name may well contain a bracket
+        return [(os.path.basename(pattern), os.path.abspath(pattern))]
+    if os.path.isdir(pattern):
+        folder, matches = pattern, glob.iglob("**", root_dir=pattern, recursive=True, include_hidden=True)
+    else:
+        parts = Path(pattern).parts
+        folder = str(Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts)))
+        matches = (os.path.relpath(path, folder) for path in glob.iglob(pattern, recursive=True))
+    paths = ((name, os.path.abspath(os.path.join(folder, name))) for name in sorted(set(matches)))
+    files = [(Path(name).as_posix(), path) for name, path in paths if os.path.isfile(path)]
+    if not files:
+        raise ConfigError(f"no file matches {pattern!r}; check the path")
+    return files
+
+
+def _stamp(path: str) -> list[int]:
+    """[size, mtime, ctime, inode]"""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _unchanging_digest(path: str, stamp: list[int]) -> str:
+    try:
+        digest = sha256_of(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    if _stamp(path) != stamp:
+        raise ConfigError(f"{path}: changed while it was read; try again when nothing writes to it")
+    return digest
