@@ -6,7 +6,7 @@ the process or the order in which a file lists its keys.
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
@@ -15,6 +15,22 @@ class Section(BaseModel):
     """A frozen part of the configuration; an unknown key or a value out of range is refused at load."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+def refuse_removed(section: str, values: Any, removed: tuple[str, ...]) -> None:
+    """Raise `ValueError` if `values`, a section as the operator wrote it, sets an option that was removed."""
+    for name in removed if isinstance(values, dict) else ():
+        if name in values:
+            raise ValueError(f"{section}.{name} was removed, and nothing replaces it: delete the key")
+
+
+class NotInKey:
+    """Marks a field that changes how or at what price a stage works, and not what it writes."""
+
+
+Value = TypeVar("Value")
+Operational = Annotated[Value, NotInKey()]
+"""The type of a field that no key contains: `concurrency: Operational[PositiveInt]`. Every other field is semantic."""
 
 
 def canonical(value: Any) -> str:

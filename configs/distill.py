@@ -4,22 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Section, Share
+from configs.base import Operational, Section, Share, refuse_removed
 from configs.endpoint import refuse_secrets
-
-# Options that no longer exist, by section, with the value that every shipped run had. A configuration that sets one is
-# refused. The sections of steps still carry them, so that keys stay what they were and an earlier store is still read.
-REMOVED_OPTIONS: dict[str, dict[str, Any]] = {
-    "index": {"links": 32, "build_effort": 120},
-    "distill": {"relevance": 1.0, "candidates": 32, "consistency": None, "quality": None},
-}
-
-
-def refuse_removed(section: str, values: Any) -> None:
-    """Raise `ValueError` if `values`, a section as the operator wrote it, sets an option that was removed."""
-    for name in REMOVED_OPTIONS[section] if isinstance(values, dict) else ():
-        if name in values:
-            raise ValueError(f"{section}.{name} was removed, and nothing replaces it: delete the key")
 
 
 class EmbeddingConfig(Section):
@@ -28,14 +14,14 @@ class EmbeddingConfig(Section):
     kind: Literal["minilm", "openai"] = "minilm"
     model: str = "all-MiniLM-L6-v2-int8"
     width: PositiveInt = 384  # numbers in a vector; a reply of any other width is refused
-    url: str = ""  # openai: the base URL, ending in /v1
-    key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
-    batch: PositiveInt = 128  # texts in a request
+    url: Operational[str] = ""  # openai: the base URL, ending in /v1
+    key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
+    batch: Operational[PositiveInt] = 128  # texts in a request
     longest: PositiveInt = 16_000  # characters; longer texts are cut, because servers refuse them
-    concurrency: PositiveInt = 4  # requests under way together
-    timeout_s: PositiveFloat = 60.0  # of one request
-    attempts: PositiveInt = 6  # at one request
-    dollars_per_million: NonNegativeFloat = 0.0  # tokens
+    concurrency: Operational[PositiveInt] = 4  # requests under way together
+    timeout_s: Operational[PositiveFloat] = 60.0  # of one request
+    attempts: Operational[PositiveInt] = 6  # at one request
+    dollars_per_million: Operational[NonNegativeFloat] = 0.0  # tokens
 
     @model_validator(mode="after")
     def _complete(self) -> "EmbeddingConfig":
@@ -63,7 +49,7 @@ class IndexConfig(Section):
         """HNSW was removed: exact search serves small sets and IVF-PQ, with less memory, large ones."""
         if isinstance(values, dict) and values.get("kind") == "hnsw":
             raise ValueError("index.kind 'hnsw' was removed; use 'auto', 'exact' or 'ivf_pq'")
-        refuse_removed("index", values)
+        refuse_removed("index", values, ("links", "build_effort"))
         return values
 
 
@@ -86,7 +72,7 @@ class PromptSetConfig(Section):
     weight: PositiveFloat = 1.0
     count: PositiveInt | None = None
     languages: tuple[str, ...] = ()  # ISO 639-1; empty: all
-    license: str = ""  # of the dataset, for the data card
+    license: Operational[str] = ""  # of the dataset, for the data card
 
     @model_validator(mode="after")
     def _complete(self) -> "PromptSetConfig":
@@ -132,21 +118,21 @@ class DistillConfig(Section):
     probe: ProbeConfig | None = None
     max_tokens: PositiveInt = 160  # of a reply
     temperature: NonNegativeFloat = 0.0
-    budget_dollars: NonNegativeFloat = 0.0  # a hard limit; 0: none
-    budget_tokens: NonNegativeInt = 0  # the same, of prompts and replies together
-    max_rejected_share: Share = 1.0  # of the replies; more than this fails the stage
+    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit; 0: none
+    budget_tokens: Operational[NonNegativeInt] = 0  # the same, of prompts and replies together
+    max_rejected_share: Operational[Share] = 1.0  # of the replies; more than this fails the stage
     overlap_limit: Share = 0.5  # of a reply's 8-grams that may also be in its exemplars; more is copying
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
     same_language: bool = True  # reject a document in another language than its query, where both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
-    chunk: PositiveInt = (
+    chunk: Operational[PositiveInt] = (
         1024  # prompts under way together, and documents in a file; a kill loses no more work than that
     )
 
     @model_validator(mode="before")
     @classmethod
     def _no_removed_keys(cls, fields: Any) -> Any:
-        refuse_removed("distill", fields)
+        refuse_removed("distill", fields, ("relevance", "candidates", "consistency", "quality"))
         return fields
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import Section
+from configs.base import Operational, Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -32,21 +32,21 @@ class EndpointConfig(Section):
 
     kind: Literal["openai", "mistral", "embedded"]  # "openai": any server with that protocol; "embedded": offline
     model: str
-    url: str = ""  # openai: the base URL, ending in /v1
-    key_variable: str = ""  # the NAME of the environment variable; empty: no key is sent
-    concurrency: PositiveInt = 8  # requests under way together
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None  # of prompts and replies together
-    timeout_s: PositiveFloat = 120.0  # of one request
-    attempts: PositiveInt = 5  # at one request, before it counts as failed
-    dollars_per_million_in: NonNegativeFloat = 0.0  # tokens of prompts
-    dollars_per_million_out: NonNegativeFloat = 0.0  # tokens of replies
-    budget_dollars: NonNegativeFloat = 0.0  # a hard limit of a stage's calls; 0: none but the stage's own
-    budget_tokens: NonNegativeInt = 0  # the same, of prompts and replies together
+    url: Operational[str] = ""  # openai: the base URL, ending in /v1
+    key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
+    concurrency: Operational[PositiveInt] = 8  # requests under way together
+    requests_per_minute: Operational[PositiveInt | None] = None
+    tokens_per_minute: Operational[PositiveInt | None] = None  # of prompts and replies together
+    timeout_s: Operational[PositiveFloat] = 120.0  # of one request
+    attempts: Operational[PositiveInt] = 5  # at one request, before it counts as failed
+    dollars_per_million_in: Operational[NonNegativeFloat] = 0.0  # tokens of prompts
+    dollars_per_million_out: Operational[NonNegativeFloat] = 0.0  # tokens of replies
+    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit of a stage's calls; 0: none but the stage's own
+    budget_tokens: Operational[NonNegativeInt] = 0  # the same, of prompts and replies together
     fallback: tuple[str, ...] = ()
     fallback_for: tuple[str, ...] = ("teacher",)
-    mode: Literal["live", "batch"] = "live"
-    batch: BatchConfig = BatchConfig()
+    mode: Operational[Literal["live", "batch"]] = "live"
+    batch: Operational[BatchConfig] = BatchConfig()
     structured: Literal["json_schema", "grammar", "none"] = "json_schema"  # how replies are held to a form
     stand_in: bool = False  # labels every result that rests on it
 

@@ -1,10 +1,10 @@
 """The sections of evaluation and of the report: benchmarks, how they are asked, and other models to compare with."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from configs.base import Section
+from configs.base import Operational, Section, refuse_removed
 from configs.training import ProblemsConfig
 
 # Stand-ins that generate as many items as they are asked for; the other benchmarks have a fixed number.
@@ -43,10 +43,15 @@ class EvaluateConfig(Section):
     held_out: ProblemsConfig | None = None  # held-out problems of the kind that the reinforcement stages train on
     max_tokens: PositiveInt = 512
     prompt_length: PositiveInt = 512  # tokens
-    batch: PositiveInt = 32  # items that a checkpoint answers together
+    batch: Operational[PositiveInt] = 32  # items that a checkpoint answers together
     temperature: NonNegativeFloat = 0.0  # 0: the likeliest token
-    budget_dollars: NonNegativeFloat = 0.0  # a hard limit for each of `models`; 0: none
-    tables: bool = True  # has no effect; kept, because the keys of published evaluations contain it
+    budget_dollars: Operational[NonNegativeFloat] = 0.0  # a hard limit for each of `models`; 0: none
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_removed_keys(cls, fields: Any) -> Any:
+        refuse_removed("evaluate", fields, ("tables",))
+        return fields
 
 
 class ReportConfig(Section):
@@ -54,3 +59,9 @@ class ReportConfig(Section):
 
     title: str = "Nautile"
     samples: PositiveInt = 12  # of each kind that are shown
+
+
+class HeldOutPart(Section):
+    """The part of the configuration that the questions depend on: the benchmarks and where each is read."""
+
+    benchmarks: tuple[BenchmarkChoice, ...]

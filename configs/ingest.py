@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from configs.base import Section, Share, TaskConfig
+from configs.base import Operational, Section, Share, TaskConfig
 
 
 class DeduplicateConfig(Section):
@@ -35,7 +35,9 @@ class SourceConfig(Section):
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker holds one file in memory
     languages: tuple[str, ...] = ()  # drop records in other languages, or without a known one; empty: keep all
     minimum_score: float | None = None  # FineWeb-Edu's `score`: drop records below it, or without one
-    bad_files_share: Share = 0.0  # of the files, that may be unreadable: they are skipped, and named in the artifact
+    bad_files_share: Operational[Share] = (
+        0.0  # of the files, that may be unreadable: they are skipped, and named in the artifact
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "SourceConfig":
@@ -52,3 +54,11 @@ class IngestConfig(Section):
     row_length: PositiveInt = 1024  # tokens in a row; documents are packed into rows
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     sources: tuple[SourceConfig, ...]
+
+
+class IngestPart(Section):
+    """The part of the configuration that an ingest depends on: its one source and the length of the rows."""
+
+    row_length: PositiveInt
+    deduplicate: DeduplicateConfig = DeduplicateConfig()
+    source: SourceConfig

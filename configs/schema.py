@@ -1,12 +1,13 @@
 """The whole configuration: `RunConfig` with one section per stage, and the checks between sections.
 
-A field that changes what a stage writes belongs into that stage's section, because the section is hashed into the key
-of its artifacts. `configs/nautile_370m.toml` gives the source of each of the paper's values; the defaults are ours.
+A field that changes what a stage writes belongs into that stage's section, because the section's fields are hashed into
+the key of its artifacts, but for those marked `Operational` (`configs.keys`). `configs/nautile_370m.toml` gives the
+source of each of the paper's values; the defaults are ours.
 """
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from configs.base import Section
+from configs.base import Operational, Section
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -25,14 +26,14 @@ from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDist
 class RunConfig(Section):
     """Everything that determines a run. `configs.load.load` reads it from TOML."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: Operational[str] = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: NonNegativeInt = 0  # of every random choice, together with names and counters
     tokenizer: TokenizerConfig
     model: ModelConfig
-    launch: LaunchConfig = LaunchConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    operation: OperationConfig = OperationConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    launch: Operational[LaunchConfig] = LaunchConfig()
+    telemetry: Operational[TelemetryConfig] = TelemetryConfig()
+    operation: Operational[OperationConfig] = OperationConfig()
+    schedule: Operational[ScheduleConfig] = ScheduleConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
     index: IndexConfig = IndexConfig()
@@ -43,7 +44,7 @@ class RunConfig(Section):
     self_distill: SelfDistillConfig
     evaluate: EvaluateConfig
     report: ReportConfig = ReportConfig()
-    retention: RetentionConfig = RetentionConfig()
+    retention: Operational[RetentionConfig] = RetentionConfig()
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":

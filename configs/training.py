@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.base import OptimizerConfig, Section, Share, TaskConfig
+from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
 
 class PhaseConfig(Section):
@@ -20,17 +20,21 @@ class PretrainConfig(Section):
 
     phases: tuple[PhaseConfig, ...]
     batch_rows: PositiveInt  # rows in an update, over all devices
-    micro_rows: PositiveInt | None = None  # rows at a time, with gradients accumulated; None: all of `batch_rows`
+    micro_rows: Operational[PositiveInt | None] = (
+        None  # rows at a time, with gradients accumulated; None: all of `batch_rows`
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: PositiveInt = 128  # positions whose logits are in memory together; changes speed and memory alone
+    loss_chunk: Operational[PositiveInt] = (
+        128  # positions whose logits are in memory together; changes speed and memory alone
+    )
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
-    fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
-    save_every: PositiveInt = 1000  # steps between checkpoints to resume from
-    keep: PositiveInt = 3  # newest checkpoints that stay on disk
-    log_every: PositiveInt = 10  # steps over which a row of metrics is averaged
-    validate_every: PositiveInt = 1000  # steps
-    validation_rows: PositiveInt = 64  # rows of each source in a validation
-    sample_every: PositiveInt = 5000  # steps between samples of text
+    fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
+    save_every: Operational[PositiveInt] = 1000  # steps between checkpoints to resume from
+    keep: Operational[PositiveInt] = 3  # newest checkpoints that stay on disk
+    log_every: Operational[PositiveInt] = 10  # steps over which a row of metrics is averaged
+    validate_every: Operational[PositiveInt] = 1000  # steps
+    validation_rows: Operational[PositiveInt] = 64  # rows of each source in a validation
+    sample_every: Operational[PositiveInt] = 5000  # steps between samples of text
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a loss or gradient that is not finite
     spike_factor: NonNegativeFloat = 10.0  # a spike is so many robust deviations above the recent median; 0: ignore
     spike_steps: NonNegativeInt = 3  # spikes in a row that are tolerated
@@ -74,15 +78,15 @@ class PolicyConfig(Section):
     kl: NonNegativeFloat = 0.0  # weight of the divergence from the policy that the stage began with; 0: none
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
-    micro_rows: PositiveInt = 8  # completions at a time in the gradient; changes memory alone
+    micro_rows: Operational[PositiveInt] = 8  # completions at a time in the gradient; changes memory alone
     refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
-    save_every: PositiveInt = 10  # steps between checkpoints to resume from
+    save_every: Operational[PositiveInt] = 10  # steps between checkpoints to resume from
     guard_every: PositiveInt | None = None  # steps between evaluations of the guard set; None: no guard
     guard_problems: PositiveInt = 128  # in the guard set
     guard_action: Literal["stop", "roll_back"] = "stop"  # when a reading falls below the interval of the best one
     guard_returns: PositiveInt = 2  # "roll_back": times to return to the best policy before stopping after all
     train: tuple[str, ...] = ()  # names of parameters or blocks ("blocks.7", "blocks.attention"); empty: all of them
-    fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
+    fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
 
 
 class JudgeConfig(Section):
@@ -130,4 +134,4 @@ class SelfDistillConfig(Section):
     epochs: PositiveInt = 1  # passes over the kept traces of a round
     batch_rows: PositiveInt = 16  # traces in an update
     optimizer: OptimizerConfig
-    fsdp: PositiveInt = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
+    fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

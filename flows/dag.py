@@ -1,19 +1,21 @@
 """The pipeline on one page: every step of a run, what it reads, and the part of the configuration it depends on.
 
-A step's key follows from its stage, its section and the keys of its inputs, so nothing is run or read to know it.
-`nautile run`, `status`, `--from`, `--until` and `--only` all rest on this one list.
+A step's key follows from its stage, the semantic fields of its section, the local files that these name, and the keys
+of its inputs, so nothing is run to know it. `nautile run`, `status`, `--from`, `--until` and `--only` all rest
+on this one list.
 """
 
 import os
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from configs.distill import REMOVED_OPTIONS
 from configs.endpoint import with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
+from configs.keys import with_local_files
 from configs.schema import RunConfig
 from tasks.align import align
 from tasks.distill import distill
@@ -43,8 +45,8 @@ class Need:
 class Step:
     """One use of a stage. `label` is unique in a run: `pretrain`, `ingest:synth`, `evaluate:align`.
 
-    `section` is the part of the configuration that the stage reads, as plain JSON data. It is hashed into the key, so
-    it holds nothing else: a change in `reason` must not touch the key of `pretrain`.
+    `section` is the part of the configuration that the stage reads, as plain JSON data. Its semantic fields are hashed
+    into the key, so it holds nothing else: a change in `reason` must not touch the key of `pretrain`.
     """
 
     label: str
@@ -63,7 +65,6 @@ class Step:
 def pipeline_steps(config: RunConfig) -> list[Step]:
     """Every step that `config` asks for, producers before consumers, still without keys."""
     settings = config.model_dump(mode="json")
-    settings |= {name: options | settings[name] for name, options in REMOVED_OPTIONS.items()}
 
     def part(*names: str, **more: Any) -> dict[str, Any]:
         return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
@@ -106,13 +107,15 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     return [*steps, Step("report", report, part("report"), all_outputs(steps))]
 
 
-def build_dag(config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | None = None) -> list[Step]:
+def build_dag(
+    config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | None = None, *, memory: Path | None = None
+) -> list[Step]:
     """The steps of `config` with their keys, producers before consumers.
 
     `steps_of` replaces `pipeline_steps`. For processes that Prefect starts, where nobody can pass an argument, the
-    environment variable NAUTILE_DAG names such a function as `module:function`.
+    environment variable NAUTILE_DAG names such a function as `module:function`. `memory`: see `with_local_files`.
 
-    Raises `ConfigError` if the parts of the configuration do not fit together.
+    Raises `ConfigError` if the parts of the configuration do not fit together, or name a local file that is not there.
     """
     if steps_of is None:
         named = os.environ.get(DAG_VARIABLE)
@@ -123,7 +126,8 @@ def build_dag(config: RunConfig, steps_of: Callable[[RunConfig], list[Step]] | N
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
-        dag[step.label] = replace(step, key=step.stage.key(step.section, inputs))
+        section = with_local_files(step.section, memory)
+        dag[step.label] = replace(step, section=section, key=step.stage.key(section, inputs))
     return list(dag.values())
 
 

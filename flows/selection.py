@@ -61,7 +61,7 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     Raises `ConfigError` for a name that fits no step, or an input that is not in the store.
     """
     argument = argument or config.name
-    dag = build_dag(config)
+    dag = build_dag(config, memory=store.digest_memory)
     chosen = choose(dag, selection)
     store.refresh()
     inputs = given_artifacts(store, dag, chosen, argument)

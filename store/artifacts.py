@@ -116,6 +116,11 @@ class Store:
         """The DuckDB file of `store.catalog.Catalog`."""
         return self.root / "catalog.duckdb"
 
+    @property
+    def digest_memory(self) -> Path:
+        """Where `common.files.content_digests` remembers the digests of local files that configurations name."""
+        return self.root / "local_files.json"
+
     def prepare(self) -> None:
         """Create the folders and try to write. Raises `ConfigError` if the store cannot be written."""
         try:

@@ -5,19 +5,12 @@ It is the first stage of a run, so a benchmark that cannot be read fails it befo
 
 from collections import Counter
 
-from configs.base import Section
-from configs.evaluation import BenchmarkChoice
+from configs.evaluation import HeldOutPart
 from data.screening.contamination import COMMON, NGRAM, SHORTEST, ContaminationIndex, write_questions
 from evals.benchmarks.held_out import questions
 from evals.benchmarks.stand_ins import STAND_INS
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
-
-
-class HeldOutPart(Section):
-    """The part of the configuration that the questions depend on: the benchmarks and where each is read."""
-
-    benchmarks: tuple[BenchmarkChoice, ...]
 
 
 @stage("held_out", version=1, outputs=("questions",))

@@ -13,12 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import PositiveInt
-
 from common.errors import ConfigError
 from common.files import write_atomically
-from configs.base import Section
-from configs.ingest import DeduplicateConfig, SourceConfig
+from configs.ingest import IngestPart, SourceConfig
 from configs.model import TokenizerConfig
 from data.screening import minhash
 from data.screening.contamination import load_contamination_index
@@ -37,14 +34,6 @@ AGAINST = "against."  # prefix of the inputs that are signatures of sources earl
 PROGRESS_SECONDS = 0.5
 TOKENISED, FETCHING = "units", "fetching"  # folders in scratch
 SHOWN = 20  # skipped files in the manifest of the artifact; `files.jsonl` has them all
-
-
-class IngestPart(Section):
-    """The part of the configuration that an ingest depends on: its one source and the length of the rows."""
-
-    row_length: PositiveInt
-    deduplicate: DeduplicateConfig = DeduplicateConfig()
-    source: SourceConfig
 
 
 def list_source(job: Job) -> list[str]:

@@ -29,7 +29,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     store.refresh()
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
-    for step in build_dag(config):
+    for step in build_dag(config, memory=store.digest_memory):
         damage, artifacts = None, []
         try:
             artifacts = [artifact for kind in step.outputs if (artifact := store.find(kind, step.key))]

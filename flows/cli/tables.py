@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from common.text import amount, duration, size, visible
 
+SHOWN_INPUTS = 3  # of those that differ, for each step
 _STATES = {
     "made": "green",
     "damaged": "bold red",
@@ -34,6 +35,36 @@ def text_table(*columns: str) -> Table:
         right = name in ("size", "files", "time")
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
+
+
+def why_text(rows: list[dict[str, Any]]) -> Text:
+    """A paragraph for each step that is not made: what it was compared with, and what differs."""
+    lines = [f"{sum(row['state'] == 'made' for row in rows)} of {len(rows)} steps are in the store"]
+    for row in rows:
+        if row["state"] == "made":
+            continue
+        lines.append(f"{row['label']}: " + (f"compared with {row['nearest']}" if row["nearest"] else "never made here"))
+        lines += [f"    {difference}" for difference in row["differences"]]
+        shown = row["inputs"][:SHOWN_INPUTS]
+        lines += [f"    input {difference}" for difference in shown]
+        if more := len(row["inputs"]) - len(shown):
+            lines.append(f"    and {more} more inputs")
+        if row["nearest"] and not (row["differences"] or row["inputs"]):
+            lines.append("    the same settings under an earlier version's key: `nautile store migrate` adopts it")
+    return Text("\n".join(lines))
+
+
+def migration_table(result: dict[str, Any]) -> RenderableType:
+    """A line for each folder of a migration of keys, and what to do next."""
+    rows = result["folders"]
+    if not rows:
+        return Text("every artifact has the key that this version computes")
+    table = text_table("stage", "kind", "key", "new key", "")
+    for row in rows:
+        table.add_row(row["label"], row["kind"], row["from"][:12], row["to"][:12], Text(row["obstacle"] or ""))
+    ready = sum(row["obstacle"] is None for row in rows)
+    closing = f"{ready} renamed" if result["applied"] else f"{ready} to rename: `nautile store migrate --apply` does it"
+    return Group(table, Text(closing))
 
 
 def query_table(columns: list[str], rows: list[tuple[Any, ...]]) -> Table:

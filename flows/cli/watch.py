@@ -16,6 +16,10 @@ EVERY_S = 2.0
 
 def status(
     config: ConfigArgument = "local",
+    step: Annotated[str | None, typer.Argument(metavar="STEP", help="With --why: one step, such as pretrain.")] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Show what made the key of each missing step differ from an earlier one.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -25,7 +29,15 @@ def status(
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
+    if (watch and why) or (step and not why):
+        raise ConfigError("a step is named with --why, which cannot be combined with --watch")
     store, run_config = the_store(), load(config)
+    if why:
+        from flows.cli.tables import why_text
+        from flows.cli.why import explain
+
+        show_as(explain(store, run_config, step), as_json, why_text)
+        return
     if watch:
         watch_status(lambda: inspect.status(store, run_config))
     from flows.cli.tables import status_table

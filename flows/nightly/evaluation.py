@@ -16,6 +16,7 @@ from prefect.states import Completed
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
+from configs.keys import with_local_files
 from configs.load import NamedConfig
 from configs.operation import NEWEST
 from configs.schema import RunConfig
@@ -116,7 +117,8 @@ def comparison_key(new: Artifact, earlier: EarlierEvaluations, config: RunConfig
 def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str) -> Artifact:
     """The evaluation of `checkpoint` by the configuration: the one in the store, or a new one."""
     label = f"evaluate:{checkpoint.manifest['label']}"  # the pipeline's label, and its key: the two share the artifact
-    section, inputs = evaluate_section(config), {"checkpoint": checkpoint.full_id}
+    section = with_local_files(evaluate_section(config), store.digest_memory)
+    inputs = {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
     context = RunContext(run_id, str(store.root), False, label, config.name, config.launch)

@@ -15,7 +15,6 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import read_json, write_json
 from configs.base import Section
-from configs.distill import REMOVED_OPTIONS
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 
@@ -38,10 +37,7 @@ class Job:
         if name not in self.section:
             raise ConfigError(f"the section of stage {self.stage} has no `{name}`; it has {sorted(self.section)}")
         try:
-            values = self.section[name]
-            if removed := REMOVED_OPTIONS.get(name):  # the section has them for its key alone
-                values = {option: value for option, value in values.items() if option not in removed}
-            return model.model_validate(values)
+            return model.model_validate(self.section[name])
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join([name, *(str(part) for part in first["loc"])])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.keys import key_fields
 from configs.operation import LaunchConfig, TelemetryConfig
 from store.manifest import stage_key
 from tasks.engine.fanout import FanOut
@@ -49,8 +50,8 @@ class Stage:
     fan_outs: tuple[FanOut, ...] = ()  # done item by item before `work`
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
-        """The content key; `inputs` maps names to `kind/<full key>` (`Artifact.full_id`)."""
-        return stage_key(self.name, self.version, section, inputs)
+        """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
+        return stage_key(self.name, self.version, key_fields(section), inputs)
 
 
 def stage(

@@ -1,0 +1,156 @@
+"""Which fields of the configuration are in a step's key, and the contents of the local files that it names.
+
+A field is semantic (in the key) unless its type says `Operational`: it then changes how, how fast or at what price a
+stage works, not what it writes, so that another value reuses or resumes what is there. A semantic field that is None
+is left out, so a new optional setting moves no key of a run that does not use it. Local files are in a key by content,
+not by path.
+
+`python -m configs.keys` prints the table of fields in docs/store.md.
+"""
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from common.files import content_digests
+from configs.base import NotInKey, Section
+from configs.distill import DistillConfig, IndexConfig
+from configs.endpoint import EndpointConfig
+from configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
+from configs.ingest import IngestPart
+from configs.model import ModelConfig, TokenizerConfig
+from configs.operation import PlanConfig
+from configs.schema import RunConfig
+from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+
+FILES = "local_files"  # the part of a step's section that holds the digests: path as configured -> file -> sha256
+
+# The types of the named parts of a step's section. A part that is not here (a seed, a length) is semantic as it is.
+PARTS: dict[str, Any] = {
+    "align": AlignConfig,
+    "distill": DistillConfig,
+    "endpoints": dict[str, EndpointConfig],
+    "evaluate": EvaluateConfig,
+    "held_out": HeldOutPart,
+    "index": IndexConfig,
+    "ingest": IngestPart,
+    "model": ModelConfig,
+    "model_under_test": ModelUnderTest,
+    "plan": PlanConfig,
+    "pretrain": PretrainConfig,
+    "reason": ReasonConfig,
+    "report": ReportConfig,
+    "self_distill": SelfDistillConfig,
+    "tokenizer": TokenizerConfig,
+}
+
+
+def key_fields(section: dict[str, Any]) -> dict[str, Any]:
+    """The semantic fields of a step's section, which its key hashes; `section` is plain JSON data.
+
+    Fields that the configuration no longer has are left out: the section may come from an earlier version's manifest.
+    """
+    files = section.get(FILES, {})
+    return {name: _semantic(value, PARTS.get(name), files) for name, value in section.items() if name != FILES}
+
+
+def with_local_files(section: dict[str, Any], memory: Path | None = None) -> dict[str, Any]:
+    """The section with the digest of every local file that it names (`FILES`), or unchanged if it names none.
+
+    `memory`: the file in which digests are remembered by size and time. Raises `ConfigError` for a path without a file.
+    """
+    patterns = {path for name, part in section.items() for path in _local_paths(part, PARTS.get(name))}
+    if not patterns:
+        return section
+    return {
+        **section,
+        FILES: {p: {file.name: file.sha256 for file in content_digests([p], memory)} for p in sorted(patterns)},
+    }
+
+
+def classified_fields() -> tuple[list[str], list[str]]:
+    """The dotted names of all semantic and of all operational fields of a `RunConfig`.
+
+    A section that is operational as a whole is one name; `*` stands for any name or position.
+    """
+    names: tuple[list[str], list[str]] = ([], [])
+    _classify(RunConfig, "", *names)
+    return names
+
+
+def table() -> str:
+    """The Markdown table of all fields by section, as docs/store.md shows it."""
+    semantic, operational = classified_fields()
+    rows: dict[str, tuple[list[str], list[str]]] = {}
+    for column, names in enumerate((semantic, operational)):
+        for name in names:
+            section, _, field = name.partition(".")
+            rows.setdefault(section, ([], []))[column].append(f"`{field}`" if field else "all of it")
+    lines = ["| section | in the key | not in the key |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {', '.join(inside)} | {', '.join(outside)} |" for name, (inside, outside) in rows.items()]
+    return "\n".join(lines)
+
+
+def _semantic(value: Any, annotation: Any, files: dict[str, Any]) -> Any:
+    """`value`, JSON data of type `annotation`, without operational fields, unset ones, and paths of local files."""
+    if (model := _section_in(annotation)) is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [_semantic(item, model, files) for item in value]
+    if get_origin(annotation) is dict:
+        return {name: _semantic(item, model, files) for name, item in value.items()}
+    fields = {
+        name: _semantic(value[name], field.annotation, files)
+        for name, field in model.model_fields.items()
+        if value.get(name) is not None and not _is_operational(field)
+    }
+    if value.get("path") in files:
+        fields["path"] = files[value["path"]]
+    return fields
+
+
+def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
+    """Every `path` in `value` that is a file of this machine."""
+    if (model := _section_in(annotation)) is None or value is None:
+        return
+    if isinstance(value, list) or get_origin(annotation) is dict:
+        for item in value if isinstance(value, list) else value.values():
+            yield from _local_paths(item, model)
+        return
+    # A corpus or a set of prompts has its path on this machine or at the Hub; a benchmark's is always a local file.
+    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in ("parquet", "jsonl"):
+        yield value["path"]
+    for name, field in model.model_fields.items():
+        yield from _local_paths(value.get(name), field.annotation)
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The `Section` that a field's type is, or holds as an optional, a tuple or a dict."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType, tuple, dict):
+        return next((model for part in get_args(annotation) if (model := _section_in(part))), None)
+    return None
+
+
+def _is_operational(field: FieldInfo) -> bool:
+    return any(isinstance(mark, NotInKey) for mark in field.metadata)
+
+
+def _classify(model: type[Section], prefix: str, semantic: list[str], operational: list[str]) -> None:
+    for name, field in model.model_fields.items():
+        if _is_operational(field):
+            operational.append(prefix + name)
+        elif (inner := _section_in(field.annotation)) is not None:
+            many = get_origin(field.annotation) in (tuple, dict)
+            _classify(inner, f"{prefix}{name}.{'*.' if many else ''}", semantic, operational)
+        else:
+            semantic.append(prefix + name)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{table()}\n")

@@ -1,0 +1,81 @@
+"""Why a step has to run: how its key differs from that of the most similar artifact in the store (`status --why`)."""
+
+from typing import Any
+
+from common.errors import ConfigError
+from configs.keys import key_fields
+from configs.schema import RunConfig
+from flows.dag import Step, build_dag
+from store.artifacts import Artifact, Store, short_id
+from store.catalog import CatalogRow
+from store.manifest import KEY
+
+
+def explain(store: Store, config: RunConfig, only: str | None = None) -> list[CatalogRow]:
+    """A row for each step, or for the one labelled `only`.
+
+    `nearest` is the id of the artifact compared with: None for a step that is made, and where the store has nothing of
+    its stage. `differences` has a line for each value, file or stage version that made the key a new one, and
+    `inputs` one for each input. Raises `ConfigError` for an unknown step.
+    """
+    store.refresh()
+    dag = build_dag(config, memory=store.digest_memory)
+    if only is not None and only not in (labels := [step.label for step in dag]):
+        raise ConfigError(f"no step {only!r}; there are {', '.join(labels)}")
+    keys = {step.label: step.key for step in dag}
+    artifacts = store.list()
+    rows = []
+    for step in dag:
+        if only not in (None, step.label):
+            continue
+        row: CatalogRow = {"label": step.label, "state": "not made", "nearest": None, "differences": [], "inputs": []}
+        rows.append(row)
+        if all(store.find(kind, step.key) for kind in step.outputs):
+            row["state"] = "made"
+            continue
+        inputs = {name: f"{need.kind}/{keys[need.producer]}" for name, need in step.needs.items()}
+        earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
+        compared = [(section_differences(step, a), input_differences(step, inputs, a), a) for a in reversed(earlier)]
+        if compared:  # the fewest differences; among equals the same step's, then the newest
+            row["differences"], row["inputs"], nearest = min(
+                compared, key=lambda c: (len(c[0]), len(c[1]), c[2].manifest["label"] != step.label)
+            )
+            row["nearest"] = nearest.id
+    return rows
+
+
+def section_differences(step: Step, artifact: Artifact) -> list[str]:
+    """How the stage's version and the semantic fields of `step` differ from those that made `artifact`."""
+    manifest = artifact.manifest
+    lines = []
+    if manifest["version"] != step.stage.version:
+        lines.append(f"stage {step.stage.name}: version {manifest['version']} -> {step.stage.version}")
+    before, after = _flat(key_fields(manifest["config"])), _flat(key_fields(step.section))
+    for name in sorted(before.keys() | after.keys()):
+        values = before.get(name), after.get(name)
+        if values[0] == values[1]:
+            continue
+        if all(KEY.fullmatch(str(value)) for value in values):
+            lines.append(f"{name}: the file's content changed")
+        else:
+            lines.append(f"{name}: {' -> '.join('not set' if value is None else repr(value) for value in values)}")
+    return lines
+
+
+def input_differences(step: Step, inputs: dict[str, str], artifact: Artifact) -> list[str]:
+    """How the inputs of `step` (name -> full id) differ from those that `artifact` was made from."""
+    lines = []
+    for name in sorted(artifact.manifest["inputs"].keys() | inputs.keys()):
+        before, after = artifact.manifest["inputs"].get(name), inputs.get(name)
+        if before != after:
+            ids = (short_id(*full_id.split("/")) if full_id else "none" for full_id in (before, after))
+            lines.append(f"{name}: {' -> '.join(ids)}")
+    return lines
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> plain value of nested JSON data."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: leaf for key, part in items for name, leaf in _flat(part, f"{prefix}.{key}").items()}
+    return {prefix.removeprefix("."): value}

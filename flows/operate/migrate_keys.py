@@ -1,0 +1,138 @@
+"""Give the artifacts and the unfinished work of an earlier version the keys that this version computes.
+
+Keys once contained every field of a step's section; now they contain the semantic fields alone. A manifest records the
+section, the stage's version and the keys of the inputs, so the new key follows from it, inputs before what was made
+from them. An artifact's payload is not touched: its manifest is rewritten, then its folder renamed. A manifest that was
+rewritten names its `former_key`, so a migration that was interrupted goes on where it stopped.
+"""
+
+import glob
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import read_json, sync_folder, write_json, write_text
+from configs.keys import FILES, key_fields, with_local_files
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.manifest import KEY, MANIFEST, read_manifest, stage_key, with_seal
+from tasks.engine.child_main import load_stage
+
+FORMER = "former_key"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One folder to rename: an artifact's, or with `kind` "staging" that of unfinished work.
+
+    `obstacle` is why it cannot be, `manifest` what to write into it before.
+    """
+
+    label: str
+    kind: str
+    folder: Path
+    key: str
+    obstacle: str = ""
+    manifest: dict[str, Any] | None = None
+
+    @property
+    def target(self) -> Path:
+        """The folder's new path. The number of a superseded artifact stays."""
+        return self.folder.with_name(self.key + self.folder.name[len(self.key) :])
+
+
+def plan(store: Store) -> list[Migration]:
+    """Every folder whose key this version computes differently, inputs first. Nothing is changed.
+
+    Raises `ConfigError` for a store with a remote: what is there is never renamed.
+    """
+    if store.url is not None:
+        raise ConfigError(f"{store.location}: a store with a remote cannot be migrated, its objects keep their names")
+    migrations, new_ids = [], {}
+    for manifest, folder in sorted(_manifests(store), key=lambda entry: entry[0]["created"]):
+        kind, label = manifest["kind"], manifest["label"]
+        if FORMER in manifest:
+            new_ids[f"{kind}/{manifest[FORMER]}"] = f"{kind}/{manifest['key']}"
+            if folder.name.partition(".")[0] == manifest[FORMER]:  # the kill came between rewriting and renaming
+                migrations.append(Migration(label, kind, folder, manifest["key"]))
+            continue
+        inputs = {name: new_ids.get(full_id, full_id) for name, full_id in manifest["inputs"].items()}
+        try:
+            section = _section_of(manifest["config"], datetime.fromisoformat(manifest["created"]).timestamp())
+        except ConfigError as error:
+            migrations.append(Migration(label, kind, folder, manifest["key"], str(error)))
+            continue
+        key = stage_key(manifest["stage"], manifest["version"], key_fields(section), inputs)
+        if key != manifest["key"]:
+            new_ids[f"{kind}/{manifest['key']}"] = f"{kind}/{key}"
+            changes = {"key": key, "inputs": inputs, "config": section, FORMER: manifest["key"]}
+            body = {name: value for name, value in manifest.items() if name != "seal"} | changes
+            migrations.append(_unless_taken(Migration(label, kind, folder, key, "", with_seal(body))))
+    staged = (_staged(folder, new_ids) for folder in store.root.glob("staging/*"))
+    return migrations + [migration for migration in staged if migration]
+
+
+def apply(store: Store, migrations: list[Migration]) -> int:
+    """Carry out what has no obstacle, rebuild the catalog, and return how many folders were renamed.
+
+    Raises `ConfigError`, before anything is changed, if a process is working in the store.
+    """
+    pending = [migration for migration in migrations if not migration.obstacle]
+    busy = [m.label for m in pending if store.lock(m.folder.name.partition(".")[0]).held_elsewhere()]
+    if busy or any(store.run_lock(run).held_elsewhere() for run in store.begun_runs()):
+        raise ConfigError(f"{store.root}: a run works in this store; stop it, then migrate")
+    for migration in pending:
+        if migration.kind == "staging":
+            # Checkpoints of reinforcement name the key whose work they are.
+            for path in migration.folder.glob("scratch/**/identity.json"):
+                write_text(path, path.read_text(encoding="utf-8").replace(migration.folder.name, migration.key))
+        elif migration.manifest is not None:
+            write_json(migration.folder / MANIFEST, migration.manifest)
+        migration.folder.rename(migration.target)
+        sync_folder(migration.target.parent)
+    if pending:
+        Catalog(store).rebuild()
+    return len(pending)
+
+
+def _manifests(store: Store) -> list[tuple[dict[str, Any], Path]]:
+    """The readable manifests with their folders, superseded ones too."""
+    folders = (folder for *_, folder in store.folders())
+    return [(manifest, folder) for folder in folders if (manifest := read_manifest(folder))]
+
+
+def _section_of(section: dict[str, Any], made: float) -> dict[str, Any]:
+    """The section with the digests of its local files as they are now. `ConfigError` if one changed since `made`."""
+    complete = with_local_files({name: part for name, part in section.items() if name != FILES})
+    if FILES not in section:
+        for pattern in complete.get(FILES, {}):
+            newest = max(os.path.getmtime(path) for path in glob.glob(pattern, recursive=True) or [pattern])
+            if newest > made:
+                raise ConfigError(f"{pattern} changed after this was made from it")
+    return section if FILES in section else complete
+
+
+def _staged(folder: Path, new_ids: dict[str, str]) -> Migration | None:
+    """The migration of a staging folder; None if its key stays, or if it holds no request to compute it from."""
+    request = read_json(folder / "request.json")
+    if not KEY.fullmatch(folder.name) or not isinstance(request, dict):
+        return None
+    label, created = request["stage"], (folder / "request.json").stat().st_mtime
+    try:
+        stage = load_stage(request["module"], request["attribute"])
+        section = _section_of(request["section"], created)
+    except (ConfigError, ImportError) as error:
+        return Migration(label, "staging", folder, folder.name, str(error))
+    ids = {name: f"{Path(path).parent.name}/{Path(path).name}" for name, path in request["inputs"].items()}
+    key = stage.key(section, {name: new_ids.get(full_id, full_id) for name, full_id in ids.items()})
+    return None if key == folder.name else _unless_taken(Migration(label, "staging", folder, key))
+
+
+def _unless_taken(migration: Migration) -> Migration:
+    if not migration.target.exists():
+        return migration
+    obstacle = f"{migration.target.name[:12]} exists already"
+    return Migration(migration.label, migration.kind, migration.folder, migration.key, obstacle)
