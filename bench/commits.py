@@ -45,7 +45,7 @@ def commit_all(root: str, name: str, count: int) -> list[float]:
 
 def crowd(root: Path, names: list[str], count: int) -> list[float]:
     """The waits of all commits of `names`, each a process, let go at once."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     gate = context.Barrier(len(names))
     with ProcessPoolExecutor(len(names), mp_context=context, initializer=_enter, initargs=(gate,)) as pool:
         waits = pool.map(commit_all, [str(root)] * len(names), names, [count] * len(names))

@@ -1,11 +1,14 @@
-"""Programs for tests that need several real processes at one store: `python -m tests.support.stage_crowd TASK …`.
+"""Several real processes at one store: each says when it is ready, does its work when told, and reports word by word.
 
-Each prints `ready` and waits for a line, so that a test can start all of them at once.
+They are forked off a server that has the imports behind it, so that a process costs milliseconds.
 """
 
-import subprocess
-import sys
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from store.artifacts import Store
 from store.catalog import Catalog
@@ -13,30 +16,54 @@ from store.events import EventWriter
 from tests.support.stage_store import filled, key_of
 
 ROOT = Path(__file__).resolve().parents[2]
+Report = Callable[[object], None]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["pytest", "tests.support.stage_crowd"])
 
 
-def start(task: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program and wait until it is ready."""
-    command = [sys.executable, "-m", "tests.support.stage_crowd", task, *map(str, arguments)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+class CrowdProcess:
+    """A process that calls `work(store, *arguments, report)` after `go`."""
+
+    def __init__(self, work: Callable[..., None], root: Path, *arguments: Any) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_main, args=(theirs, work, root, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._pipe.recv() == "ready"
+
+    def go(self) -> None:
+        self._pipe.send("go")
+
+    def next_report(self) -> Any:
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join()
+
+    def join(self) -> list[Any]:
+        """The remaining reports of a process that ends well."""
+        reports = []
+        try:
+            while True:
+                reports.append(self._pipe.recv())
+        except EOFError:
+            self._process.join()
+        assert self._process.exitcode == 0
+        return reports
 
 
-def go(*processes: subprocess.Popen[str]) -> None:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+def _main(pipe: Any, work: Callable[..., None], root: Path, arguments: tuple[Any, ...]) -> None:
+    store = Store(root)
+    store.prepare()
+    pipe.send("ready")
+    pipe.recv()
+    work(store, *arguments, pipe.send)
 
 
-def report(word: object) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
-def publish(store: Store, name: str, count: int, supersede: bool) -> None:
+def publish(store: Store, name: str, count: int, supersede: bool, report: Report) -> None:
     """Publish the same `count` keys as the other processes; the contents name the one that did."""
     for index in range(count):
         key = key_of(f"crowd {index}")
@@ -46,7 +73,7 @@ def publish(store: Store, name: str, count: int, supersede: bool) -> None:
         report(artifact.execution)
 
 
-def write_and_ingest(store: Store, name: str, count: int, every: int) -> None:
+def write_and_ingest(store: Store, name: str, count: int, every: int, report: Report) -> None:
     """Emit `count` metrics, ingesting into the catalog after each `every`, while other processes do the same."""
     emit = EventWriter(store.root / "events" / f"{name}.jsonl", name, stage="toy")
     for index in range(count):
@@ -56,20 +83,3 @@ def write_and_ingest(store: Store, name: str, count: int, every: int) -> None:
             Catalog(store).ingest()
         report(index)
     Catalog(store).ingest()
-
-
-def main(task: str, root: str, *arguments: str) -> None:
-    store = Store(root)
-    store.prepare()
-    report("ready")
-    sys.stdin.readline()
-    if task == "publish":
-        name, count, supersede = arguments
-        publish(store, name, int(count), supersede == "True")
-    else:
-        name, count, every = arguments
-        write_and_ingest(store, name, int(count), int(every))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
