@@ -27,6 +27,7 @@ from common.files import not_writable, sync_folder, write_json, writing
 from configs.base import fingerprint
 from store.locks import KeyLock
 from store.manifest import (
+    ADDED,
     FORMAT,
     KEY,
     KIND,
@@ -242,17 +243,20 @@ class Store:
         run: str = "",
         label: str = "",
         supersede: bool = False,
+        digests: Mapping[str, str] | None = None,
     ) -> Artifact:
         """Move the folder `source` (on the store's file system) to `kind/key`, and return what is there afterwards.
 
         If `kind/key` exists, it stays and `source` is discarded, unless `supersede`: then the old one becomes
-        `<key>.<n>`. `outputs` are all the kinds this execution publishes. Raises `ConfigError` on an unknown input or
-        a store that cannot be written, `ValueError` on a folder that cannot be an artifact.
+        `<key>.<n>`. `outputs` are all the kinds this execution publishes. `digests`: sha256 of files by relative path,
+        taken as they were written: those files are fsynced and not read again, and `verify` reads them nonetheless.
+        Raises `ConfigError` on an unknown input or a store that cannot be written, `ValueError` on a folder that cannot
+        be an artifact.
         """
         folder = self._folder(kind, key)
         given = {name: self.get(a) if isinstance(a, str) else a for name, a in inputs.items()}
         with writing(self.root):
-            files = describe_files(source)
+            files = describe_files(source, digests)
             manifest = {
                 "format": FORMAT,
                 "kind": kind,
@@ -374,8 +378,11 @@ def damage_message(artifact_id: str, damaged: list[str], label: str | None) -> s
     """
     name = label or "STAGE"  # a manifest that cannot be read does not name its step
     more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+    message = f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}."
+    if name.partition(":")[0] == ADDED:
+        return f"{message} Bring it in again with `nautile store add FOLDER`"
     return (
-        f"artifact {artifact_id} is damaged: {', '.join(damaged[:3])}{more}. Rebuild it with `nautile run CONFIG "
+        f"{message} Rebuild it with `nautile run CONFIG "
         f"--only {name} --force`, or it and every step after it with `nautile run CONFIG --from {name} --force`"
     )
 

@@ -112,25 +112,28 @@ class Catalog:
                 path.unlink(missing_ok=True)
         return self._rebuild(patience)
 
-    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
+    def query(
+        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
+    ) -> list[CatalogRow]:
         """The rows of a read-only query as dicts in the order of its columns. See `select` for the errors."""
-        columns, rows = self.select(sql, parameters, patience=patience)
+        columns, rows = self.select(sql, parameters, patience=patience, files=files)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def select(
-        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S
+        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows of a read-only query over everything ingested so far.
 
-        Raises `ConfigError` with DuckDB's message if the query is wrong or would write, `CatalogBusy` as `ingest`.
+        `files`: the query may read and write files, which one that a person typed may not. Raises `ConfigError` with
+        DuckDB's message if the query is wrong, would write, or reaches for a file, `CatalogBusy` as `ingest`.
         """
         if not self.path.exists():
             self.ingest(patience=patience)
         try:
-            return self._select(sql, parameters, patience)
+            return self._select(sql, parameters, patience, files)
         except _Outdated:
             self.ingest(patience=patience)
-            return self._select(sql, parameters, patience)
+            return self._select(sql, parameters, patience, files)
 
     def export(self, table: str, out: Path, *, overwrite: bool = False, patience: float = PATIENCE_S) -> int:
         """Write `table` to the Parquet file `out`, whole or not at all; returns the number of rows.
@@ -148,6 +151,7 @@ class Catalog:
                 _, rows = self.select(
                     f"COPY (FROM {table} ORDER BY {keys[table]}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)",
                     patience=patience,
+                    files=True,
                 )
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
@@ -165,10 +169,14 @@ class Catalog:
         self.ingest()
         return self.query(LINEAGE_WITH_CALLS, [artifact.id])
 
-    def _select(self, sql: str, parameters: Sequence[Any], patience: float) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _select(
+        self, sql: str, parameters: Sequence[Any], patience: float, files: bool
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._open(patience, read_only=True) as connection:
             if schema_of(connection) != SCHEMA:
                 raise _Outdated
+            if not files:
+                connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             try:
                 result = connection.execute(sql, list(parameters))
                 return [column[0] for column in result.description or ()], result.fetchall()

@@ -23,14 +23,16 @@ from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 logger = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 0.3
+LARGEST_FILE = 256 * 10**6  # bytes: then the next file begins, so that a mirror need not send old events again
 READ_LIMIT = 8 * 2**20  # bytes read at a time
 
 
 class EventWriter:
     """The `common.events.Emit` of one process. Safe to call from several threads.
 
-    `live`: a small JSON file with the newest progress and metric values, for displays; it is replaced at most every
-    0.3 s. Raises `ValueError` on an event without its required fields, and `OSError` if the disk is full.
+    The file `path` is followed by `<its stem>.2.jsonl` and so on as it grows. `live`: a small JSON file with the newest
+    progress and metric values, for displays; it is replaced at most every 0.3 s. Raises `ValueError` on an event
+    without its required fields, and `OSError` if the disk is full.
     """
 
     def __init__(self, path: Path, execution: str, *, stage: str = "", live: Path | None = None) -> None:
@@ -44,11 +46,22 @@ class EventWriter:
         self._writer = uuid.uuid4().hex
         self._count = 0
         self._last_us = 0
+        self._part = 1
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        size = os.fstat(self._descriptor).st_size
+        while (path.parent / self._file_name(self._part + 1)).exists():
+            self._part += 1
+        self._descriptor: int | None = self._open_part()
+
+    def _file_name(self, part: int) -> str:
+        return self.path.name if part == 1 else f"{self.path.stem}.{part}{self.path.suffix}"
+
+    def _open_part(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.path.with_name(self._file_name(self._part)), flags, 0o666)
+        self._size = os.fstat(descriptor).st_size
         # A crash cut the last line if it has no newline.
-        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+        self._torn = self._size > 0 and os.pread(descriptor, 1, self._size - 1) != b"\n"
+        return descriptor
 
     def __call__(self, kind: str, **fields: Any) -> None:
         """Write one event: `metric`, `sample`, `call`, `run` or `progress` (which only updates the live file)."""
@@ -91,18 +104,29 @@ class EventWriter:
         if len(line) > LARGEST_EVENT:
             stage = self.stage or "a stage"
             raise ValueError(f"an event {kind!r} of {stage} has {len(line)} bytes, over {LARGEST_EVENT}")
+        if self._size + len(line) > LARGEST_FILE and self._size:
+            self._begin_next_part()
         assert self._descriptor is not None
         # If the disk takes only a part of the line, the next event begins a new one.
         rest = b"\n" + line if self._torn else line
         while rest:
             self._torn = True
-            rest = rest[os.write(self._descriptor, rest) :]
+            written = os.write(self._descriptor, rest)
+            self._size += written
+            rest = rest[written:]
         self._torn = False
         if kind == "metric":
             self._live["metrics"][str(fields["name"])] = float(fields["value"])
         elif kind in ("sample", "call"):
             self._live[f"{kind}s"] += 1
         self._update_live(now=False)
+
+    def _begin_next_part(self) -> None:
+        assert self._descriptor is not None
+        os.fsync(self._descriptor)
+        self._part += 1
+        full, self._descriptor = self._descriptor, self._open_part()
+        os.close(full)
 
     def sync(self) -> None:
         """Wait until every event written so far is on disk."""

@@ -2,16 +2,18 @@
 
 A replaced artifact stays as long as a live one, or another that stays, was made from it: lineage never breaks. Live
 artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use, and
-those that retention rules (configs/operation.py) let go. What is removed is removed from the remote too.
+those that retention rules (configs/operation.py) let go. What is removed is removed from the remote too. Unfinished
+work stays, whatever its age, while it holds checkpoints, replies or open batch jobs, until somebody names it.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from common.errors import ConfigError
 from common.files import read_json, writing
 from configs.operation import RetentionConfig
 from store.artifacts import Artifact, Store, VersionId
@@ -37,13 +39,22 @@ class Garbage:
 
 
 def find_garbage(
-    store: Store, *, stale_days: float = STALE_DAYS, rules: RetentionConfig = RetentionConfig()
+    store: Store,
+    *,
+    stale_days: float = STALE_DAYS,
+    rules: RetentionConfig = RetentionConfig(),
+    unfinished: Sequence[str] = (),
 ) -> list[Garbage]:
-    """What `collect` would remove. Unfinished work counts once it is untouched for `stale_days`.
+    """What `collect` would remove. Unfinished work counts once it is untouched for `stale_days`, unless it is
+    `precious`; that whose key begins with one of `unfinished` counts at once.
 
-    Raises `ConfigError` for a pin that names no artifact.
+    Raises `ConfigError` for a pin that names no artifact, or a prefix that names no staging folder.
     """
-    garbage = [*_staging(store, stale_days), *_artifacts(store, rules), *_digest_records(store)]
+    folders = [folder.name for folder in (store.root / "staging").glob("*") if KEY.fullmatch(folder.name)]
+    for prefix in unfinished:
+        if not prefix or not any(name.startswith(prefix) for name in folders):
+            raise ConfigError(f"no unfinished work begins with {prefix!r}: `nautile reconcile` lists what there is")
+    garbage = [*_staging(store, stale_days, tuple(unfinished)), *_artifacts(store, rules), *_digest_records(store)]
     if isinstance(store, MirroredStore):
         for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
             path = store.root / "artifacts" / name
@@ -75,8 +86,24 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
     return removed
 
 
-def _staging(store: Store, stale_days: float) -> Iterator[Garbage]:
-    """Staging folders of work that is published, or that nobody has touched for `stale_days`."""
+def unfinished_work(store: Store, stale_days: float = STALE_DAYS) -> Iterator[tuple[Garbage, list[str]]]:
+    """The staging folders that nobody has touched for `stale_days`, each with what is `precious` in it."""
+    for item in _staging(store, stale_days, None):
+        if item.reason.startswith("unfinished"):
+            yield item, precious(item.path)
+
+
+def precious(folder: Path) -> list[str]:
+    """What a staging folder holds that took days or money and cannot be had again: in words, empty if nothing."""
+    patterns = {"checkpoints": "checkpoints/*", "replies": "replies*.jsonl", "open batch jobs": "*.batches/*"}
+    return [
+        name for name, pattern in patterns.items() if any(p.is_dir() or p.stat().st_size for p in folder.rglob(pattern))
+    ]
+
+
+def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> Iterator[Garbage]:
+    """Staging folders of work that is published, that nobody has touched for `stale_days`, or that is named by a prefix
+    of its key. `named` None: also those with something precious."""
     for folder in sorted((store.root / "staging").glob("*")):
         if not KEY.fullmatch(folder.name):
             yield Garbage(folder, _size(folder), "left by a removal that was cut short")
@@ -85,7 +112,9 @@ def _staging(store: Store, stale_days: float) -> Iterator[Garbage]:
             days = (time.time() - written) / DAY_S
             if _is_published(store, folder):
                 yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
-            elif days > stale_days:
+            elif named and folder.name.startswith(named):
+                yield Garbage(folder, _size(folder), "unfinished, and named", folder.name)
+            elif days > stale_days and (named is None or not precious(folder)):
                 yield Garbage(folder, _size(folder), f"unfinished, untouched for {days:.0f} days", folder.name)
 
 

@@ -3,18 +3,29 @@
 `KeyLock` is exclusive: one process makes a key; a run's process holds `locks/run-<id>.lock` as long as it lives, so
 that whoever can take that lock knows the process to be gone. `flock_until` is shared or exclusive, with a deadline:
 readers and writers of the catalog queue at it.
+
+Files are opened for writing: over NFS an exclusive flock becomes a lock of a range of bytes, which needs that. A file
+system without locks is named once in the log; there every lock is granted, and none can be seen to be free.
 """
 
+import errno
 import fcntl
+import logging
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from common.files import writing
+
+logger = logging.getLogger(__name__)
+
+_UNSUPPORTED = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_without_locks: set[Path] = set()  # folders that were named in the log
 
 
 class KeyLock:
@@ -29,14 +40,14 @@ class KeyLock:
         with writing(self.path.parent.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        acquired = False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+            acquired = _try_flock(descriptor, self.path)
+        finally:
+            if not acquired:
+                os.close(descriptor)
+        if not acquired:
             return False
-        except BaseException:
-            os.close(descriptor)
-            raise
         if not self._is_the_file(descriptor):
             os.close(descriptor)
             return self.try_acquire()  # `remove` deleted the file between the two calls
@@ -71,12 +82,13 @@ class KeyLock:
             self.remove()
 
     def held_elsewhere(self) -> bool:
-        """True while some process (or another lock object of this one) holds it."""
+        """True while some process (or another lock object of this one) holds it, or may: where there are no locks, a
+        lock file is all that can be known."""
         if not self.path.exists():
             return False
         if self.try_acquire():
             self.release()
-            return False
+            return self.path.parent in _without_locks
         return True
 
     def _is_the_file(self, descriptor: int) -> bool:
@@ -99,27 +111,49 @@ class KeyLock:
 def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
     """Hold an flock on `path` during the block; False if it was not free until `deadline` (monotonic seconds).
 
-    An attempt costs microseconds, so it is polled every few milliseconds. Where the file cannot be opened (a store that
-    may only be read) nobody writes, and everybody gets True.
+    An attempt costs microseconds, so it is polled every few milliseconds. Where the file cannot be opened for writing
+    (a store that may only be read) readers still share the lock with those who may; without any file all get True.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
+    descriptor = None
+    for flags in (os.O_RDWR | os.O_CREAT, *([os.O_RDONLY] if shared else [])):
+        with suppress(OSError):
+            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            break
+    if descriptor is None:
         yield True
         return
     try:
-        acquired = _try_flock(descriptor, shared)
-        while not acquired and time.monotonic() <= deadline:
+        while not (acquired := _try_flock(descriptor, path, shared=shared)) and time.monotonic() <= deadline:
             time.sleep(random.uniform(0.001, 0.005))
-            acquired = _try_flock(descriptor, shared)
         yield acquired
     finally:
         os.close(descriptor)
 
 
-def _try_flock(descriptor: int, shared: bool) -> bool:
+def locks_work(folder: Path) -> bool:
+    """Whether the file system of `folder`, which can be written, has locks. Without them no process is known to be
+    gone, so nothing may be tidied up after it."""
+    lock = KeyLock(folder / f".probe-{uuid.uuid4().hex}.lock")
+    lock.try_acquire()
+    lock.remove()
+    return folder not in _without_locks
+
+
+def _try_flock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
+    """Take an flock without waiting; False if another holds it. Where there are no locks, everybody gets it."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if path.parent not in _without_locks:
+            _without_locks.add(path.parent)
+            logger.warning(
+                "%s: this file system has no locks (%s). Let one run at a time use the store, or mount the file system "
+                "with locks (NFS: without `nolock`, with lockd or version 4)",
+                path.parent,
+                error.strerror,
+            )
     return True

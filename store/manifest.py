@@ -8,6 +8,7 @@ Manifests and events may come from a shared folder or bucket, so they are read a
 depth, every field checked, no file name that leads out of the artifact's folder.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -24,12 +25,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 import configs
 from common.errors import ConfigError
-from common.files import read_json, sha256_of, sync_folder
+from common.files import read_json, sync_folder
 from configs.base import fingerprint
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+ADDED = "add"  # in place of a stage's name: `nautile store add` brought the artifact in
 MANIFEST = "manifest.json"
 MIRRORED = ".mirrored"  # files in an artifact's folder, holding its execution: the remote has this version too,
 ABSENT = ".absent"  # or the remote alone has its files
@@ -150,8 +152,10 @@ def stage_key(stage: str, version: int, section: dict[str, Any], inputs: dict[st
     return fingerprint({"stage": stage, "version": version, "section": section, "inputs": inputs})
 
 
-def describe_files(source: Path) -> dict[str, dict[str, Any]]:
+def describe_files(source: Path, digests: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """Relative path -> {bytes, sha256} of every file under `source` but the manifest, fsynced with its folders.
+
+    `digests`: relative path -> sha256 of files that need not be read, because it was taken as they were written.
 
     Hidden `.*.tmp` files, left by a write that a crash cut short, are removed. Raises `ValueError` if there is no file,
     something that is neither a file nor a folder, or a name that a reader of the manifest would refuse.
@@ -168,14 +172,19 @@ def describe_files(source: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"{source}: a file of an artifact cannot be called {paths[-1]!r}")
     if not paths:
         raise ValueError(f"{source}: nothing to publish, the folder holds no file")
+
+    def describe(path: str) -> dict[str, Any]:
+        with (source / path).open("rb") as file:
+            os.fsync(file.fileno())
+            known = (digests or {}).get(path)
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest() if known is None else known
+            return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
+
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        digests = list(pool.map(lambda path: sha256_of(source / path, sync=True), paths))
+        described = dict(zip(paths, pool.map(describe, paths), strict=True))
     for folder, _, _ in os.walk(source):
         sync_folder(Path(folder))
-    return {
-        path: {"bytes": (source / path).stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
-    }
+    return described
 
 
 def with_seal(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -2,21 +2,22 @@
 
 A pipeline checks one artifact several times (reused, then the input of two stages). A file that was digested is known
 again by (size, mtime, ctime, inode); a write through the file system changes ctime, which no tool can set back. Files
-of 64 MiB and more are remembered across processes too, in `<store>/verified/`, so that a run over terabytes of shards
-does not begin by reading them; `nautile store verify` trusts nothing and reads everything.
+of 1 MiB and more are remembered across processes too, in one file an artifact under `<store>/verified/`, so that a run
+over terabytes of shards does not begin by reading them; `nautile store verify` trusts nothing and reads everything.
 """
 
 import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.files import read_json, sha256_of, write_json
 from store.manifest import MANIFEST
 
-LARGE = 64 * 2**20  # bytes
+LARGE = 2**20  # bytes; a smaller file is read again sooner than its record
 
 _seen: dict[tuple[str, str], list[int]] = {}  # (path, sha256) -> stamp of the file that had this digest
 _seen_lock = threading.Lock()
@@ -30,7 +31,7 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
     damaged = [f"{name} (not in the manifest)" for name in _unexpected(folder, files)]
     links = _links(folder)
     record = _record_path(root, folder)
-    recorded = (read_json(record) or {}) if trust else {}
+    recorded = read_json(record) or {}
     stamps: dict[str, list[int]] = {}
     unread: list[str] = []
     for name, entry in sorted(files.items()):
@@ -57,7 +58,7 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
 
 
 def trust_files(root: Path, folder: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Count `files`, which this process has just digested elsewhere, as verified in `folder`."""
+    """Count `files`, whose digests were taken as they were written or fetched, as verified in `folder`."""
     stamps = {name: stamp for name in files if (stamp := _stamp(folder / name))}
     _remember(_record_path(root, folder), folder, files, stamps, {})
 
@@ -70,15 +71,17 @@ def _record_path(root: Path, folder: Path) -> Path:
 def _remember(
     record: Path, folder: Path, files: dict[str, dict[str, Any]], stamps: dict[str, list[int]], before: dict[str, Any]
 ) -> None:
+    """Remember `stamps` as those of whole files, and of the other `files` nothing."""
     with _seen_lock:
+        for name, entry in files.items():
+            _seen.pop((str(folder / name), entry["sha256"]), None)
         _seen.update({(str(folder / name), files[name]["sha256"]): stamp for name, stamp in stamps.items()})
     large = {name: stamp for name, stamp in stamps.items() if stamp[0] >= LARGE}
-    if large and large != before:
-        try:
-            record.parent.mkdir(exist_ok=True)
-            write_json(record, large)
-        except OSError:
-            return  # it only saves time: a read-only store can still be verified
+    if large == before:
+        return
+    with suppress(OSError):  # it only saves time: a read-only store can still be verified
+        record.parent.mkdir(exist_ok=True)
+        write_json(record, large)
 
 
 def _digest(path: Path) -> str:

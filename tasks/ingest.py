@@ -94,6 +94,7 @@ def ingest(job: Job) -> None:
     corpus = publish_tokens(
         [_folder(job, item) for item in done], [_packed(job, item) for item in done], plan, job.output("tokens")
     )
+    job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _write_files(job, files, skipped)
     _emit_metrics(job, corpus, len(skipped))
     origin: dict[str, Any] = {"source": source.name, "stand_in": STAND_INS.get(source.reader)}

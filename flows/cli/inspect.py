@@ -1,5 +1,6 @@
 """The data behind the read commands and `nautile store`: rows for the terminal and for --json, nothing printed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ from common.files import read_json
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
 from flows.dag import build_dag
+from store.add import add_files
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogRow
 from store.garbage import collect, find_garbage
+from store.manifest import ADDED
 from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
 
@@ -127,20 +130,40 @@ def _remedy(store: Store, artifact_id: str) -> str:
             return "it was replaced: `nautile store gc` removes it"
         return "`nautile run CONFIG` names the stage to run again"
     label = artifact.manifest["label"]
+    if artifact.manifest["stage"] == ADDED:
+        return "bring it in again: `nautile store add FOLDER`"
     if artifact.superseded:
         return f"it was replaced: `nautile run CONFIG --from {label} --force`, then `nautile store gc` removes it"
     return f"run its stage again: `nautile run CONFIG --only {label} --force`"
 
 
-def garbage(store: Store, days: float, dry_run: bool, rules: RetentionConfig = RetentionConfig()) -> list[CatalogRow]:
+def garbage(
+    store: Store,
+    days: float,
+    dry_run: bool,
+    rules: RetentionConfig = RetentionConfig(),
+    unfinished: Sequence[str] = (),
+) -> list[CatalogRow]:
     """Remove what is not needed and update the catalog: a row for each path; `dry_run`: only list them."""
     store.refresh()
-    items = find_garbage(store, stale_days=days, rules=rules)
+    items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished)
     if not dry_run:
         items = collect(store, items)
         if store.catalog_path.exists():
             Catalog(store).ingest()
     return [{"path": str(item.path.relative_to(store.root)), "bytes": item.bytes, "why": item.reason} for item in items]
+
+
+def add(store: Store, folder: Path, kind: str) -> CatalogRow:
+    """Bring a checkpoint's folder into the store as an artifact; its row. Raises `ConfigError` if it is none."""
+    from model.weights.files import CONFIG, WEIGHTS, load_weights  # imports JAX, which the other commands do not need
+
+    if kind != "checkpoint":
+        raise ConfigError(f"--kind {kind}: only a checkpoint can be added")
+    load_weights(folder)
+    store.prepare()
+    store.refresh()
+    return _row(add_files(store, kind, folder, (CONFIG, WEIGHTS), {"stand_ins": []}))
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:

@@ -1,4 +1,4 @@
-"""`nautile store ...`: verify the store, free space, copy to and from the remote, rebuild and export the catalog."""
+"""`nautile store ...`: verify, free space, add a checkpoint, mirror, rebuild and export the catalog."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,8 @@ from common.processes import ExitCode
 from flows.cli.terminal import IdArgument, Json, show_as, the_store
 
 store_app = typer.Typer(
-    no_args_is_help=True, help="Maintain the store: verify, free space, mirror, rebuild the catalog, export its tables."
+    no_args_is_help=True,
+    help="Maintain the store: verify, add, free space, mirror, rebuild the catalog, export its tables.",
 )
 
 
@@ -79,6 +80,10 @@ def gc(
         list[str] | None, typer.Option(metavar="KIND", help="Never remove artifacts of this kind. Repeatable.")
     ] = None,
     pin: Annotated[list[str] | None, typer.Option(metavar="ID", help="Never remove this artifact. Repeatable.")] = None,
+    unfinished: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Remove this unfinished work, checkpoints and replies too. Repeatable."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -86,7 +91,8 @@ def gc(
 
     The copies at the remote go too.
     Without --keep-newest, --keep-days or retention rules that set them, every current artifact stays.
-    What a kept artifact was made from always stays.
+    What a kept artifact was made from always stays, and so does unfinished work that holds checkpoints, replies or open
+    batch jobs, until --unfinished names it (`nautile reconcile` lists it).
     """
     from configs.operation import RetentionConfig
     from flows.cli import inspect
@@ -103,8 +109,21 @@ def gc(
         kinds=(*rules.kinds, *(keep_kind or ())),
         pins=(*rules.pins, *(pin or ())),
     )
-    rows = inspect.garbage(the_store(), days, dry_run, rules)
+    rows = inspect.garbage(the_store(), days, dry_run, rules, unfinished or ())
     show_as(rows, as_json, lambda rows: garbage_table(rows, dry_run))
+
+
+@store_app.command()
+def add(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint, as `nautile import` writes it.")],
+    kind: Annotated[str, typer.Option(metavar="KIND", help="The artifact's kind.")] = "checkpoint",
+    as_json: Json = False,
+) -> None:
+    """Bring a checkpoint that no run here has made into the store, as an artifact with a manifest."""
+    from flows.cli import inspect
+    from flows.cli.tables import artifact_table
+
+    show_as([inspect.add(the_store(), folder, kind)], as_json, artifact_table)
 
 
 @store_app.command()

@@ -153,7 +153,7 @@ def _page(
     catalog: Catalog, source: str, parameters: list[Any], search: str, order: str, page: int, which: str
 ) -> tuple[int, list[CatalogRow]]:
     sql = _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
-    rows = catalog.query(sql, [*parameters, search, search, PAGE, page * PAGE])
+    rows = catalog.query(sql, [*parameters, search, search, PAGE, page * PAGE], files=source is _FILE)
     return (rows[0]["total"] if rows else 0), rows
 
 

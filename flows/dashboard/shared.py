@@ -52,8 +52,10 @@ class ReadOnlyCatalog(Catalog):
     def ingest(self, *, patience: float = PATIENCE_S) -> int:
         raise ConfigError(f"the catalog {self.path} is of another version: run `nautile store rebuild`")
 
-    def query(self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S) -> list[CatalogRow]:
-        return super().query(sql, parameters, patience=patience)
+    def query(
+        self, sql: str, parameters: Sequence[Any] = (), *, patience: float = PATIENCE_S, files: bool = False
+    ) -> list[CatalogRow]:
+        return super().query(sql, parameters, patience=patience, files=files)
 
 
 def store() -> Store:

@@ -33,7 +33,8 @@ from common.files import read_json, write_json
 from common.text import size, visible
 from store.artifacts import Store
 from store.catalog import Catalog
-from store.garbage import STALE_DAYS, collect, find_garbage
+from store.garbage import STALE_DAYS, collect, find_garbage, unfinished_work
+from store.locks import locks_work
 from store.manifest import KEY
 from tasks.engine.attempt_log import write_attempt_row
 
@@ -68,6 +69,10 @@ def reconcile(store: Store) -> Iterator[Reconciled]:
     Raises `CatalogBusy`, and `ConfigError` if the store cannot be written or the server fails.
     """
     if not store.root.exists():
+        return
+    if not locks_work(store.root / "locks"):
+        outcome = "skipped: the store's file system has no locks, so no process is known to be gone"
+        yield Reconciled("reconcile", "stopped", outcome)
         return
     yield from attempts(store)
     if store.lost_runs():
@@ -142,12 +147,13 @@ def staging(store: Store) -> Iterator[Reconciled]:
 
 def unfinished(store: Store) -> Iterator[Reconciled]:
     """List unfinished work that nobody has touched for a week, with what may be done about it."""
-    for item in find_garbage(store, stale_days=STALE_DAYS):
-        if item.path.parent.name == "staging" and item.reason.startswith("unfinished"):
-            request = read_json(item.path / "request.json") or {}
-            stage = f" of {request['stage']}" if "stage" in request else ""
-            outcome = f"{size(item.bytes)}{stage}, {item.reason}; kept: the run it belongs to resumes from it"
-            yield Reconciled("staging", item.path.name[:12], f"{outcome}, `nautile store gc` removes it")
+    for item, contents in unfinished_work(store):
+        request = read_json(item.path / "request.json") or {}
+        stage = f" of {request['stage']}" if "stage" in request else ""
+        held = f" with {' and '.join(contents)}" if contents else ""
+        outcome = f"{size(item.bytes)}{stage}{held}, {item.reason}; kept: the run it belongs to resumes from it"
+        option = f" --unfinished {item.path.name[:12]}" if contents else ""
+        yield Reconciled("staging", item.path.name[:12], f"{outcome}, `nautile store gc{option}` removes it")
 
 
 def lock_files(store: Store) -> int:

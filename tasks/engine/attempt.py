@@ -299,6 +299,7 @@ class _Attempt:
                 run=self.context.run_id,
                 label=self.log.label,
                 supersede=True,
+                digests=staging.digests(kind),
             )
         except ConfigError:
             raise

@@ -127,7 +127,7 @@ class AttemptLog:
         """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""
         try:
             Catalog(self._store).ingest(**({} if patience_s is None else {"patience": patience_s}))
-        except (CatalogBusy, ConfigError) as error:
+        except (CatalogBusy, ConfigError, OSError) as error:
             logger.log(logging.DEBUG if patience_s else logging.WARNING, "catalog: %s", error)
 
     def mirror(self, outputs: dict[str, str] | None = None) -> None:

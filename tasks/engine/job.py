@@ -5,6 +5,7 @@ finished and continues from there. What lies in `output(kind)` when the function
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +66,13 @@ class Job:
             return
         path = _created(self.staging / "facts") / f"{_checked(kind)}.json"
         write_json(path, {**(read_json(path) or {}), **facts})
+
+    def add_digests(self, kind: str, digests: Mapping[str, str]) -> None:
+        """Note the sha256 of files of the artifact `kind`, by relative path, taken as they were written: publication
+        then does not read those files again."""
+        if not self.process:
+            path = _created(self.staging / "digests") / f"{_checked(kind)}.json"
+            write_json(path, {**(read_json(path) or {}), **digests})
 
 
 def _created(folder: Path) -> Path:

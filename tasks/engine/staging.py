@@ -3,7 +3,8 @@
 An execution is what it takes to write the artifacts of a key once; it may need several attempts. Its id survives them
 in `execution.json`, and with it the ids of metrics and samples, so that a resume doubles none of them.
 
-    execution.json  request.json  live.json  error.json  done.json  log.txt  rounds/  scratch/  output/<kind>/  facts/
+    execution.json  request.json  live.json  error.json  done.json  log.txt
+    rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
 import uuid
@@ -49,6 +50,10 @@ class Staging:
 
     def facts(self, kind: str) -> dict[str, Any]:
         return read_json(self.path / "facts" / f"{kind}.json") or {}
+
+    def digests(self, kind: str) -> dict[str, str]:
+        """What `Job.add_digests` noted."""
+        return read_json(self.path / "digests" / f"{kind}.json") or {}
 
     def record(self, row: dict[str, Any] | None) -> None:
         """Write `execution.json`. `row` is that of the running attempt, None once its end is recorded."""

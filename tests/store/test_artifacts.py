@@ -1,5 +1,6 @@
 """Publishing, finding, replacing, verifying and locking in one process."""
 
+import hashlib
 import os
 import threading
 
@@ -133,6 +134,22 @@ def test_hidden_files_and_leftovers_of_interrupted_writes_are_ignored(store):
     assert artifact.manifest["files"].keys() == {"a.txt"}
     (artifact.path / ".DS_Store").write_text("")
     assert store.verify(artifact) == []
+
+
+def test_publication_reads_no_file_whose_digest_is_known_and_verify_reads_it(store, monkeypatch):
+    read, file_digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, name: read.append(file.name) or file_digest(file, name))
+    folder = filled(store.staging(key_of("one")) / "output/tokens", {"a.bin": "a", "b.bin": "b", "index.json": "{}"})
+    given = {"stage": "toy", "version": 1, "config": {}, "inputs": {}, "facts": {}}
+    digests = {"a.bin": key_of("a"), "b.bin": key_of("not b"), "gone.bin": key_of("gone")}
+    artifact = store.publish("tokens", key_of("one"), folder, **given, digests=digests)
+    assert read == [str(folder / "index.json")]
+    assert artifact.manifest["files"]["a.bin"] == {"bytes": 1, "sha256": key_of("a")}
+    store.check(artifact)
+    assert len(read) == 1
+    assert store.verify(artifact) == ["b.bin (its digest differs)"]
+    with pytest.raises(ConfigError, match=r"b\.bin"):
+        store.check(artifact)  # which trusts the digest no more
 
 
 def test_a_folder_that_cannot_be_an_artifact_is_refused(store, tmp_path):

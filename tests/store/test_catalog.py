@@ -159,13 +159,28 @@ def test_queries_cannot_write_and_errors_are_explained(store, catalog):
     assert catalog.query("SELECT count(*) AS n FROM metrics") == [{"n": 10}]  # the first query ingests
     assert catalog.select("SELECT step, name FROM metrics WHERE step > 99") == (["step", "name"], [])
     assert catalog.query("SELECT step FROM metrics WHERE step = ?", [4]) == [{"step": 4}]
+    out = store.root / "out"
+    reaching = (
+        f"COPY metrics TO '{out}'",
+        f"EXPORT DATABASE '{out}'",
+        f"ATTACH '{out}' AS other",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SELECT * FROM read_csv('/etc/hostname')",
+        "SELECT * FROM '/etc/hostname.csv'",
+        "SELECT * FROM glob('/root/*')",
+        "INSTALL httpfs",
+    )
     for sql, message in (
         ("DELETE FROM metrics", "read-only"),
         ("SELECT nonsense FROM metrics", "nonsense"),
         ("SELEC 1", "syntax"),
+        *((sql, "file system operations are disabled|has been disabled by configuration") for sql in reaching),
+        ("SET enable_external_access = true; SELECT 1", "configuration has been locked|Cannot change"),
     ):
         with pytest.raises(ConfigError, match=rf"(?s)the query was refused: .*{message}"):
             catalog.query(sql)
+    assert not out.exists()
+    assert catalog.query(f"SELECT content FROM read_text('{__file__}')", files=True)  # what the code itself asks for
 
 
 def test_a_catalog_that_another_process_keeps_open_is_waited_for_up_to_a_limit(store, catalog):

@@ -41,6 +41,24 @@ def test_events_are_read_back_as_they_were_written(path):
     assert [event["time"] for event in events] == sorted({event["time"] for event in events})
 
 
+def test_a_file_that_has_grown_large_is_followed_by_the_next(path, monkeypatch):
+    monkeypatch.setattr("store.events.LARGEST_FILE", 700)
+    emit = EventWriter(path, "e1")
+    emit.many("call", [{"index": index} for index in range(6)])
+    emit.close()
+    emit = EventWriter(path, "e1")  # a process that resumes goes on in the last one
+    emit("call", index=6)
+    emit("sample", index=0, text="x" * 2000)
+    emit("call", index=7)
+    emit.close()
+    files = ["child.jsonl", "child.2.jsonl", "child.3.jsonl", "child.4.jsonl"]
+    assert {file.name for file in path.parent.iterdir()} == set(files)
+    events = [event for name in files for event in read_events(path.with_name(name))[0]]
+    assert [event["fields"]["index"] for event in events] == [0, 1, 2, 3, 4, 5, 6, 0, 7]
+    assert len({event["id"] for event in events}) == 9
+    assert path.stat().st_size <= 700
+
+
 def test_ids_are_of_what_was_measured_so_a_resume_doubles_nothing(tmp_path):
     def ids(file, execution):
         emit = EventWriter(tmp_path / file, execution)

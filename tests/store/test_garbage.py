@@ -3,8 +3,11 @@
 import os
 import time
 
+import pytest
+
+from common.errors import ConfigError
 from common.files import write_json
-from store.garbage import collect, find_garbage
+from store.garbage import collect, find_garbage, unfinished_work
 from tests.support.stage_store import filled, key_of, published
 
 
@@ -50,6 +53,31 @@ def test_staging_that_is_published_or_long_untouched_is_removed(store):
     collect(store, find_garbage(store))
     assert sorted(path.name for path in (store.root / "staging").iterdir()) == [key_of("half")]
     assert key_of("half") in str(find_garbage(store, stale_days=-1)[0].path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scratch/checkpoints/12/weights.bin", ["checkpoints"]),
+        ("scratch/replies.jsonl", ["replies"]),
+        ("scratch/replies.jsonl.batches/teacher-1.json", ["open batch jobs"]),
+    ],
+)
+def test_unfinished_work_that_took_days_or_money_is_removed_by_name_alone(store, name, words):
+    folder = filled(store.staging(key_of("begun")), {name: "x"})
+    plain = filled(store.staging(key_of("plain")), {"scratch/replies.jsonl": "", "scratch/half.bin": "x"})
+    for path in (folder, *folder.rglob("*"), plain, *plain.rglob("*")):
+        os.utime(path, (time.time() - 400 * 86400,) * 2)
+    assert list(reasons(store)) == [f"staging/{key_of('plain')}"]
+    assert {item.path: held for item, held in unfinished_work(store)} == {folder: words, plain: []}
+    with pytest.raises(ConfigError, match="no unfinished work begins with 'ffff'"):
+        find_garbage(store, unfinished=["ffff"])
+    named = find_garbage(store, stale_days=1000, unfinished=[key_of("begun")[:12]])
+    with store.lock(key_of("begun")):
+        assert collect(store, named) == []
+    assert collect(store, named) == named
+    assert not folder.exists()
+    assert plain.exists()
 
 
 def test_superseded_artifacts_are_removed_unless_another_was_made_from_them(store):

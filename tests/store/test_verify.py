@@ -51,13 +51,15 @@ def test_a_write_that_restores_the_modification_time_is_noticed(tmp_path):
         store.check(artifact)
 
 
-def test_large_files_are_remembered_for_other_processes_until_they_change(tmp_path, hashed, monkeypatch):
-    monkeypatch.setattr(verification, "LARGE", 3)
+def test_files_of_a_mebibyte_are_remembered_for_other_processes_until_they_change(tmp_path, hashed):
     store = Store(tmp_path)
-    artifact = published(store, "tokens", "one")
+    artifact = published(
+        store, "tokens", "one", {"a.txt": "a" * 2**20, "b.txt": "b" * (2**20 - 1), "c.txt": "c" * 2**20}
+    )
     forget()
     store.check(artifact)
-    assert hashed == ["b.txt"]  # a.txt has three bytes, b.txt one
+    assert hashed == ["b.txt"]
+    assert len(list((store.root / "verified").iterdir())) == 1
     forget()
     flip_byte(artifact.path / "a.txt")
     with pytest.raises(ConfigError, match=r"a.txt"):

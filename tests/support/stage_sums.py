@@ -20,6 +20,7 @@ class Sums(Section):
     count: int
     totals: bool = False
     faults: dict[str, int] = {}  # name -> how many attempts meet it
+    digest: str = ""  # noted as that of the first file
     gate: str = ""  # a folder: the stage writes `reached` there before number `gate_at`, and waits for `open`
     gate_at: int = 0
     pause_s: float = 0.0  # before each number
@@ -52,6 +53,8 @@ def sums(job: Job) -> None:
     if part.totals:
         (job.output("totals") / "total.txt").write_text(str(sum(int(p.read_text()) for p in out.glob("*.txt"))))
         job.describe("totals", seed=job.seed)
+    if part.digest:
+        job.add_digests("numbers", {"0.txt": part.digest})
     job.describe(
         "numbers", written=written, platforms=os.environ.get("JAX_PLATFORMS"), store=os.environ["NAUTILE_STORE"]
     )

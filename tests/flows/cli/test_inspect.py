@@ -2,14 +2,24 @@
 
 import shutil
 
+import jax
+import numpy as np
 import pytest
 
 from common.errors import ConfigError
+from configs.model import TokenizerConfig
 from flows.cli import inspect
 from flows.dag import build_dag
+from model.nautile import shapes
+from model.weights.files import load_weights, save_weights
 from store.artifacts import Store
+from store.catalog import Catalog
+from tests.model.conftest import tiny_config
 from tests.support.stage_store import flip_byte
 from tests.support.toy_dag import toy_dag
+
+TOKENIZER = TokenizerConfig(ranks=256)
+MODEL = tiny_config(blocks=1, sca_per_block=1, context=16)
 
 pytestmark = pytest.mark.usefixtures("toy_stages")
 
@@ -119,6 +129,25 @@ def test_garbage_is_listed_before_it_is_removed(copy):
     assert rest.exists()
     inspect.garbage(copy, 7.0, dry_run=False)
     assert not rest.exists()
+
+
+def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path):
+    folder = tmp_path / "imported"
+    save_weights(folder, jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(MODEL)), MODEL, TOKENIZER)
+    store = Store(tmp_path / "store")
+    row = inspect.add(store, folder, "checkpoint")
+    artifact = store.get(row["id"])
+    assert (artifact.kind, artifact.manifest["facts"]["origin"]) == ("checkpoint", str(folder))
+    assert load_weights(artifact.path)[1] == MODEL
+    assert Catalog(store).query("SELECT label FROM artifacts") == [{"label": "add:imported"}]
+    with pytest.raises(ConfigError, match="--kind tokens: only a checkpoint can be added"):
+        inspect.add(store, folder, "tokens")
+    flip_byte(folder / "weights.safetensors", 20)
+    with pytest.raises(ConfigError, match=r"weights\.safetensors"):
+        inspect.add(store, folder, "checkpoint")
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read"):
+        inspect.add(store, tmp_path, "checkpoint")
+    assert store.list() == [artifact]
 
 
 def test_the_newest_report_or_the_named_one(made, tmp_path):

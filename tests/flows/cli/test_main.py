@@ -120,6 +120,13 @@ def test_a_missing_input_names_the_command_that_makes_it(nautile, tmp_path):
     assert f"`nautile run {TOY} --until align`" in err
 
 
+def test_a_folder_that_is_no_checkpoint_is_not_added(nautile, tmp_path):
+    code, _, err = nautile("store", "add", str(tmp_path), store=tmp_path / "store")
+    assert code == 2
+    assert "config.json: cannot be read" in err
+    assert not (tmp_path / "store").exists()
+
+
 def test_read_commands_create_no_store(nautile, tmp_path):
     for arguments in (["status", str(TOY)], ["artifacts"], ["store", "verify"], ["report"], ["sql", "SELECT 1"]):
         code, _, err = nautile(*arguments, store=tmp_path / "store")

@@ -44,14 +44,16 @@ def runs(store):
 
 
 def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
-    outputs = run_stage(sums, section(totals=True), {}, context)
+    given = section(totals=True, digest="0" * 64)
+    outputs = run_stage(sums, given, {}, context)
     numbers, totals = store.get(outputs["numbers"]), store.get(outputs["totals"])
+    assert numbers.manifest["files"]["0.txt"]["sha256"] == "0" * 64  # the stage's word, not read again
     assert sorted(path.name for path in numbers.path.glob("*.txt")) == ["0.txt", "1.txt", "2.txt"]
     assert (totals.path / "total.txt").read_text() == "3"
     assert numbers.manifest["facts"] == {"written": 3, "platforms": "cpu", "store": str(store.root)}
     assert totals.manifest["facts"] == {"seed": 5}
     assert numbers.execution == totals.execution
-    assert numbers.manifest["config"] == section(totals=True)
+    assert numbers.manifest["config"] == given
     assert (numbers.manifest["run"], numbers.manifest["label"]) == ("r1", "sums:a")
     assert list((store.root / "staging").iterdir()) == []
     assert [update.state for update in updates if update.state != "running"] == ["publishing", "done"]
@@ -59,7 +61,7 @@ def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
     assert (last.label, last.done, last.total, last.unit, last.note) == ("sums:a", 3, 3, "files", "adding")
     assert (last.share, last.metrics, last.outputs, last.key) == (1.0, {"value": 2.0}, outputs, numbers.key)
 
-    assert run_stage(sums, section(totals=True), {}, RunContext("r2", str(store.root))) == outputs
+    assert run_stage(sums, given, {}, RunContext("r2", str(store.root))) == outputs
     assert updates[-1].state == "reused"
     first, second = runs(store)
     assert (first["state"], first["exit_code"], first["reused"], first["config"]) == ("done", 0, False, "toy")

@@ -1,0 +1,69 @@
+"""Bring files that no stage made here, such as an imported checkpoint, into the store as an artifact.
+
+Its key is a digest of the files, so the same files are the same artifact in every store, wherever they came from.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import sha256_of, writing
+from store.artifacts import Artifact, Store
+from store.manifest import ADDED, stage_key
+from store.mirror import MirroredStore
+
+
+def add_files(store: Store, kind: str, folder: Path, names: Sequence[str], facts: dict[str, Any]) -> Artifact:
+    """Copy the files `names` of `folder` into an artifact, or return the one that has them already, whole.
+
+    `facts` of its manifest, with the folder as `origin`. Raises `ConfigError` if a file cannot be read or changes
+    meanwhile, or if the store cannot be written.
+    """
+    try:
+        digests = {name: sha256_of(folder / name) for name in sorted(names)}
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    section = {"kind": kind, "files": digests}
+    key = stage_key(ADDED, 1, section, {})
+    with store.lock(key):
+        try:
+            artifact = store.find(kind, key)
+        except ConfigError:
+            artifact = None  # its manifest is damaged: it is replaced
+        if artifact is None or store.verify(artifact, remote=False):
+            artifact = _publish(store, kind, key, folder, section, facts)
+    if isinstance(store, MirroredStore):
+        store.push([artifact])
+    return artifact
+
+
+def _publish(
+    store: Store, kind: str, key: str, folder: Path, section: dict[str, Any], facts: dict[str, Any]
+) -> Artifact:
+    digests = section["files"]
+    staging = store.staging(key)
+    try:
+        output = staging / "output" / kind
+        with writing(store.root):
+            for name in digests:
+                (output / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, output / name)
+        if changed := [name for name, digest in digests.items() if sha256_of(output / name) != digest]:
+            raise ConfigError(f"{folder / changed[0]}: has changed while it was copied; add it again")
+        return store.publish(
+            kind,
+            key,
+            output,
+            stage=ADDED,
+            version=1,
+            config=section,
+            inputs={},
+            facts={**facts, "origin": str(folder.absolute())},
+            label=f"{ADDED}:{folder.absolute().name}",
+            supersede=True,
+            digests=digests,
+        )
+    finally:
+        store.discard(staging)

@@ -1,0 +1,57 @@
+"""Files that no stage made, brought into the store."""
+
+import pytest
+
+from common.errors import ConfigError
+from store.add import add_files
+from tests.support.stage_store import filled, flip_byte
+
+NAMES = ("config.json", "weights.bin")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return filled(tmp_path / "theirs", {"config.json": "{}", "weights.bin": "w" * 100, "notes.md": "not of the model"})
+
+
+def test_the_same_files_are_the_same_artifact_wherever_they_lie(store, folder, tmp_path):
+    artifact = add_files(store, "checkpoint", folder, NAMES, {"stand_ins": []})
+    assert artifact.manifest["files"].keys() == set(NAMES)
+    assert artifact.manifest["facts"] == {"stand_ins": [], "origin": str(folder)}
+    assert (artifact.manifest["stage"], artifact.manifest["label"], artifact.manifest["inputs"]) == (
+        "add",
+        "add:theirs",
+        {},
+    )
+    assert store.verify(artifact) == []
+    copy = folder.rename(tmp_path / "elsewhere")
+    assert add_files(store, "checkpoint", copy, NAMES, {}) == artifact
+    (copy / "weights.bin").write_text("other")
+    assert add_files(store, "checkpoint", copy, NAMES, {}).key != artifact.key
+    assert len(store.list(superseded=True)) == 2
+    assert list((store.root / "staging").iterdir()) == []
+
+
+def test_a_damaged_one_is_replaced_by_adding_it_again(store, folder):
+    artifact = add_files(store, "checkpoint", folder, NAMES, {})
+    flip_byte(artifact.path / "weights.bin")
+    with pytest.raises(ConfigError, match="`nautile store add FOLDER`"):
+        store.check(artifact)
+    again = add_files(store, "checkpoint", folder, NAMES, {})
+    assert again.key == artifact.key
+    assert store.verify(again) == []
+    assert len(store.list(superseded=True)) == 2
+
+
+def test_what_cannot_be_read_or_changes_meanwhile_is_refused(store, folder, monkeypatch):
+    with pytest.raises(ConfigError, match=r"more\.bin: cannot be read \(No such file or directory\)"):
+        add_files(store, "checkpoint", folder, (*NAMES, "more.bin"), {})
+
+    def copy_another(source, target):
+        target.write_text("changed")
+
+    monkeypatch.setattr("shutil.copyfile", copy_another)
+    with pytest.raises(ConfigError, match=r"config\.json: has changed while it was copied"):
+        add_files(store, "checkpoint", folder, NAMES, {})
+    assert store.list() == []
+    assert list((store.root / "staging").iterdir()) == []
