@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ from flows.dashboard import queries
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
+from store.schema import LINEAGE_WITH_CALLS
 from tasks.engine.attempt_log import write_attempt_row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,36 +160,36 @@ def _scores(chance: random.Random, folder: Path) -> Path:
     return path
 
 
-def questions(catalog: Catalog) -> dict[str, Callable[[], Any]]:
-    """Every query of the dashboard, with the arguments its pages give."""
-    runs = queries.runs(catalog)
-    stages = queries.stages(catalog, runs[0]["run"])
-    of = {row["stage"]: [row["execution"]] for row in stages}
-    every = [row["execution"] for row in stages]
-    compared = [
-        row["execution"]
-        for run in runs[:4]
-        for row in queries.stages(catalog, run["run"])
-        if row["stage"] == "pretrain"
-    ]
-    newest = queries.artifacts(catalog, "evaluation", 1)[0]["id"]
+def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
+    """Every query of the dashboard, with the parameters its pages give."""
+    runs = catalog.query(queries.RUNS)
+    stages = {run["run"]: catalog.query(queries.STAGES, [run["run"]]) for run in runs[:4]}
+    newest_run = runs[0]["run"]
+    of = {row["stage"]: [row["execution"]] for row in stages[newest_run]}
+    every = [row["execution"] for row in stages[newest_run]]
+    compared = [row["execution"] for rows in stages.values() for row in rows if row["stage"] == "pretrain"]
+    newest = catalog.query(queries.ARTIFACTS, ["evaluation", "evaluation", 1])[0]["id"]
+    highest = queries.texts(queries.SAMPLES, "highest reward")
     return {
-        "runs": lambda: queries.runs(catalog),
-        "stages": lambda: queries.stages(catalog, runs[0]["run"]),
-        "metric_names": lambda: queries.metric_names(catalog, of["pretrain"]),
-        "curves, one run": lambda: queries.curves(catalog, of["pretrain"], NAMES[:4]),
-        "curves, four runs": lambda: queries.curves(catalog, compared, NAMES[:4]),
-        "curves, health": lambda: queries.curves(catalog, of["reason"], HEALTH),
-        "sample_sets": lambda: queries.sample_sets(catalog, of["reason"]),
-        "texts": lambda: queries.texts(catalog, of["reason"], "rollouts", order="highest reward"),
-        "texts, searched": lambda: queries.texts(catalog, of["reason"], "rollouts", search="77 + 77"),
-        "calls": lambda: queries.calls(catalog, of["distill"]),
-        "call_statuses": lambda: queries.call_statuses(catalog, of["distill"]),
-        "made": lambda: queries.artifacts_of(catalog, every),
-        "evaluations": lambda: queries.evaluations(catalog),
-        "artifacts": lambda: queries.artifacts(catalog),
-        "sizes": lambda: queries.sizes(catalog),
-        "lineage": lambda: queries.lineage(catalog, newest),
+        "runs": (queries.RUNS, []),
+        "stages": (queries.STAGES, [newest_run]),
+        "metric_names": (queries.METRIC_NAMES, [of["pretrain"]]),
+        "curves, one run": (queries.CURVES, [of["pretrain"], NAMES[:4], queries.POINTS]),
+        "curves, four runs": (queries.CURVES, [compared, NAMES[:4], queries.POINTS]),
+        "curves, health": (queries.CURVES, [of["reason"], HEALTH, queries.POINTS]),
+        "sample_sets": (queries.SAMPLE_SETS, [of["reason"]]),
+        "texts": (highest, [of["reason"], "rollouts", "", "", queries.PAGE, 0]),
+        "texts, searched": (
+            queries.texts(queries.SAMPLES),
+            [of["reason"], "rollouts", "77 + 77", "77 + 77", queries.PAGE, 0],
+        ),
+        "calls": (queries.CALLS, [of["distill"]]),
+        "call_statuses": (queries.CALL_STATUSES, [of["distill"]]),
+        "made": (queries.ARTIFACTS_OF, [every]),
+        "evaluations": (queries.EVALUATIONS, []),
+        "artifacts": (queries.ARTIFACTS, ["", "", 500]),
+        "sizes": (queries.SIZES, []),
+        "lineage": (LINEAGE_WITH_CALLS, [newest]),
     }
 
 
@@ -199,7 +200,7 @@ def time_queries(store: Store, repeats: int) -> bool:
     for _ in range(repeats):
         for name, question in asked.items():
             before = time.perf_counter()
-            question()
+            catalog.query(*question)
             taken[name].append(1000 * (time.perf_counter() - before))
     print(f"{'query':<20}{'median ms':>10}{'worst ms':>10}")
     for name, times in taken.items():

@@ -54,7 +54,7 @@ def training(chosen: ChosenRun | None) -> None:
     """Curves of the chosen run's pretraining, and of other runs to compare with."""
     st.title("Training")
     lines = _compared_lines(chosen, "pretrain")
-    names = shared.ask(queries.metric_names, list(lines)) if lines else []
+    names = _metric_names(lines)
     if not names:
         st.caption("No training metrics in this run yet.")
         return
@@ -73,7 +73,7 @@ def reinforcement(chosen: ChosenRun | None) -> None:
         return
     stage = st.segmented_control("Stage", stages, default=stages[0], key="reinforced") or stages[0]
     lines = _compared_lines(chosen, stage)
-    names = set(shared.ask(queries.metric_names, list(lines)))
+    names = _metric_names(lines)
     _warn_of_stand_in_judge(list(lines))
     smoothing, logarithmic = _chart_settings("reinforcement", 0.0)
     charts = {}
@@ -81,6 +81,10 @@ def reinforcement(chosen: ChosenRun | None) -> None:
         if measured := [name for name in metrics if name in names]:
             charts[title] = (unit, measured)
     _charts(charts, lines, smoothing, logarithmic)
+
+
+def _metric_names(lines: dict[str, str]) -> list[str]:
+    return [row["name"] for row in shared.ask(queries.METRIC_NAMES, list(lines))] if lines else []
 
 
 def unit_of(name: str) -> str:
@@ -99,7 +103,7 @@ def _chart_settings(page: str, default: float) -> tuple[float, bool]:
 
 def _warn_of_stand_in_judge(executions: list[str]) -> None:
     """Name the stand-in if one was the judge, and how well its scores separate right from wrong answers."""
-    for row in shared.ask(queries.artifacts_of, executions):
+    for row in shared.ask(queries.ARTIFACTS_OF, executions):
         facts = json.loads(row["facts"])
         judge = facts.get("judge") or {}
         if row["kind"] == "checkpoint" and judge.get("stand_in"):
@@ -116,7 +120,7 @@ def _compared_lines(chosen: ChosenRun | None, stage: str) -> dict[str, str]:
     picked = st.multiselect("Compare with", list(titles), format_func=lambda run: titles.get(run, run), key="compared")
     lines = {execution: "this run" for execution in chosen.executions(stage)}
     for run in (run for run in picked if run in titles):
-        other = ChosenRun(run, shared.ask(queries.stages, run))
+        other = ChosenRun(run, shared.ask(queries.STAGES, run))
         lines |= {execution: titles[run] for execution in other.executions(stage) if execution not in lines}
     return lines
 
@@ -126,7 +130,7 @@ def _charts(
 ) -> None:
     """Draw the charts that have points in two columns; `charts`: title -> (unit, metrics)."""
     names = sorted({name for _, metrics in charts.values() for name in metrics})
-    rows = shared.ask(queries.curves, list(lines), names) if names else []
+    rows = shared.ask(queries.CURVES, list(lines), names, queries.POINTS) if names else []
     columns = st.columns(2, gap="large")
     drawn = 0
     for title, (unit, metrics) in charts.items():

@@ -19,8 +19,9 @@ def page(chosen: ChosenRun | None) -> None:
     if chosen is None or not executions:
         st.caption("No distillation in this run yet.")
         return
-    manifest = _manifest(executions)
-    facts, section = manifest.get("facts", {}), manifest.get("config", {}).get("distill", {})
+    made = [row for row in shared.ask(queries.ARTIFACTS_OF, executions) if row["kind"] == "documents"]
+    newest = made[-1] if made else {"facts": "{}", "config": "{}"}
+    facts, section = json.loads(newest["facts"]), json.loads(newest["config"]).get("distill", {})
     if facts.get("stand_in"):
         st.warning(f"Stand-in: {shared.escaped(str(facts['stand_in']))}")
     _cost(executions, section)
@@ -30,14 +31,8 @@ def page(chosen: ChosenRun | None) -> None:
     samples.documents(chosen)
 
 
-def _manifest(executions: list[str]) -> dict[str, Any]:
-    """Facts and configuration of the newest published documents of these executions; empty if there are none yet."""
-    rows = [row for row in shared.ask(queries.artifacts_of, executions) if row["kind"] == "documents"]
-    return {name: json.loads(rows[-1][name]) for name in ("facts", "config")} if rows else {}
-
-
 def _cost(executions: list[str], section: dict[str, Any]) -> None:
-    rows = shared.ask(queries.calls, executions)
+    rows = shared.ask(queries.CALLS, executions)
     costs = [row["dollars"] for row in rows if row["dollars"] is not None]
     budget = section.get("budget_dollars")
     columns = st.columns(4)
@@ -52,7 +47,7 @@ def _cost(executions: list[str], section: dict[str, Any]) -> None:
         st.altair_chart(cost_chart(rows, budget), width="stretch")
     st.dataframe(rows, hide_index=True, width="stretch", column_config=_CALLS)
     with st.expander("Calls by status"):
-        st.dataframe(shared.ask(queries.call_statuses, executions), hide_index=True, width="stretch")
+        st.dataframe(shared.ask(queries.CALL_STATUSES, executions), hide_index=True, width="stretch")
 
 
 _CALLS = {

@@ -22,7 +22,7 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
-    rows = shared.ask(queries.evaluations) if shared.store().catalog_path.exists() else []
+    rows = shared.ask(queries.EVALUATIONS) if shared.store().catalog_path.exists() else []
     evaluations = [{**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"]))]
     if not evaluations:
         st.caption("No evaluation in the store yet.")
@@ -140,19 +140,18 @@ def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
 
 
 def _samples(row: CatalogRow) -> None:
-    names = shared.ask(queries.sample_sets, [row["execution"]])
-    if not names:
+    counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [row["execution"]])}
+    if not counts:
         return
     st.subheader("Samples")
     left, middle, right = st.columns([1, 1, 2])
     name = left.selectbox(
-        "Benchmark", list(names), format_func=lambda name: f"{name} ({names.get(name, 0):,})", key="of"
+        "Benchmark", list(counts), format_func=lambda name: f"{name} ({counts.get(name, 0):,})", key="of"
     )
     which = middle.selectbox("Verdict", WHICH, key="verdict")
     search = right.text_input("Search", placeholder="any text in the record", key="search-evaluation")
-    samples.show_pages(
-        "evaluation", _show_sample, queries.texts, [row["execution"]], name, search, "as they came", which=which
-    )
+    sql = queries.texts(queries.SAMPLES, which=which)
+    samples.show_pages("evaluation", _show_sample, sql, [row["execution"]], name, search, search)
 
 
 def _show_sample(fields: dict[str, Any]) -> None:

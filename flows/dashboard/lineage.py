@@ -8,6 +8,7 @@ from common.errors import ConfigError
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
+from store.schema import LINEAGE_WITH_CALLS
 
 MAX_ARTIFACTS = 1000
 _COLORS = {"report": "#e8eef7", "evaluation": "#fdf0d5", "checkpoint": "#dff0e0", "rollouts": "#efe6f5"}
@@ -16,12 +17,12 @@ _COLORS |= {"traces": "#efe6f5", "documents": "#fbe3e0"}
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Lineage")
-    artifacts = shared.ask(queries.artifacts, "", MAX_ARTIFACTS) if shared.store().catalog_path.exists() else []
+    artifacts = shared.ask(queries.ARTIFACTS, "", "", MAX_ARTIFACTS) if shared.store().catalog_path.exists() else []
     if not artifacts:
         st.caption("No artifact in the store yet.")
         return
     picked = _choose_artifact([row["id"] for row in artifacts])
-    rows = shared.ask(queries.lineage, picked)
+    rows = shared.ask(LINEAGE_WITH_CALLS, picked)
     every_edge = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
     st.graphviz_chart(graph(rows, every_edge), width="content")
     st.caption("Arrows point from an input to what was made from it. Calls are those to teachers and judges.")
@@ -50,7 +51,7 @@ def _choose_artifact(names: list[str]) -> str:
     """The artifact to show: at first the one in the address, else the newest."""
     requested = st.query_params.get("artifact", "")
     if requested and requested not in names:
-        if shared.ask(queries.lineage, requested):
+        if shared.ask(LINEAGE_WITH_CALLS, requested):
             names = [requested, *names]
         else:
             st.warning(f"There is no artifact {shared.escaped(requested)}.")

@@ -20,7 +20,8 @@ def page(chosen: shared.ChosenRun | None) -> None:
     _totals(chosen.stages)
     if link := shared.prefect_link(chosen.run):
         st.link_button("This run in Prefect", link)
-    stand_ins = _stand_ins(chosen)
+    facts = [json.loads(row["facts"]) for row in shared.ask(queries.ARTIFACTS_OF, chosen.executions())]
+    stand_ins = dict.fromkeys(text for fact in facts if isinstance(text := fact.get("stand_in"), str))
     if stand_ins:
         st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in stand_ins))
     st.dataframe(
@@ -34,7 +35,7 @@ def page(chosen: shared.ChosenRun | None) -> None:
         if row["state"] == "failed":
             _failure(row)
     st.subheader("All runs")
-    runs = [_run_row(row) for row in shared.ask(queries.runs)]
+    runs = [_run_row(row) for row in shared.ask(queries.RUNS)]
     st.dataframe(runs, hide_index=True, width="stretch", column_config=_COLUMNS)
 
 
@@ -44,13 +45,6 @@ _COLUMNS = {
     "show": st.column_config.LinkColumn("show", display_text="open"),
     "in Prefect": st.column_config.LinkColumn("in Prefect", display_text="open"),
 }
-
-
-def _stand_ins(chosen: shared.ChosenRun) -> list[str]:
-    """The stand-ins for sources, teachers and benchmarks of the paper that the run's artifacts name."""
-    artifacts = shared.ask(queries.artifacts_of, chosen.executions())
-    stand_ins = [json.loads(row["facts"]).get("stand_in") for row in artifacts]
-    return list(dict.fromkeys(text for text in stand_ins if isinstance(text, str)))
 
 
 def _totals(stages: Sequence[CatalogRow]) -> None:
@@ -103,11 +97,7 @@ def _run_row(row: CatalogRow) -> CatalogRow:
         "configuration": row["config"],
         "begun (UTC)": row["begun"],
         "time": duration((row["ended"] - row["begun"]).total_seconds()),
-        "stages": row["stages"],
-        "reused": row["reused"],
-        "running": row["running"],
-        "failed": row["failed"],
-        "stopped": row["stopped"],
+        **{name: row[name] for name in ("stages", "reused", "running", "failed", "stopped")},
         "show": f"/?run={row['run']}",
         "in Prefect": shared.prefect_link(row["run"]),
     }

@@ -1,28 +1,26 @@
-"""The dashboard's catalog queries.
+"""The dashboard's catalog queries, as SQL whose parameters the comments name. `executions` are lists.
 
 Curves are thinned and texts are paged in SQL, so that a store with a million metric rows is as fast to show as one with
 a thousand.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-from store.catalog import Catalog, CatalogRow
-from store.schema import LINEAGE_WITH_CALLS
+from pathlib import Path
 
 POINTS = 400  # of a curve: about as many as a chart has pixels
 PAGE = 10  # texts on a page
 FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
 
-_RUNS = """
+# The newest runs: time, and how many of their stages are running, failed, stopped, reused. ()
+RUNS = """
 WITH latest AS (
     SELECT * FROM runs QUALIFY row_number() OVER (PARTITION BY run, label ORDER BY attempt DESC, time DESC) = 1)
 SELECT run, any_value(config) AS config, min(started) AS begun, max(coalesce(ended, time)) AS ended,
     count(*) AS stages, count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'failed') AS failed,
     count(*) FILTER (state IN ('cancelled', 'interrupted')) AS stopped, count(*) FILTER (reused) AS reused
-FROM latest WHERE run IS NOT NULL GROUP BY run ORDER BY begun DESC LIMIT ?
+FROM latest WHERE run IS NOT NULL GROUP BY run ORDER BY begun DESC LIMIT 50
 """
-_STAGES = """
+# The last attempt at each stage of a run, with the time of all attempts and the cost of its calls. (run)
+STAGES = """
 WITH spent AS (
     SELECT execution, sum(dollars) AS dollars, count(*) FILTER (NOT coalesce(cached, false)) AS calls
     FROM calls GROUP BY execution),
@@ -33,11 +31,13 @@ SELECT m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.ended, t.seco
 FROM mine m JOIN tries t USING (label) LEFT JOIN spent s USING (execution)
 QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.attempt DESC, m.time DESC) = 1 ORDER BY t.begun, m.label
 """
-_NAMES = """
+# (executions)
+METRIC_NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
 """
-# Each bucket of steps becomes one point: its last step, and the mean and the extremes of its values.
-_CURVES = """
+# Each bucket of steps becomes one point: its last step, and the mean and the extremes (`low`, `high`) of its values.
+# (executions, metric names, about how many points at most for each execution, metric and source)
+CURVES = """
 WITH chosen AS (
     SELECT execution, name, coalesce(source, '') AS source, step, value FROM metrics
     WHERE list_contains(?, execution) AND list_contains(?, name) AND isfinite(value)),
@@ -47,7 +47,8 @@ SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value
 FROM chosen c JOIN spans USING (name)
 GROUP BY c.execution, c.name, c.source, floor((c.step - lowest) * ? / span) ORDER BY ALL
 """
-_SETS = """
+# (executions)
+SAMPLE_SETS = """
 SELECT "set", count(*) AS texts FROM samples WHERE list_contains(?, execution) GROUP BY "set" ORDER BY "set"
 """
 _TEXTS = """
@@ -55,34 +56,41 @@ WITH source AS ({source})
 SELECT "index", fields, count(*) OVER () AS total FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
-_SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
-_FILE = """
+# Sources of `texts`: the samples of a set (executions, name of the set), and
+# the first lines of a JSON Lines file in the store (`file_pattern` of its path, number of lines).
+SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
+FILE_LINES = """
 SELECT row_number() OVER () - 1 AS "index", json AS fields
 FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL LIMIT ?)
 """
-_CALLS = """
+# Attempts, tokens, dollars and latency by stage, purpose and endpoint. (executions)
+CALLS = """
 SELECT stage, purpose, endpoint, model, count(*) AS attempts, count(*) FILTER (cached) AS remembered,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
     sum(dollars) AS dollars, quantile_cont(latency_s, 0.5) AS median_s, quantile_cont(latency_s, 0.95) AS p95_s
 FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
-_STATUSES = """
+# (executions)
+CALL_STATUSES = """
 SELECT endpoint, status, count(*) AS attempts FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
-_ARTIFACTS = """
+# The newest artifacts of a kind, or of all for "". (kind, kind, limit)
+ARTIFACTS = """
 SELECT id, kind, stage, created, bytes, file_count, superseded > 0 AS replaced, execution, run FROM artifacts
 WHERE ? = '' OR kind = ? ORDER BY created DESC LIMIT ?
 """
-_MADE = """
+# The artifacts of executions, oldest first, with facts and configuration as JSON. (executions)
+ARTIFACTS_OF = """
 SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_contains(?, execution) ORDER BY created, id
 """
+# Newest first, with the label and configuration of the run that made each. ()
 # `label` names the stage that was evaluated; an evaluation of a checkpoint by name has none.
-_EVALUATIONS = """
+EVALUATIONS = """
 SELECT a.id, a.execution, a.run, a.created, max(r.label) AS label, max(r.config) AS config
 FROM artifacts a LEFT JOIN runs r ON r.execution = a.execution AND NOT coalesce(r.reused, false)
-WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created DESC LIMIT ?
+WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created DESC LIMIT 200
 """
-_SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
+SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 
 # The orders of a list of texts: a fixed choice, because they become part of the SQL.
 ORDERS = {
@@ -105,86 +113,14 @@ WHICH = {
 }
 
 
-def runs(catalog: Catalog, limit: int = 50) -> list[CatalogRow]:
-    """The newest runs: time, number of stages, and how many are running, failed, stopped, reused."""
-    return catalog.query(_RUNS, [limit])
+def texts(source: str, order: str = "as they came", which: str = "any") -> str:
+    """SQL for a page of the texts of a `source`, with their `total` number.
+
+    Its parameters are those of the source, then the text that they contain (any case) twice, rows a page, first row.
+    """
+    return _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
 
 
-def stages(catalog: Catalog, run: str) -> list[CatalogRow]:
-    """The last attempt at each stage of a run, with the time of all attempts and the cost of its calls."""
-    return catalog.query(_STAGES, [run])
-
-
-def metric_names(catalog: Catalog, executions: Sequence[str]) -> list[str]:
-    return [row["name"] for row in catalog.query(_NAMES, [list(executions)])]
-
-
-def curves(catalog: Catalog, executions: Sequence[str], names: Sequence[str], points: int = POINTS) -> list[CatalogRow]:
-    """About `points` points at most for each execution, metric and source; `low`, `high`: the extremes of each."""
-    return catalog.query(_CURVES, [list(executions), list(names), points])
-
-
-def sample_sets(catalog: Catalog, executions: Sequence[str]) -> dict[str, int]:
-    return {row["set"]: row["texts"] for row in catalog.query(_SETS, [list(executions)])}
-
-
-def texts(
-    catalog: Catalog,
-    executions: Sequence[str],
-    name: str,
-    search: str = "",
-    order: str = "as they came",
-    page: int = 0,
-    which: str = "any",
-) -> tuple[int, list[CatalogRow]]:
-    """The number of samples that contain `search` (any case) and pass the filter `which`, and one page of them."""
-    return _page(catalog, _SAMPLES, [list(executions), name], search, order, page, which)
-
-
-def file_texts(
-    catalog: Catalog, path: str, search: str = "", order: str = "as they came", page: int = 0, which: str = "any"
-) -> tuple[int, list[CatalogRow]]:
-    """The same for the first `FILE_ROWS` lines of a JSON Lines file in the store."""
-    literal = "".join(f"[{char}]" if char in "*?[" else char for char in path)  # DuckDB reads paths as patterns
-    return _page(catalog, _FILE, [literal, FILE_ROWS], search, order, page, which)
-
-
-def _page(
-    catalog: Catalog, source: str, parameters: list[Any], search: str, order: str, page: int, which: str
-) -> tuple[int, list[CatalogRow]]:
-    sql = _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
-    rows = catalog.query(sql, [*parameters, search, search, PAGE, page * PAGE], files=source is _FILE)
-    return (rows[0]["total"] if rows else 0), rows
-
-
-def calls(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
-    """Attempts, tokens, dollars and latency by stage, purpose and endpoint."""
-    return catalog.query(_CALLS, [list(executions)])
-
-
-def call_statuses(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
-    return catalog.query(_STATUSES, [list(executions)])
-
-
-def artifacts(catalog: Catalog, kind: str = "", limit: int = 500) -> list[CatalogRow]:
-    """The newest artifacts, of one kind or of all."""
-    return catalog.query(_ARTIFACTS, [kind, kind, limit])
-
-
-def sizes(catalog: Catalog) -> list[CatalogRow]:
-    return catalog.query(_SIZES)
-
-
-def artifacts_of(catalog: Catalog, executions: Sequence[str]) -> list[CatalogRow]:
-    """The artifacts of these executions, oldest first, with facts and configuration as JSON."""
-    return catalog.query(_MADE, [list(executions)])
-
-
-def evaluations(catalog: Catalog, limit: int = 200) -> list[CatalogRow]:
-    """Evaluations, newest first, with the label and configuration of the run that made each."""
-    return catalog.query(_EVALUATIONS, [limit])
-
-
-def lineage(catalog: Catalog, artifact: str) -> list[CatalogRow]:
-    """`Catalog.lineage` without ingesting first."""
-    return catalog.query(LINEAGE_WITH_CALLS, [artifact])
+def file_pattern(path: Path) -> str:
+    """The path as DuckDB reads paths: as patterns."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(path))

@@ -82,21 +82,24 @@ def browse(chosen: ChosenRun | None, browser: TextBrowser) -> None:
     order = columns[1].selectbox("Order", browser.orders, key=f"order-{browser.name}")
     which = columns[2].selectbox("Which", browser.which, key=f"which-{browser.name}") if browser.which else "any"
     search = columns[-1].text_input("Search", placeholder="any text in the record", key=f"search-{browser.name}")
-    files = _files(execution)
-    if name in files:
-        show_pages(browser.name, browser.show, queries.file_texts, str(files[name]), search, order, which=which)
+    path = _files(execution).get(name)
+    if path:
+        source, parameters = queries.FILE_LINES, (queries.file_pattern(path), queries.FILE_ROWS)
     else:
-        show_pages(browser.name, browser.show, queries.texts, [execution], name, search, order, which=which)
+        source, parameters = queries.SAMPLES, ([execution], name)
+    sql = queries.texts(source, order, which)
+    show_pages(browser.name, browser.show, sql, *parameters, search, search, files=path is not None)
 
 
-def show_pages(name: str, show: Callable[[Fields], None], query: Any, *arguments: Any, which: str) -> None:
-    """Draw one page of a query's texts, with buttons to turn it. A changed query starts at the first page."""
-    key, identity = f"page-{name}", (query.__name__, repr(arguments), which)
+def show_pages(name: str, show: Callable[[Fields], None], sql: str, *parameters: Any, files: bool = False) -> None:
+    """Draw one page of the texts of `queries.texts`, with buttons to turn it. A changed query starts at the first."""
+    key, identity = f"page-{name}", (sql, repr(parameters))
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
-    count, rows = shared.ask(query, *arguments, page, which)
+    rows = shared.ask(sql, *parameters, queries.PAGE, page * queries.PAGE, files=files)
     if not rows and page:  # there are fewer texts than before
         page = 0
-        count, rows = shared.ask(query, *arguments, page, which)
+        rows = shared.ask(sql, *parameters, queries.PAGE, 0, files=files)
+    count = rows[0]["total"] if rows else 0
     last = max(1, -(-count // queries.PAGE))
     left, middle, right = st.columns([1, 4, 1], vertical_alignment="center")
     middle.caption(f"{count:,} texts, page {page + 1:,} of {last:,}")
@@ -113,7 +116,7 @@ def show_pages(name: str, show: Callable[[Fields], None], query: Any, *arguments
 
 def _sets(execution: str) -> dict[str, str]:
     """Name -> title of the sample sets and files of an execution, numbered sets latest first."""
-    counts = shared.ask(queries.sample_sets, [execution])
+    counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [execution])}
 
     def number(name: str) -> tuple[str, int]:
         stem, _, digits = name.rpartition("-")
@@ -126,7 +129,7 @@ def _sets(execution: str) -> dict[str, str]:
 def _files(execution: str) -> dict[str, Path]:
     """The JSON Lines files in the artifacts of an execution; links are not followed."""
     files: dict[str, Path] = {}
-    for row in shared.ask(queries.artifacts_of, [execution]):
+    for row in shared.ask(queries.ARTIFACTS_OF, [execution]):
         if row["kind"] in KINDS:
             try:
                 folder = shared.store().get(row["id"]).path

@@ -7,7 +7,7 @@ Streamlit takes nothing but markdown (titles, labels, warnings), a name from out
 import os
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -63,11 +63,10 @@ def store() -> Store:
     return open_store()
 
 
-def ask(query: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function of `queries`, at most three seconds old. Stops the page on an error."""
-    frozen = tuple(tuple(argument) if isinstance(argument, list) else argument for argument in arguments)
+def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
+    """The rows of one of `queries`, at most three seconds old; `files`: it reads one. Stops the page on an error."""
     try:
-        return _cached(str(store().root), query.__name__, frozen)
+        return _cached(str(store().root), sql, list(parameters), files)
     except CatalogBusy:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
@@ -76,25 +75,23 @@ def ask(query: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=512, show_spinner=False)
-def _cached(root: str, query: str, arguments: tuple[Any, ...]) -> Any:
-    return getattr(queries, query)(ReadOnlyCatalog(open_store(root)), *arguments)
+def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[CatalogRow]:
+    return ReadOnlyCatalog(open_store(root)).query(sql, parameters, files=files)
 
 
 def run_titles() -> dict[str, str]:
     """Run id -> its title, newest first."""
-    rows = ask(queries.runs) if store().catalog_path.exists() else []
-    return {row["run"]: _run_title(row) for row in rows}
-
-
-def _run_title(row: CatalogRow) -> str:
-    state = "running" if row["running"] else "failed" if row["failed"] else "stopped" if row["stopped"] else "done"
-    return f"{row['config'] or 'run'} · {row['begun']:%Y-%m-%d %H:%M} · {state}"
+    titles = {}
+    for row in ask(queries.RUNS) if store().catalog_path.exists() else []:
+        state = next((state for state in ("running", "failed", "stopped") if row[state]), "done")
+        titles[row["run"]] = f"{row['config'] or 'run'} · {row['begun']:%Y-%m-%d %H:%M} · {state}"
+    return titles
 
 
 def choose_run(titles: dict[str, str]) -> str | None:
     """The run picked in the sidebar; at first the one in the address, else the newest. None if there is no run."""
     requested = st.query_params.get("run", "")
-    if requested and requested not in titles and ask(queries.stages, requested):
+    if requested and requested not in titles and ask(queries.STAGES, requested):
         titles = {requested: requested, **titles}  # older than the runs in the list
     if not titles:
         return None
@@ -107,7 +104,7 @@ def choose_run(titles: dict[str, str]) -> str | None:
 
 def chosen_run(run: str | None) -> ChosenRun | None:
     """The run with its stages as they are now."""
-    return None if run is None else ChosenRun(run, ask(queries.stages, run))
+    return None if run is None else ChosenRun(run, ask(queries.STAGES, run))
 
 
 def prefect_link(run: str) -> str | None:

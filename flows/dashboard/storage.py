@@ -18,6 +18,7 @@ FOLDERS = {
     "prefect": "Prefect's own database",
 }
 CACHE_S = 60.0
+MAX_ARTIFACTS = 500
 MAX_FILES = 20_000  # of a folder: counting more would delay the page
 
 
@@ -28,7 +29,7 @@ def page(chosen: ChosenRun | None) -> None:
         return
     root = shared.store().root
     st.text(str(root))
-    sizes = shared.ask(queries.sizes)
+    sizes = shared.ask(queries.SIZES)
     left, right = st.columns(2, gap="large")
     with left:
         st.metric("artifacts", size(sum(row["bytes"] or 0 for row in sizes)))
@@ -40,7 +41,7 @@ def page(chosen: ChosenRun | None) -> None:
     st.subheader("Artifacts")
     kinds = ["", *sorted(row["kind"] for row in sizes)]
     kind = st.selectbox("Kind", kinds, format_func=lambda kind: kind or "all kinds", key="kind")
-    artifacts = shared.ask(queries.artifacts, kind)
+    artifacts = shared.ask(queries.ARTIFACTS, kind, kind, MAX_ARTIFACTS)
     rows = [{**row, "lineage": shared.lineage_link(row["id"])} for row in artifacts]
     st.dataframe(rows, hide_index=True, width="stretch", column_config=_COLUMNS, column_order=_ORDER)
     st.caption("`nautile store gc --dry-run` lists what can be removed; `nautile store verify` checks every file.")

@@ -15,6 +15,7 @@ from flows.dashboard.shared import split_thinking
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
+from store.schema import LINEAGE_WITH_CALLS
 
 PAGES = ["overview", "training", "samples", "reinforcement", "rollouts", "distillation", "evaluations", "lineage"]
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -45,7 +46,7 @@ def test_evaluations_of_one_minute_are_spaced_evenly_in_order():
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
-    rows = queries.curves(measured, ["e1"], ["reward"], points=100)
+    rows = measured.query(queries.CURVES, [["e1"], ["reward"], 100])
     assert 90 <= len(rows) <= 101
     assert sum(row["points"] for row in rows) == 20_000
     assert max(row["high"] for row in rows) == 100.0
@@ -56,31 +57,35 @@ def test_a_short_curve_is_shown_as_measured(made):
     store, _ = made
     catalog = Catalog(store)
     catalog.ingest()
-    run = queries.runs(catalog)[0]["run"]
-    executions = [row["execution"] for row in queries.stages(catalog, run)]
-    names = queries.metric_names(catalog, executions)
-    rows = queries.curves(catalog, executions, names)
+    run = catalog.query(queries.RUNS)[0]["run"]
+    executions = [row["execution"] for row in catalog.query(queries.STAGES, [run])]
+    names = [row["name"] for row in catalog.query(queries.METRIC_NAMES, [executions])]
+    rows = catalog.query(queries.CURVES, [executions, names, queries.POINTS])
     counted = catalog.query("SELECT count(*) AS n FROM metrics WHERE isfinite(value)")[0]["n"]
     assert sum(row["points"] for row in rows) == counted
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
 
 
 def test_texts_are_searched_sorted_and_paged(measured):
-    count, rows = queries.texts(measured, ["e1"], "rollouts", order="highest reward")
-    assert count == 60
+    def texts(search="", order="as they came", page=0):
+        sql = queries.texts(queries.SAMPLES, order)
+        return measured.query(sql, [["e1"], "rollouts", search, search, queries.PAGE, page * queries.PAGE])
+
+    rows = texts(order="highest reward")
+    assert rows[0]["total"] == 60
     assert len(rows) == queries.PAGE
     assert [row["index"] for row in rows[:2]] == [59, 58]
-    assert [row["index"] for row in queries.texts(measured, ["e1"], "rollouts", page=2)[1]] == list(range(20, 30))
-    assert queries.texts(measured, ["e1"], "rollouts", search="NUMBER 7<")[0] == 1
-    assert queries.texts(measured, ["e1"], "rollouts", search="' OR 1=1 --")[0] == 0
+    assert [row["index"] for row in texts(page=2)] == list(range(20, 30))
+    assert [row["total"] for row in texts("NUMBER 7<")] == [1]
+    assert texts("' OR 1=1 --") == []
 
 
 def test_a_run_is_listed_stage_by_stage(made):
     store, outputs = made
     catalog = Catalog(store)
     catalog.ingest()
-    run = queries.runs(catalog)[0]
-    stages = queries.stages(catalog, run["run"])
+    run = catalog.query(queries.RUNS)[0]
+    stages = catalog.query(queries.STAGES, [run["run"]])
     assert {row["label"] for row in stages} == set(outputs)
     assert run["stages"] == len(outputs)
     assert all(row["state"] in ("done", "reused") for row in stages)
@@ -90,7 +95,7 @@ def test_a_lineage_is_drawn_as_a_graph(made):
     store, outputs = made
     catalog = Catalog(store)
     catalog.ingest()
-    dot = graph(queries.lineage(catalog, outputs["report"]["report"]))
+    dot = graph(catalog.query(LINEAGE_WITH_CALLS, [outputs["report"]["report"]]))
     assert dot.startswith("digraph {")
     assert f'"{outputs["pretrain"]["checkpoint"]}"' in dot
     assert dot.count("->") >= len(outputs) - 1
@@ -133,6 +138,18 @@ def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
     assert not shown.exception
     assert shown.caption
+
+
+def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
+    store, _ = made
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=30).run()
+    (choice,) = (box for box in shown.selectbox if box.label == "Set")
+    shown = choice.select(next(option for option in choice.options if option.startswith("file "))).run()
+    assert not shown.exception
+    assert not shown.error
+    assert any(caption.value == "answer" for caption in shown.caption)
 
 
 def test_a_used_port_is_refused_with_the_option_to_change():

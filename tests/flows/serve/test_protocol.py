@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.serve.http import GuardedRoute, guarded_app
@@ -121,6 +121,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(s
 
 
 @pytest.mark.parametrize(("path", "request_body"), [("/plain", PLAIN), ("/chat", CHAT)])
+@settings(max_examples=30)
 @given(value=VALUES)
 def test_any_json_is_accepted_or_refused(path, request_body, value):
     for body in (value, *({**request_body, field: value} for field in ("prompt", "messages", "stop"))):
