@@ -83,11 +83,6 @@ class ChildFiles:
         error = read_json(self.folder / "error.json")
         return error if isinstance(error, dict) else None
 
-    def is_store_error(self) -> bool:
-        """True if the child failed because the store is full or read-only."""
-        error = self.error()
-        return error is not None and error["type"] == NotWritable.__name__
-
     def clear(self) -> None:
         """Remove the error and progress of an earlier attempt."""
         for name in ("error.json", "live.json"):
@@ -149,27 +144,22 @@ def run_child(
             start_new_session=True,
         )
     try:
-        return _watch(child, tick, finished)
+        next_tick = time.monotonic() + TICK_S
+        finished_at: float | None = None
+        while not (ended := _reap(child)):
+            if time.monotonic() >= next_tick:
+                tick()
+                next_tick = time.monotonic() + TICK_S
+                if finished():
+                    finished_at = finished_at or time.monotonic()
+                    if time.monotonic() - finished_at > LINGER_S:
+                        logger.warning("process %d has finished its work and does not exit: it is ended", child.pid)
+                        return Exit(ExitCode.DONE, _end(child).peak_bytes)
+            pause(_POLL_S)
+        return ended
     finally:
         if child.returncode is None:
             _end(child)
-
-
-def _watch(child: subprocess.Popen[bytes], tick: Callable[[], object], finished: Callable[[], bool]) -> Exit:
-    next_tick = time.monotonic() + TICK_S
-    finished_at: float | None = None
-    while True:
-        if ended := _reap(child):
-            return ended
-        if time.monotonic() >= next_tick:
-            tick()
-            next_tick = time.monotonic() + TICK_S
-            if finished():
-                finished_at = finished_at or time.monotonic()
-                if time.monotonic() - finished_at > LINGER_S:
-                    logger.warning("process %d has finished its work and does not exit: it is ended", child.pid)
-                    return Exit(ExitCode.DONE, _end(child).peak_bytes)
-        pause(_POLL_S)
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:
@@ -212,7 +202,7 @@ def raise_for_exit(ended: Exit, files: ChildFiles) -> None:
         return
     error = files.error()
     if error and ended.code == ExitCode.BAD_INPUT:
-        raise ConfigError(error["message"])
+        raise (NotWritable if error["type"] == NotWritable.__name__ else ConfigError)(error["message"])
     if error and ended.code == ExitCode.RETRY:
         raise Retryable(error["message"])
     raise crash_of(ended, files)

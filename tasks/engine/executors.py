@@ -1,4 +1,4 @@
-"""Who runs work items: the protocol, and threads of this process, each over a child process.
+"""Who runs work items: `Executor`, and the one that uses threads of this process, each over a child process.
 
 The other executors build on Prefect: `tasks.engine.prefect_executor` and `tasks.engine.ray_executor`.
 """
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from common.errors import ConfigError
@@ -16,20 +17,18 @@ from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 
 class Future(Protocol):
-    """A running work item: the part of `concurrent.futures.Future` that is used.
-
-    `result` raises what `run_item` does, or `StageCrash` if the worker was lost.
-    """
+    """A running work item: the part of `concurrent.futures.Future` that is used."""
 
     def add_done_callback(self, call: Callable[[Any], Any]) -> object: ...
     def result(self) -> ItemResult: ...
 
 
-class Executor(Protocol):
+@dataclass(frozen=True)
+class Executor:
     """Runs work items, `capacity()` of them at a time."""
 
-    def capacity(self) -> int: ...
-    def submit(self, item: WorkItem) -> Future: ...
+    submit: Callable[[WorkItem], Future]
+    capacity: Callable[[], int]
 
 
 ExecutorFactory = Callable[[LaunchConfig], AbstractContextManager[Executor]]
@@ -42,25 +41,11 @@ def local_workers(launch: LaunchConfig) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class LocalExecutor:
-    """Runs each item once, without retries."""
-
-    pool: ThreadPoolExecutor
-    workers: int
-
-    def capacity(self) -> int:
-        return self.workers
-
-    def submit(self, item: WorkItem) -> Future:
-        return self.pool.submit(run_item, item)
-
-
 @contextmanager
 def local_executor(launch: LaunchConfig) -> Iterator[Executor]:
-    """Child processes of this one, without Prefect."""
+    """Child processes of this one, without Prefect and without retries."""
     if launch.engine != "processes":
         raise ConfigError(f"launch.engine {launch.engine!r} needs Prefect: run the stage in a flow")
     workers = local_workers(launch)
     with ThreadPoolExecutor(workers, "work-item") as pool:
-        yield LocalExecutor(pool, workers)
+        yield Executor(partial(pool.submit, run_item), lambda: workers)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common.events import Emit
 from common.files import read_json, write_json
@@ -51,7 +51,7 @@ class Markers:
     folder: Path
 
     @classmethod
-    def of(cls, staging: Path, fan_out: str) -> "Markers":
+    def of(cls, staging: Path, fan_out: str) -> Self:
         return cls(staging / "rounds" / fan_out)
 
     @property
@@ -82,14 +82,6 @@ class Markers:
         """Where a running item's log, progress and error lie."""
         return self.folder / "work" / item
 
-    def write_items(self, items: list[str], skippable: float) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "list.json", {"units": items, "tolerated": skippable})
-
-    def write_done(self, item: str) -> None:
-        (self.folder / "done").mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "done" / item, {})
-
     def write_finished(self, skipped: dict[str, str]) -> None:
         write_json(self.folder / "settled.json", {"set_aside": skipped})
 
@@ -118,13 +110,17 @@ def write_item_list(fan_out: FanOut, job: Job) -> None:
     skippable = float(fan_out.skippable(job))
     if not 0.0 <= skippable <= 1.0:
         raise RuntimeError(f"fan-out {fan_out.name}: the share that may be skipped is {skippable}, not within 0..1")
-    Markers.of(job.staging, fan_out.name).write_items(items, skippable)
+    folder = Markers.of(job.staging, fan_out.name).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "list.json", {"units": items, "tolerated": skippable})
 
 
 def process_item(fan_out: FanOut, job: Job, item: str) -> None:
     """Call `fan_out.work` and mark the item as done."""
     fan_out.work(job, item)
-    Markers.of(job.staging, fan_out.name).write_done(item)
+    done = Markers.of(job.staging, fan_out.name).folder / "done"
+    done.mkdir(exist_ok=True)
+    write_json(done / item, {})
 
 
 def item_logs(staging: Path) -> list[Path]:

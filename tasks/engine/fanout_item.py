@@ -9,6 +9,8 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from store.manifest import code_commit, host
 from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
-from tasks.engine.errors import JITTER, PAUSES_S, StageCancelled
+from tasks.engine.errors import JITTER, PAUSES_S, NotWritable, StageCancelled
 from tasks.engine.fanout import Markers
+
+LEASE = "rounds/attempt.json"  # in the staging folder
 
 
 @dataclass(frozen=True)
@@ -80,36 +84,33 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     )
     try:
         raise_for_exit(ended, files)
+    except NotWritable:
+        raise
     except ConfigError as error:
-        if files.is_store_error():
-            raise
         return ItemResult(str(error), ended.peak_bytes)
     return ItemResult(None, ended.peak_bytes)
 
 
-def open_lease(staging: Path, attempt: int) -> None:
-    """Put `attempt` in charge: its items may run, and no others."""
-    (staging / "rounds").mkdir(exist_ok=True)
-    write_json(_lease(staging), {"attempt": attempt})
-
-
-def revoke_lease(staging: Path) -> None:
-    """End every running item, on whichever host."""
-    _lease(staging).unlink(missing_ok=True)
-
-
-def _lease(staging: Path) -> Path:
-    return staging / "rounds" / "attempt.json"
+@contextmanager
+def lease(staging: Path, attempt: int) -> Iterator[None]:
+    """Put `attempt` in charge: its items may run, and no others. At the end every running item ends, on any host."""
+    path = staging / LEASE
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, {"attempt": attempt})
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _check_lease(item: WorkItem) -> None:
-    lease = read_json(_lease(item.staging))
-    if lease is None and not item.staging.exists() and not item.staging.parent.exists():
+    in_charge = read_json(item.staging / LEASE)
+    if in_charge is None and not item.staging.exists() and not item.staging.parent.exists():
         raise ConfigError(
             f"{item.staging} does not exist on this host: with several hosts the store (NAUTILE_STORE) must lie on a "
             "file system that all of them share, under the same path"
         )
-    if lease != {"attempt": item.attempt}:
+    if in_charge != {"attempt": item.attempt}:
         raise StageCancelled(f"{item}: its attempt is over")
 
 

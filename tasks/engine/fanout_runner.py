@@ -31,7 +31,7 @@ from tasks.engine.child_process import (
 from tasks.engine.errors import StageCrash
 from tasks.engine.executors import Executor, ExecutorFactory, Future
 from tasks.engine.fanout import FanOut, Markers
-from tasks.engine.fanout_item import WorkItem, open_lease, revoke_lease
+from tasks.engine.fanout_item import WorkItem, lease
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +66,10 @@ class FanOutRunner:
         """Raises `ConfigError` if too many items are skipped, else the first failure once the other items are done."""
         if all(Markers.of(self.staging, fan_out.name).skipped is not None for fan_out in self.fan_outs):
             return
-        open_lease(self.staging, self.attempt)
-        try:
-            with self.executors(self.launch) as executor:
-                try:
-                    for fan_out in self.fan_outs:
-                        self._run(fan_out, executor)
-                finally:
-                    # Before the executor closes, because that waits for running items: now they end.
-                    revoke_lease(self.staging)
-        finally:
-            revoke_lease(self.staging)
+        # The lease is inside: closing the executor waits for running items, which end once it is revoked.
+        with self.executors(self.launch) as executor, lease(self.staging, self.attempt):
+            for fan_out in self.fan_outs:
+                self._run(fan_out, executor)
 
     def _run(self, fan_out: FanOut, executor: Executor) -> None:
         markers = Markers.of(self.staging, fan_out.name)
@@ -183,12 +176,9 @@ class _Pass:
         shutil.rmtree(folder, ignore_errors=True)
         if result.skipped is None:
             self.done.add(item)
-        else:
-            self._skip(item, result.skipped)
-
-    def _skip(self, item: str, message: str) -> None:
-        logger.warning("%s: %s is skipped: %s", self.fan_out.name, item, message)
-        self.skipped[item] = message
+            return
+        logger.warning("%s: %s is skipped: %s", self.fan_out.name, item, result.skipped)
+        self.skipped[item] = result.skipped
         share = self.markers.skippable
         if len(self.skipped) > share * len(self.items):
             first, message = next(iter(self.skipped.items()))
@@ -214,12 +204,8 @@ class _Pass:
         if not now and moment - self.shown_at < max(TICK_S, 0.01 * len(self.running)):
             return
         self.shown_at = moment
-        shares = sum(_share(read_live(ChildFiles(self.markers.item_folder(item)).live)) for item in self.running)
+        live = [read_live(ChildFiles(self.markers.item_folder(item)).live) for item in self.running]
+        shares = sum(min(1.0, max(0.0, (each.get("done") or 0.0) / (each.get("total") or math.inf))) for each in live)
         note = f"{self.fan_out.name}, {len(self.skipped)} skipped" if self.skipped else self.fan_out.name
         done = len(self.done) + len(self.skipped) + shares
         self.runner.on_progress({"done": done, "total": len(self.items), "unit": self.fan_out.noun, "note": note})
-
-
-def _share(live: dict[str, Any]) -> float:
-    done, total = live.get("done"), live.get("total")
-    return min(1.0, max(0.0, done / total)) if done and total else 0.0

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from prefect import Task, task
@@ -22,8 +22,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
 from configs.operation import LaunchConfig
-from tasks.engine.errors import CRASHES, OUTAGES, RetryPolicy, StageCrash
-from tasks.engine.executors import Executor, Future, local_workers
+from tasks.engine.errors import CRASHES, OUTAGES, RetryPolicy
+from tasks.engine.executors import Executor, local_workers
 from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 logger = logging.getLogger(__name__)
@@ -57,36 +57,15 @@ def item_task(request: str, attempt: int, fan_out: str, item: str, slot: int) ->
     return Completed(data=result)
 
 
-@dataclass(frozen=True)
-class PrefectExecutor:
-    """Submits items to a Prefect task runner. `lost_worker` are the errors by which the runner reports a lost one."""
+def executor_of(runner: TaskRunner[Any], capacity: Callable[[], int]) -> Executor:
+    """The executor that submits items to a Prefect task runner."""
 
-    runner: TaskRunner[Any]
-    capacity: Callable[[], int]
-    lost_worker: tuple[type[Exception], ...] = ()
-
-    def submit(self, item: WorkItem) -> Future:
-        return _ItemFuture(copy_context().run(self._submit, item), self.lost_worker)
-
-    def _submit(self, item: WorkItem) -> PrefectFuture[Any]:
+    def submit(item: WorkItem) -> PrefectFuture[Any]:
         # Outside the stage's transaction: one item that fails would roll back all that have ended before it.
         BaseTransaction.__var__.set(None)
-        return self.runner.submit(item_task, asdict(item))
+        return runner.submit(item_task, asdict(item))
 
-
-@dataclass(frozen=True)
-class _ItemFuture:
-    future: PrefectFuture[Any]
-    lost_worker: tuple[type[Exception], ...]
-
-    def add_done_callback(self, call: Callable[[Any], Any]) -> object:
-        return self.future.add_done_callback(call)
-
-    def result(self) -> ItemResult:
-        try:
-            return self.future.result()
-        except self.lost_worker as error:
-            raise StageCrash(f"its worker was lost, and so were those that tried after it: {error}") from error
+    return Executor(lambda item: copy_context().run(submit, item), capacity)
 
 
 @contextmanager
@@ -94,4 +73,4 @@ def prefect_executor(launch: LaunchConfig) -> Iterator[Executor]:
     """Task runs on threads of this process, each over a child process."""
     workers = local_workers(launch)
     with ThreadPoolTaskRunner(max_workers=workers) as runner:
-        yield PrefectExecutor(runner, lambda: workers)
+        yield executor_of(runner, lambda: workers)

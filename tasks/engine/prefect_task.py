@@ -7,7 +7,6 @@ the files behind them are intact. Calls to the API are kept rare, a few a minute
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -18,11 +17,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from common.text import amount, duration
-from configs.operation import LaunchConfig
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import JITTER, PAUSES_S, RetryPolicy
-from tasks.engine.executors import Executor
 from tasks.engine.failure import reason, slug
 from tasks.engine.prefect_executor import prefect_executor
 from tasks.engine.prefect_page import summary
@@ -62,7 +59,8 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         page = _TaskRunPage(context.label or stage.name, context.run_id)
         unsubscribe = subscribe(page.on_update)
         try:
-            outputs = run_stage(stage, section, inputs, context, _executor)
+            executor = ray_executor if context.launch.engine == "ray" else prefect_executor
+            outputs = run_stage(stage, section, inputs, context, executor)
         finally:
             unsubscribe()
         page.finish(context, outputs)
@@ -78,10 +76,6 @@ def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
         error, why = str(state.data), reason(state.data)
         notify(StageUpdate(task.name, run.name, "retrying", attempt=run.run_count, error=error, reason=why))
     return again
-
-
-def _executor(launch: LaunchConfig) -> AbstractContextManager[Executor]:
-    return ray_executor(launch) if launch.engine == "ray" else prefect_executor(launch)
 
 
 class _TaskRunPage:

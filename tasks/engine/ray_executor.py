@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
 from tasks.engine.executors import Executor
-from tasks.engine.prefect_executor import PrefectExecutor
+from tasks.engine.prefect_executor import executor_of
 
 LOST_WORKERS = 4  # per item, before it counts as failed
 CONNECT_S = 10.0
@@ -55,7 +55,7 @@ def ray_executor(launch: LaunchConfig) -> Iterator[Executor]:
 
         options = {"num_cpus": 1, "max_retries": LOST_WORKERS, "scheduling_strategy": "SPREAD"}
         with RayTaskRunner() as runner, remote_options(**options):
-            yield PrefectExecutor(runner, capacity, (ray.exceptions.RayError,))
+            yield executor_of(runner, capacity)
     finally:
         if connected_here:
             ray.shutdown()  # the cluster ends what this run still has there

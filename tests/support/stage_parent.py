@@ -1,7 +1,7 @@
-"""Toy stages run one after another in a process of their own, for tests that interrupt it.
+"""A toy stage run in a process of its own, for tests that interrupt it.
 
-`python -m tests.support.stage_parent ROOT SECTIONS RUN_ID` reads a JSON list; each stage reads the outputs of the one
-before it. It prints a line `made {…}` for each, or the exception. The other functions are for the test's process.
+`python -m tests.support.stage_parent ROOT SECTION RUN_ID` prints `made {…}` or the exception. The other functions are
+for the test's process.
 """
 
 import json
@@ -20,12 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(root: Path, section: dict[str, Any], run_id: str = "r1") -> subprocess.Popen[str]:
-    """Start a run of one stage."""
-    return start_chain(root, [section], run_id)
-
-
-def start_chain(root: Path, sections: list[dict[str, Any]], run_id: str = "r1") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.stage_parent", str(root), json.dumps(sections), run_id]
+    command = [sys.executable, "-m", "tests.support.stage_parent", str(root), json.dumps(section), run_id]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
@@ -53,13 +48,10 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def main(root: str, sections: str, run_id: str) -> None:
-    before: dict[str, str] = {}
+def main(root: str, section: str, run_id: str) -> None:
     try:
-        for section in json.loads(sections):
-            before = run_stage(sums, section, before, RunContext(run_id, root, label="sums"))
-            sys.stdout.write(f"made {json.dumps(before)}\n")
-            sys.stdout.flush()
+        outputs = run_stage(sums, json.loads(section), {}, RunContext(run_id, root, label="sums"))
+        sys.stdout.write(f"made {json.dumps(outputs)}\n")
     except BaseException as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
 

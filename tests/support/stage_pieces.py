@@ -50,7 +50,7 @@ def cut(job: Job, item: str) -> None:
         if run <= times:
             _misbehave(fault, item)
     number = int(item.rpartition("-")[2])
-    if number % 2:
+    if number % 2 == 0:
         sys.stdout.write(f"printed by {item}\n")
     _write(job.scratch / "cut" / item, "".join(f"{number}.{row}\n" for row in range(5)))
     job.emit("metric", name="rows", step=0, value=5)

@@ -23,7 +23,6 @@ class Sums(Section):
     digest: str = ""  # noted as that of the first file
     gate: str = ""  # a folder: the stage writes `reached` there before number `gate_at`, and waits for `open`
     gate_at: int = 0
-    pause_s: float = 0.0  # before each number
 
 
 def section(count: int = 3, **fields: Any) -> dict[str, Any]:
@@ -41,7 +40,6 @@ def sums(job: Job) -> None:
     for index in range(part.count):
         if part.gate and index == part.gate_at:
             _wait_at(Path(part.gate))
-        time.sleep(part.pause_s)
         path = out / f"{index}.txt"
         if not path.exists():
             path.write_text(str(base + index))
@@ -82,12 +80,12 @@ def _misbehave(job: Job, part: Sums) -> None:
         "deaf": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         "lingers": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
     }
-    for name, times in part.faults.items():
+    for name, act in faults.items():
         mark = job.scratch / f"met-{name}"
         met = len(mark.read_text()) if mark.exists() else 0
-        if met < times:
+        if met < part.faults.get(name, 0):
             mark.write_text("x" * (met + 1))
-            faults[name]()
+            act()
 
 
 def _raise(error: Exception) -> None:
