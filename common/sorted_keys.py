@@ -2,6 +2,8 @@
 
 The keys stand in a sorted array; the latest ones are in a dictionary first and are merged in when it has grown to an
 eighth of the array, so each key is moved a few times at most. 60 million keys take 480 MB, a Python set of them 5 GB.
+Keys that are loaded from files are sorted together, when the first of them is needed: a file at a time would move all
+that came before it, for every file.
 """
 
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ class SortedKeys:
         self._keys = np.empty(0, np.uint64)
         self._values = np.empty(0, np.uint64) if values else None
         self._recent: dict[int, int] = {}
+        self._loaded: list[np.ndarray] = []  # of files, not yet in `_keys`
 
     def __len__(self) -> int:
         self._merge()  # a key may be in the dictionary and in the array
@@ -48,13 +51,20 @@ class SortedKeys:
 
     def load(self, path: Path) -> None:
         """Add the keys in a file, as `to_bytes` writes them, to a set."""
-        self._insert(np.unique(np.fromfile(path, "<u8").astype(np.uint64)), None)
+        self._loaded.append(np.fromfile(path, "<u8").astype(np.uint64))
 
     def _position(self, key: int) -> int | None:
+        if self._loaded:
+            self._merge()
         position = int(self._keys.searchsorted(np.uint64(key)))
         return position if position < len(self._keys) and int(self._keys[position]) == key else None
 
     def _merge(self) -> None:
+        if self._loaded:
+            keys = np.concatenate([self._keys, *self._loaded])
+            self._loaded = []
+            keys.sort()
+            self._keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
         if not self._recent:
             return
         keys = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))

@@ -27,6 +27,18 @@ def test_it_is_a_set(groups, others):
     assert all((key in keys) == (key in expected) for key in [*others, *expected])
 
 
+@given(st.lists(st.tuples(st.lists(KEYS, max_size=9), st.lists(KEYS, max_size=9)), max_size=9), st.lists(KEYS))
+def test_files_and_single_keys_make_one_set(tmp_path_factory, groups, others):
+    path, keys, expected = tmp_path_factory.mktemp("keys") / "x.u8", SortedKeys(), set()
+    for in_file, alone in groups:
+        path.write_bytes(to_bytes(in_file))
+        keys.load(path)
+        keys.update(alone)
+        expected |= {*in_file, *alone}
+        assert all((key in keys) == (key in expected) for key in others)
+    assert len(keys) == len(expected)
+
+
 @given(st.lists(st.tuples(KEYS, KEYS), max_size=60), st.lists(KEYS))
 def test_it_is_a_map_in_which_the_latest_value_of_a_key_counts(pairs, others):
     keys, expected = SortedKeys(values=True), {}
