@@ -123,7 +123,12 @@ class LearnerProgram:
     """
 
     def __init__(
-        self, model: ModelConfig, config: PolicyConfig, mode: balance.BalanceMode | None, mesh: Mesh, epsilon: float
+        self,
+        model: ModelConfig,
+        config: PolicyConfig,
+        mode: balance.BalanceMode | None,
+        mesh: Mesh,
+        epsilon: float = 1e-8,
     ) -> None:
         self.mesh, self._mode, self._epsilon, self._kl = mesh, mode, epsilon, config.kl
         self.subset = ParameterSubset(model, config.train)

@@ -47,9 +47,8 @@ def groups():
 @pytest.mark.slow
 def test_is_the_same_for_any_micro_batch_order_and_padding(model, params, groups):
     reference = gradients(model, params, groups)
-    close(reference, gradients(model, params, groups, micro_rows=7))
     close(reference, gradients(model, params, groups, reverse=True))
-    close(reference, gradients(model, params, groups, length=LENGTH + 5))
+    close(reference, gradients(model, params, groups, micro_rows=7, length=LENGTH + 5))
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reference)) > 0
 
 

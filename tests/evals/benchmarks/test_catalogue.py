@@ -12,6 +12,7 @@ from evals.running.runner import evaluate
 from evals.scoring.intervals import wilson
 from evals.scoring.scores import score
 from evals.tables import paper_figures as paper
+from tests.support.benchmark_hub import GSM8K_TRAINING
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,15 @@ def test_the_records_come_from_the_hub_as_they_are(items, served_records, hub_re
     assert items[name] == made
 
 
-def test_a_split_or_a_configuration_that_does_not_exist_is_named(served_records):
+def test_the_training_split_is_apart_from_the_reported_one(served_records, hub_records):
+    training = served_records[GSM8K_TRAINING]
+    assert training == hub_records(GSM8K_TRAINING, len(training)) != served_records["gsm8k"]
+
+
+def test_a_split_a_configuration_or_a_commit_that_does_not_exist_is_named(served_records):
     split, subset, gated = (served_records[f"no such {what}"] for what in ("split", "subset", "gated part"))
+    commit = served_records["another commit"]
+    assert commit.startswith("ConfigError: gsm8k: openai/gsm8k main test at ffffffffffff: only another commit")
     assert split.startswith("ConfigError: gsm8k: openai/gsm8k main validation at e53f048856ff: not available")
     assert subset.startswith("ConfigError: gsm8k: openai/gsm8k socratic test at e53f048856ff: not available")
     assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
