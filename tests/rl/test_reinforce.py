@@ -122,6 +122,7 @@ def test_killed_among_marks_and_after_an_outage_it_resumes_to_the_same_bytes(uni
     assert_equal_results(resumed, folder)
 
 
+@pytest.mark.slow
 def test_missing_scores_are_counted_and_left_out(uninterrupted):
     folder, facts, _, _ = uninterrupted
     rows = lines(folder / "rollouts.jsonl")
@@ -132,6 +133,7 @@ def test_missing_scores_are_counted_and_left_out(uninterrupted):
     assert all(len(row["logprobs"]) == len(row["ids"]) == row["length"] for row in rows)
 
 
+@pytest.mark.slow
 def test_rewards_and_advantages_follow_the_papers_formulas(uninterrupted):
     """Straight from the stored marks: r, and A_i = r_i - mean over the scored of the group."""
     rows = lines(uninterrupted[0] / "rollouts.jsonl")
@@ -151,6 +153,7 @@ def test_rewards_and_advantages_follow_the_papers_formulas(uninterrupted):
                 assert row["advantage"] == pytest.approx(row["reward"] - np.mean(scored))
 
 
+@pytest.mark.slow
 def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     emitted = [(fields["name"], fields["step"]) for kind, fields in uninterrupted[3] if kind == "metric"]
     expected = {
