@@ -1,10 +1,35 @@
 """The sections of the training stages: pretraining (paper §3.1), and the three reinforcement stages (paper §4)."""
 
+import re
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
+
+
+class StartSection(Section):
+    """The section of a step that may begin from a checkpoint of the store instead of the one made before it.
+
+    `start`: "checkpoint/ID", "newest", or "newest:LABEL", the newest of that label or stage. What it means is
+    looked up before anything runs (`flows.starts`); the checkpoint is an input of the step, and in its key as one.
+    """
+
+    start: str | None = None
+
+    @field_validator("start")
+    @classmethod
+    def _is_an_id_or_newest(cls, start: str | None) -> str | None:
+        if start is not None and not re.fullmatch(r"checkpoint/[0-9a-f]{1,64}|newest(:\S+)?", start):
+            raise ValueError(f'{start!r} must be "checkpoint/ID", "newest" or "newest:LABEL", as in "newest:align"')
+        return start
 
 
 class PhaseConfig(Section):
@@ -15,7 +40,7 @@ class PhaseConfig(Section):
     mixture: dict[str, PositiveFloat]  # token source -> weight; rows are drawn in proportion
 
 
-class PretrainConfig(Section):
+class PretrainConfig(StartSection):
     """Paper §3.1: phase 1 on web text, phase 2 on SYNTH with the distilled documents."""
 
     phases: tuple[PhaseConfig, ...]
@@ -104,7 +129,7 @@ class JudgeConfig(Section):
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
 
 
-class AlignConfig(Section):
+class AlignConfig(StartSection):
     """Stage 1, Dr. GRPO with an LLM judge (paper §4.2)."""
 
     rollout: RolloutConfig
@@ -113,7 +138,7 @@ class AlignConfig(Section):
     problems: ProblemsConfig
 
 
-class ReasonConfig(Section):
+class ReasonConfig(StartSection):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
     rollout: RolloutConfig
@@ -125,7 +150,7 @@ class ReasonConfig(Section):
     balance_epsilon: PositiveFloat = 1e-8  # added to a norm before dividing by it
 
 
-class SelfDistillConfig(Section):
+class SelfDistillConfig(StartSection):
     """Stage 3, scored self-distillation (paper §4.4)."""
 
     rollout: RolloutConfig

@@ -7,8 +7,8 @@ on this one list.
 
 import os
 import pkgutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from tasks.evaluate import evaluate
 from tasks.held_out import held_out
 from tasks.index import index
 from tasks.ingest import AGAINST, ingest
-from tasks.pretrain import pretrain
+from tasks.pretrain import START, pretrain
 from tasks.reason import reason
 from tasks.report import report
 from tasks.self_distill import self_distill
 
 DISTILLED = "distilled"  # what a mixture calls the distilled documents; every other name is a source of `ingest`
 DAG_VARIABLE = "NAUTILE_DAG"
+TRAINED = ("pretrain", "align", "reason", "self_distill")  # each begins from the checkpoint of the one before
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Step:
     section: dict[str, Any]
     needs: dict[str, Need]
     unwritten: tuple[str, ...] = ()  # optional outputs of the stage that this step does not write
+    given: dict[str, str] = field(default_factory=dict)  # inputs that no step makes: name -> `kind/<full key>`
     key: str = ""  # filled in by `build_dag`
 
     @property
@@ -65,6 +67,7 @@ class Step:
 def pipeline_steps(config: RunConfig) -> list[Step]:
     """Every step that `config` asks for, producers before consumers, still without keys."""
     settings = config.model_dump(mode="json")
+    starts = {name: start for name in TRAINED if (start := settings[name].pop("start", None))}
 
     def part(*names: str, **more: Any) -> dict[str, Any]:
         return {"seed": config.seed, **{name: settings[name] for name in names}, **more}
@@ -104,6 +107,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             for model in config.evaluate.models
         ),
     ]
+    if starts:
+        steps = _from_starts(steps, starts)
     return [*steps, Step("report", report, part("report"), all_outputs(steps))]
 
 
@@ -115,7 +120,8 @@ def build_dag(
     `steps_of` replaces `pipeline_steps`. For processes that Prefect starts, where nobody can pass an argument, the
     environment variable NAUTILE_DAG names such a function as `module:function`. `memory`: see `with_local_files`.
 
-    Raises `ConfigError` if the parts of the configuration do not fit together, or name a local file that is not there.
+    Every `start` of `config` is a full id (`flows.starts.resolve_starts`). Raises `ConfigError` if the parts of the
+    configuration do not fit together, or name a local file that is not there.
     """
     if steps_of is None:
         named = os.environ.get(DAG_VARIABLE)
@@ -126,6 +132,7 @@ def build_dag(
             name = step.label.partition(":")[2]
             raise ConfigError(f"evaluate.models: {step.label!r} exists already; rename the endpoint {name!r}")
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
+        inputs |= step.given
         section = with_local_files(step.section, memory)
         dag[step.label] = replace(step, section=section, key=step.stage.key(section, inputs))
     return list(dag.values())
@@ -145,6 +152,24 @@ def evaluate_section(config: RunConfig, endpoint: str | None = None) -> dict[str
         section["model_under_test"] = models[endpoint]
         section["endpoints"] = {endpoint: config.endpoints[endpoint].model_dump(mode="json")}
     return section
+
+
+def _from_starts(steps: Sequence[Step], starts: dict[str, str]) -> list[Step]:
+    """The steps with the checkpoints that some begin from; steps that lead only to the one replaced are left out."""
+    replaced = TRAINED[: max(TRAINED.index(name) for name in starts)]
+    kept: list[Step] = []
+    read: set[str] = set()  # by the steps that are kept
+    for step in reversed(steps):
+        trained = step.label.removeprefix("evaluate:")
+        if step.label not in read and (trained in replaced or step.stage.name not in (*TRAINED, "evaluate")):
+            continue
+        if step.label in starts:
+            needs = {name: need for name, need in step.needs.items() if name != "checkpoint"}
+            given = {START if step.label == "pretrain" else "checkpoint": starts[step.label]}
+            step = replace(step, needs=needs, given=given)
+        read |= {need.producer for need in step.needs.values()}
+        kept.insert(0, step)
+    return kept
 
 
 def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str, Need]) -> list[Step]:

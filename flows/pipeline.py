@@ -65,7 +65,7 @@ def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root
                 config.telemetry,
                 resume=retry if deployment.id else run.resume_command(step.label),
             )
-            inputs = {name: artifacts[need] for name, need in step.needs.items()}
+            inputs = {name: artifacts[need] for name, need in step.needs.items()} | step.given
             try:
                 approval.before_step(store, config, step, selection.force, run_id)
                 with concurrency.permit(step.label) if limited else nullcontext():

@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from configs.base import Section
 from configs.schema import RunConfig
 from flows.dag import Need, Step, build_dag
+from flows.starts import resolve_starts
 from store.artifacts import Store
 
 
@@ -61,9 +62,9 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     Raises `ConfigError` for a name that fits no step, or an input that is not in the store.
     """
     argument = argument or config.name
-    dag = build_dag(config, memory=store.digest_memory)
-    chosen = choose(dag, selection)
     store.refresh()
+    dag = build_dag(resolve_starts(config, store), memory=store.digest_memory)
+    chosen = choose(dag, selection)
     inputs = given_artifacts(store, dag, chosen, argument)
     return PreparedRun(argument, selection, [step for step in dag if step.label in chosen], inputs)
 

@@ -20,7 +20,7 @@ from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
 from rl.balance import BalanceMode
-from rl.learner import BATCH_ARRAYS, LearnerProgram, learner_program
+from rl.learner import BATCH_ARRAYS, LearnerProgram
 
 
 def estimate_memory(
@@ -34,7 +34,7 @@ def estimate_memory(
     for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
             raise ConfigError(f"{count} {name} do not divide among {mesh.size} chips")
-    program = learner_program(model, policy, mode, mesh) if policy else None
+    program = LearnerProgram(model, policy, mode is not None, mesh) if policy else None
     kinds = shapes(model)
     whole = _placed(kinds, parameter_shardings(kinds, mesh))
     resident = _bytes(whole)

@@ -10,7 +10,7 @@ and moments over `fsdp` of them, as in pretraining.
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -49,14 +49,19 @@ class Learner:
         mesh: Mesh,
         epsilon: float = 1e-8,
     ) -> None:
-        self.config, self.length, self.mode = config, length, mode
-        self.program = learner_program(model, config, mode, mesh, epsilon)
+        self.config, self.length, self.mode, self.epsilon, self.mesh = config, length, mode, epsilon, mesh
+        self.program = LearnerProgram(model, config, mode is not None, mesh)
         self.trained, self.frozen = self.program.placed(params)
         # The reference is the start itself: the same arrays, kept alive only where a KL term needs them, and what is
         # frozen is never held twice.
         self.reference = self.trained if config.kl else None
+        self._rate = optimizer.schedule(config.optimizer, config.steps * config.inner_epochs)
         self.state = self.program.begin(self.trained)
         self.tokens, self.seconds = 0, 0.0
+        trees = self.program.shardings
+        self._add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=trees)
+        outs = (trees, self.program.moments, replicated(mesh))
+        self._apply = jax.jit(self._update, donate_argnums=1, out_shardings=outs)
 
     @property
     def params(self) -> Params:
@@ -67,11 +72,7 @@ class Learner:
         """Continue from these parameters with fresh moments; the learning-rate schedule keeps its place."""
         applied = optimizer.applied(self.state)
         self.trained = self.program.placed(params)[0]
-        self.state = jax.tree.map(
-            lambda leaf: leaf._replace(count=applied) if isinstance(leaf, optax.ScaleByScheduleState) else leaf,
-            self.program.begin(self.trained),
-            is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState),
-        )
+        self.state = _at_update(self.program.begin(self.trained), applied)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """One step (`inner_epochs` passes) on the groups that carry a signal; returns its metrics."""
@@ -90,67 +91,71 @@ class Learner:
             parts = {"plus": positive + negative + idle}
         else:
             parts = {"plus": positive, "minus": negative + idle}  # an idle row adds only to the KL term
-        program = self.program
         sums: dict[str, Any] = {}
         stats: dict[str, float] = {}
         # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
         for side, side_rows in parts.items():
             for batch in batches(by_length(side_rows), self.config.micro_rows, self.length):
-                gradients, kl_gradients, counts = program.pull[first](
-                    self.trained, self.frozen, self.reference, put_rows(batch, program.mesh)
+                gradients, kl_gradients, counts = self.program.pull[first](
+                    self.trained, self.frozen, self.reference, put_rows(batch, self.mesh)
                 )
-                for name, gradient in ((side, gradients), ("kl", kl_gradients)):
-                    if gradient is not None:
-                        sums[name] = program.add(sums[name], gradient) if name in sums else gradient
+                self._accumulate(sums, side, gradients)
+                self._accumulate(sums, "kl", kl_gradients)
                 for name, value in jax.device_get(counts).items():
                     stats[name] = stats.get(name, 0.0) + float(value)
                 self.tokens += int((batch["weights"] > 0).sum())
         if not sums:
             return {}
         zeros = jax.tree.map(jnp.zeros_like, next(iter(sums.values())))
-        self.trained, self.state, norms = program.apply(
+        self.trained, self.state, norms = self._apply(
             self.trained, self.state, sums.get("plus", zeros), sums.get("minus", zeros), sums.get("kl", zeros)
         )
         tokens = stats.pop("tokens")
         means = {name: total / tokens for name, total in stats.items()} if np.isfinite(tokens) and tokens else {}
         return means | {name: float(value) for name, value in jax.device_get(norms).items()}
 
+    def _accumulate(self, sums: dict[str, Any], side: str, gradients: Any) -> None:
+        if gradients is not None:
+            sums[side] = self._add(sums[side], gradients) if side in sums else gradients
+
+    def _update(
+        self, params: Params, state: Any, plus: Any, minus: Any, kl: Any
+    ) -> tuple[Params, Any, dict[str, Array]]:
+        """The optimizer step on g+, g- and the KL gradient; also returns learning rate and norms."""
+        norms: dict[str, Array] = {"learning_rate": self._rate(optimizer.applied(state))}
+        total = plus
+        if self.mode is not None:
+            total, balance_norms = balance.combine(plus, minus, self.mode, self.epsilon)
+            norms |= balance_norms
+            total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
+        norms["grad_norm"] = balance.norm(total)
+        updates, state = self.program.tx.update(total, state, params)
+        norms["update_norm"] = balance.norm(updates)
+        return optax.apply_updates(params, updates), state, norms
+
 
 class LearnerProgram:
-    """The compiled functions of a run and the shardings of its arrays; `rl.capacity` compiles it without any data.
+    """The compiled gradients of a run and the shardings of its arrays; `rl.capacity` compiles it without any data."""
 
-    `mode` and `epsilon` as in `Learner`. Take one from `learner_program`, so that a process compiles it once.
-    """
-
-    def __init__(
-        self,
-        model: ModelConfig,
-        config: PolicyConfig,
-        mode: balance.BalanceMode | None,
-        mesh: Mesh,
-        epsilon: float = 1e-8,
-    ) -> None:
-        self.mesh, self._mode, self._epsilon, self._kl = mesh, mode, epsilon, config.kl
+    def __init__(self, model: ModelConfig, config: PolicyConfig, apart: bool, mesh: Mesh) -> None:
+        self.mesh = mesh
         self.subset = ParameterSubset(model, config.train)
-        updates = config.steps * config.inner_epochs
-        self.tx, self._rate = optimizer.build(config.optimizer, updates), optimizer.schedule(config.optimizer, updates)
+        self.tx = optimizer.build(config.optimizer, config.steps * config.inner_epochs)
         kinds, frozen_kinds = jax.eval_shape(self.subset.split, shapes(model))
         self.kinds, self.frozen_kinds = kinds, frozen_kinds
         self.shardings = parameter_shardings(kinds, mesh)
         self.frozen_shardings = parameter_shardings(frozen_kinds, mesh)
         self.moments = optimizer_shardings(self.tx, kinds, self.shardings, mesh)
         self.begin = jax.jit(self.tx.init, out_shardings=self.moments)
-        self.add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=self.shardings)
-        outs = (self.shardings, self.moments, replicated(mesh))
-        self.apply = jax.jit(self._update, donate_argnums=1, out_shardings=outs)
+        whole = replicated(mesh)
         argument_shardings = (
             self.shardings,
             self.frozen_shardings,
             self.shardings if config.kl else None,
             dict.fromkeys(BATCH_ARRAYS, row_sharding(mesh)),
         )
-        apart = mode is not None
-        outs = (self.shardings, self.shardings if apart and config.kl else None, replicated(mesh))
+        kept_apart = self.shardings if apart and config.kl else None
+        outs = (self.shardings, kept_apart, whole)
         self.pull = {
             first: OnMesh(
                 mesh,
@@ -167,24 +172,6 @@ class LearnerProgram:
         """(trained, frozen) of parameters on the mesh; without a copy where they are there already."""
         trained, frozen = self.subset.split(params)
         return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
-
-    def _update(
-        self, params: Params, state: Any, plus: Any, minus: Any, kl: Any
-    ) -> tuple[Params, Any, dict[str, Array]]:
-        """The optimizer step on g+, g- and the KL gradient; also returns learning rate and norms."""
-        norms: dict[str, Array] = {"learning_rate": self._rate(optimizer.applied(state))}
-        total = plus
-        if self._mode is not None:
-            total, balance_norms = balance.combine(plus, minus, self._mode, self._epsilon)
-            norms |= balance_norms
-            total = jax.tree.map(lambda a, b: a + self._kl * b, total, kl)
-        norms["grad_norm"] = balance.norm(total)
-        updates, state = self.tx.update(total, state, params)
-        norms["update_norm"] = balance.norm(updates)
-        return optax.apply_updates(params, updates), state, norms
-
-
-learner_program = cache(LearnerProgram)
 
 
 def rows_of(groups: Sequence[Group]) -> list[TrainingRow]:
@@ -253,3 +240,12 @@ def logprobs(params: Params, model: ModelConfig, batch: RowBatch | Mapping[str, 
     """Log-probability of every target and the entropy of its distribution [B, L], in float32."""
     hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
     return token_logprobs(params, model, hidden_BLD, batch["targets"])
+
+
+def _at_update(state: Any, applied: Array) -> Any:
+    """A fresh optimizer state whose schedule stands at `applied` updates."""
+
+    def rule(leaf: Any) -> Any:
+        return leaf._replace(count=applied) if isinstance(leaf, optax.ScaleByScheduleState) else leaf
+
+    return jax.tree.map(rule, state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))

@@ -1,22 +1,47 @@
-"""Pretraining as a stage: `tokens` artifacts in, by source name, one `checkpoint` out."""
+"""Pretraining as a stage: `tokens` artifacts in, by source name, and perhaps a checkpoint to begin from; one out."""
+
+from pathlib import Path
 
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
 from data.tokens.shards import read_index
+from store.manifest import read_manifest
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
+
+START = "start.checkpoint"  # the input that a pretraining begins from; no source has a dot in its name
 
 
 @stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, multihost=True)
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The tokenizer is that of the tokens, on which all must agree."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.training.loop import train
+    from model.training.loop import Start, train
 
-    if not job.inputs:
+    sources = {name: folder for name, folder in job.inputs.items() if name != START}
+    if not sources:
         raise ConfigError("stage pretrain: no input tokens; ingest at least one source first")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
-    tokenizer = read_index(next(iter(job.inputs.values()))).tokenizer
-    facts = train(config, model, tokenizer, dict(job.inputs), job.scratch, job.output("checkpoint"), job.seed, job.emit)
+    index = read_index(next(iter(sources.values())))
+    start = None
+    if START in job.inputs:
+        start = Start(job.inputs[START], rows_before(job.inputs[START], sources, index.row_length))
+    facts = train(
+        config, model, index.tokenizer, sources, job.scratch, job.output("checkpoint"), job.seed, job.emit, start
+    )
     job.describe("checkpoint", **facts, stand_ins=[])
+
+
+def rows_before(start: Path, sources: dict[str, Path], row_length: int) -> dict[str, int]:
+    """How many rows of each source the checkpoint's own pretraining drew, and the one that it began from.
+
+    Only of the very same tokens: their order is the same, so the run goes on where the other one ended.
+    """
+    manifest = read_manifest(start) or {"facts": {}, "inputs": {}}
+    facts = manifest["facts"]
+    return {
+        name: tokens // row_length + facts.get("rows_before", {}).get(name, 0)
+        for name, tokens in facts.get("tokens_by_source", {}).items()
+        if name in sources and manifest["inputs"].get(name) == f"tokens/{sources[name].name}"
+    }

@@ -69,8 +69,9 @@ class Loader:
     """Rows for pretraining from several token sources.
 
     sources: artifact folder by source name. A phase lasts ceil(tokens / (batch_rows * row_length)) steps, padding
-    counted. With `hosts` > 1, `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows /
-    hosts. `source` in a batch indexes `names`.
+    counted. `before`: rows of each source that an earlier run has drawn; this run goes on after them. With `hosts` > 1,
+    `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows / hosts. `source` in a batch
+    indexes `names`.
 
     Raises `ConfigError` naming the artifact for shards of another tokenizer or row length, or damaged ones.
     """
@@ -82,6 +83,7 @@ class Loader:
         batch_rows: int,
         seed: int,
         tokenizer: TokenizerConfig,
+        before: Mapping[str, int] | None = None,
         host: int = 0,
         hosts: int = 1,
     ) -> None:
@@ -94,7 +96,8 @@ class Loader:
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
         # A phase begins where the one before ended; each source goes on with its epoch from phase to phase.
         self._phases: list[_Phase] = []
-        first, drawn = 0, dict.fromkeys(self.names, 0)
+        before = dict.fromkeys(self.names, 0) | {name: rows for name, rows in (before or {}).items() if name in sources}
+        first, drawn = 0, dict(before)
         for config in phases:
             for name in config.mixture:
                 if name not in self._sources:
@@ -110,7 +113,7 @@ class Loader:
                 drawn[name] += int(count)
             first += steps
         self.steps: int = first
-        self.rows_drawn: dict[str, int] = drawn
+        self.rows_drawn: dict[str, int] = {name: drawn[name] - before[name] for name in self.names}
 
     def phase(self, step: int) -> str:
         """The name of the phase that `step` belongs to."""

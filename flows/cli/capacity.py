@@ -7,6 +7,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
+from flows.starts import resolve_starts
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.progress import StageUpdate, subscribe
@@ -26,6 +27,8 @@ def plan_pretraining(
     """The folder of the plan's artifact, made now or reused from an equal earlier request. `show` gets progress."""
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
+    store.refresh()
+    config = resolve_starts(config, store)
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
     plan = PlanConfig(topology=topology, row_length=config.ingest.row_length, mfu=mfu, largest=largest)
     rest = {name: getattr(config, name) for name in ("model", "align", "reason", "self_distill")}

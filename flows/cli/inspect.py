@@ -9,6 +9,7 @@ from common.files import read_json
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
 from flows.dag import build_dag
+from flows.starts import resolve_starts
 from store.add import add_files
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogRow
@@ -32,7 +33,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     store.refresh()
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
-    for step in build_dag(config, memory=store.digest_memory):
+    for step in build_dag(resolve_starts(config, store), memory=store.digest_memory):
         damage, artifacts = None, []
         try:
             artifacts = [artifact for kind in step.outputs if (artifact := store.find(kind, step.key))]
@@ -56,6 +57,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
                 "state": state,
                 "key": step.key,
                 "artifacts": [artifact.id for artifact in artifacts],
+                "start": next((store.get(full_id).id for full_id in step.given.values()), None),
                 "progress": {name: live[name] for name in ("done", "total", "unit", "note") if name in live},
                 "started": last_run.get("started"),
                 "seconds": last_run.get("seconds"),

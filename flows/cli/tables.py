@@ -96,7 +96,8 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             detail = f"{amount(progress['done'])}{total} {progress.get('unit', '')}"
         elapsed = duration(row["seconds"]) if row["seconds"] is not None and row["state"] == "made" else ""
         state = Text(row["state"], style=_STATES[row["state"]])
-        table.add_row(row["label"], state, elapsed, Text(detail or "  ".join(row["artifacts"])))
+        start = [f"(from {row['start']})"] if row["start"] else []
+        table.add_row(row["label"], state, elapsed, Text("  ".join([detail] if detail else row["artifacts"] + start)))
     return table
 
 

@@ -10,7 +10,8 @@ import logging
 import resource
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
+from common.files import sha256_of
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
@@ -33,11 +35,23 @@ from model.training.metrics import TrainMetrics
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
 from model.training.step import BATCH, Program, StepMetrics, TrainState, check_rows
-from model.weights.files import save_weights
+from model.weights.files import WEIGHTS, load_weights, save_weights
+from model.weights.start import refuse_other_shape
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 64  # tokens of a row that are emitted as text when its step went wrong
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint that a pretraining begins from.
+
+    `rows_before`: the rows of each source that it has been trained on; the run goes on after them.
+    """
+
+    folder: Path
+    rows_before: Mapping[str, int] = field(default_factory=dict)
 
 
 def train(
@@ -49,17 +63,19 @@ def train(
     out: Path,
     seed: int,
     emit: Emit,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """Train on the phases of `config` and write the weights to `out`; returns facts for the manifest.
 
     sources: `tokens` artifacts by the names that mixtures use.
+    start: a checkpoint whose weights the run begins with; the optimizer's moments, the schedule and the step are new.
     work: keeps the checkpoints; if it has any, training resumes from the last intact one.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
     reports and writes. Raises `ConfigError` for settings and data that do not fit, checkpoints of another run, and a
     run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
     """
-    run = _Run(config, model, tokenizer, sources, work, seed, emit if jax.process_index() == 0 else silent)
+    run = _Run(config, model, tokenizer, sources, work, seed, emit if jax.process_index() == 0 else silent, start)
     try:
         state = run.train()
     finally:
@@ -82,21 +98,25 @@ class _Run:
         work: Path,
         seed: int,
         emit: Emit,
+        start: Start | None,
     ) -> None:
-        self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
+        self.config, self.model, self.tokenizer, self.emit, self.start = config, model, tokenizer, emit, start
         used = _used_sources(config, sources)
         hosts = jax.process_count()
+        before = start.rows_before if start else {}
         self.loader = Loader(
-            used, config.phases, config.batch_rows, seed, tokenizer, host=jax.process_index(), hosts=hosts
+            used, config.phases, config.batch_rows, seed, tokenizer, before, host=jax.process_index(), hosts=hosts
         )
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
         _check(config, model, tokenizer, self.loader, used, self.mesh.size)
+        if start:
+            refuse_other_shape(start.folder, "checkpoint", model, tokenizer)
         self.program = Program(
             config, model, self.mesh, self.steps, len(self.loader.names), self.loader.row_length, seed
         )
         self.checkpoints = TrainCheckpoints(
-            work / "checkpoints", config.keep, identity(config, model, tokenizer, used, seed)
+            work / "checkpoints", config.keep, identity(config, model, tokenizer, used, seed, start)
         )
         self.tokens = config.batch_rows * self.loader.row_length
         peak = peak_of(jax.devices()[0].device_kind)
@@ -130,6 +150,7 @@ class _Run:
             "steps": self.steps,
             "tokens": self.steps * self.tokens,
             "tokens_by_source": {name: rows * length for name, rows in loader.rows_drawn.items()},
+            **({"rows_before": dict(self.start.rows_before)} if self.start else {}),
             "epochs_by_source": {name: round(loader.epochs(name), 3) for name in loader.names},
             "parameters": sum(counts.values()),
             "validation": self.metrics.totals.validation,
@@ -150,12 +171,24 @@ class _Run:
         if last is None:
             self.metrics.resume({})
             self.divergence.state = DivergenceState()
-            return self.program.fresh(), 0
+            return self._fresh(), 0
         state, saved = self.checkpoints.restore(last, self.program.state_shapes())
         self.metrics.resume(saved["account"])
         self.divergence.state = DivergenceState(**saved["vitals"])
         logger.info("resumed from the checkpoint of step %d of %d", last, self.steps)
         return state, last
+
+    def _fresh(self) -> TrainState:
+        state = self.program.fresh()
+        if self.start is None:
+            return state
+        params, _, _ = load_weights(self.start.folder)
+
+        def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+            whole = np.asarray(array)
+            return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+
+        return state._replace(params=jax.tree.map(placed, params, state.params))
 
     def _loop(self, state: TrainState, first: int) -> TrainState:
         """Compile the step, and run it from `first` to the end, through any rollbacks."""
@@ -269,7 +302,12 @@ class _Run:
 
 
 def identity(
-    config: PretrainConfig, model: ModelConfig, tokenizer: TokenizerConfig, sources: dict[str, Path], seed: int
+    config: PretrainConfig,
+    model: ModelConfig,
+    tokenizer: TokenizerConfig,
+    sources: dict[str, Path],
+    seed: int,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """The settings that two runs must share for one to resume from the other's checkpoints.
 
@@ -286,6 +324,7 @@ def identity(
         },
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
         "seed": seed,
+        **({"start": sha256_of(start.folder / WEIGHTS), "rows_before": dict(start.rows_before)} if start else {}),
     }
 
 

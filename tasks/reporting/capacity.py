@@ -62,6 +62,8 @@ def plan_capacity(job: Job) -> None:
             plan["reinforcement"][name] = estimate_memory(model, rollout, policy, mode, mesh)
         except ConfigError as error:  # pretraining may well be planned for more chips than these stages can use
             plan["reinforcement"][name] = {"refused": str(error)}
+    sections = {"pretrain": pretrain, "align": align, "reason": reason, "self_distill": self_distill}
+    plan["starts"] = {name: section.start for name, section in sections.items() if section.start}
     folder = job.output("plan")
     (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     (folder / "plan.md").write_text(markdown(plan), encoding="utf-8")
@@ -76,10 +78,12 @@ def markdown(plan: Mapping[str, Any]) -> str:
     rows = [_pretraining_row("as configured", plan["asked"])]
     if plan["largest"]:
         rows.append(_pretraining_row("the largest that fits", plan["largest"]))
+    starts = [f"{name} begins from {start[:23]}" for name, start in plan.get("starts", {}).items()]
     parts = [
         f"# {amount(plan['parameters'])} parameters on {plan['topology']}",
         f"Chips: {plan['chips']}{memory}; hosts: {plan['hosts']}; mesh: {mesh}. A batch is {plan['batch_rows']} rows "
         f"of {plan['row_length']} tokens; {plan['steps']:,} steps are {amount(plan['tokens'])} tokens.",
+        *([f"{'; '.join(starts)}."] if starts else []),
         f"**{plan['advice'][0].upper()}{plan['advice'][1:]}.**",
         markdown_table(_PRETRAINING, rows),
     ]

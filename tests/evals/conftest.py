@@ -8,7 +8,7 @@ from hypothesis import settings
 from data.chat_template import ParsedReply
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.running.answerers import Answer
-from tests.support.benchmark_hub import GSM8K_TRAINING, BenchmarkHub
+from tests.support.benchmark_hub import BenchmarkHub
 
 # No deadline: a run on a busy machine must not fail for its speed. Derandomised: every run tries the same examples.
 settings.register_profile("nautile", deadline=None, derandomize=True)
@@ -80,13 +80,11 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served_records(hub):
     """benchmark -> its records as the Hub's own client reads them, and why not, for some that do not exist."""
-    training = {GSM8K_TRAINING: {"benchmark": "gsm8k", "split": "train"}}
-    return hub.read({name: {} for name in BENCHMARKS} | training | WRONG_PLACES)
+    return hub.read({name: {} for name in BENCHMARKS} | WRONG_PLACES)
 
 
-RECORDS = dict.fromkeys([*BENCHMARKS, GSM8K_TRAINING], 300) | {"math_500": 40}  # math-verify takes 10 ms a comparison
+RECORDS = dict.fromkeys(BENCHMARKS, 300) | {"math_500": 40}  # each comparison by math-verify takes 10 ms
 WRONG_PLACES = {
-    "another commit": {"benchmark": "gsm8k", "revision": "f" * 40},
     "no such split": {"benchmark": "gsm8k", "split": "validation"},
     "no such subset": {"benchmark": "gsm8k", "subset": "socratic"},
     "no such gated part": {"benchmark": "gpqa_diamond", "hub": "Idavidrein/gpqa", "subset": "gpqa_sapphire"},
@@ -209,7 +207,6 @@ _RECORDS = {
     "arc_challenge": _arc,
     "commonsense_qa": _commonsense,
     "gsm8k": _gsm8k,
-    GSM8K_TRAINING: _gsm8k,
     "piqa": _piqa,
     "ifeval": _ifeval,
     "trivia_qa": _trivia,

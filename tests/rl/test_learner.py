@@ -47,8 +47,9 @@ def groups():
 @pytest.mark.slow
 def test_is_the_same_for_any_micro_batch_order_and_padding(model, params, groups):
     reference = gradients(model, params, groups)
+    close(reference, gradients(model, params, groups, micro_rows=7))
     close(reference, gradients(model, params, groups, reverse=True))
-    close(reference, gradients(model, params, groups, micro_rows=7, length=LENGTH + 5))
+    close(reference, gradients(model, params, groups, length=LENGTH + 5))
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reference)) > 0
 
 
@@ -105,7 +106,6 @@ def test_groups_without_signal_change_nothing(model, params):
     close(learner.params, params, 0)
 
 
-@pytest.mark.slow
 def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
     lone = group([0.0, 0.0, 1.0, 0.0])
     lone.rollouts[2].advantage = None  # its positive completion has no score

@@ -1,4 +1,4 @@
-"""Rollouts, updates and self-distillation on four devices give the results of one device."""
+"""Rollouts, updates and self-distillation on eight devices give the results of one device."""
 
 import json
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4"}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     command = [sys.executable, "-m", "tests.support.reinforced_mesh", str(tmp_path_factory.mktemp("mesh"))]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
@@ -32,7 +32,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_four_devices_sample_and_update_as_one_does(results):
+def test_eight_devices_sample_and_update_as_one_does(results):
     result, many = results["one"], results["many"]
     assert many["ids"] == result["ids"]
     for a, b in zip(many["logprobs"], result["logprobs"], strict=True):
@@ -41,19 +41,19 @@ def test_four_devices_sample_and_update_as_one_does(results):
         assert a.keys() == b.keys()
         for name in a:
             assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), name
-    assert (result["share"], many["share"]) == (1.0, 0.5)
+    assert (result["share"], many["share"]) == (1.0, 0.25)
 
 
 @pytest.mark.slow
-def test_four_devices_distil_as_one_does(results):
+def test_eight_devices_distil_as_one_does(results):
     assert results["many"]["loss"] == pytest.approx(results["one"]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_a_plan_for_four_needs_less_of_each(results):
+def test_a_plan_for_eight_needs_less_of_each(results):
     result, many = results["one"]["plan"], results["many"]["plan"]
-    assert many["resident"] < result["resident"] / 1.7
-    assert many["cache"] == pytest.approx(result["cache"] / 4, rel=0.1)
+    assert many["resident"] < result["resident"] / 3
+    assert many["cache"] == pytest.approx(result["cache"] / 8, rel=0.1)
     assert many["rollout"] < result["rollout"]
     assert many["update"] < result["update"]
 

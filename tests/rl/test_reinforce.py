@@ -1,9 +1,7 @@
 """A reinforcement run that is killed anywhere resumes to the same bytes; missing scores are counted and left out."""
 
 import hashlib
-import itertools
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from common.errors import Retryable
-from rl import learner, objectives
+from rl import objectives
 from rl.advantages import advantages
-from rl.rollouts import RolloutEngine, keep_steps
+from rl.rollouts import keep_steps
 from tests.support.fake_openai import FakeOpenAI, always, useful
 from tests.support.reinforcing import JUDGE, run
 
@@ -32,97 +29,60 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-# Calls in the middle of a run of four steps that saves after the second.
-POINTS = {
-    "an update before the first checkpoint": (learner, "put_rows", 2),
-    "a rollout": (RolloutEngine, "sample", 4),
-    "an update": (learner, "put_rows", 6),
-}
-
-
-def copy_folder(source, target):
-    """Copy a folder in which a checkpoint may just be given its name: begin again if a file is gone."""
-    while True:
-        try:
-            return shutil.copytree(source, target)
-        except shutil.Error:
-            shutil.rmtree(target)
-
-
-def copy_at_call(monkeypatch, owner, name, number, source, target):
-    """Copy `source` at the `number`-th call of `owner.name`: what is on disk there is what a kill would leave."""
-    original, calls = getattr(owner, name), itertools.count(1)
-
-    def copying(*arguments, **named):
-        if next(calls) == number:
-            copy_folder(source, target)
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, copying)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """An uninterrupted run, with copies of its folder from `POINTS`."""
-    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     metrics = []
-    with FakeOpenAI(reply=marks_of) as server, pytest.MonkeyPatch.context() as monkeypatch:
-        for point, (owner, name, number) in POINTS.items():
-            copy_at_call(monkeypatch, owner, name, number, folder, folder.with_name(point))
+    with FakeOpenAI(reply=marks_of) as server:
         facts = run(folder, server.url, emit=lambda kind, **fields: metrics.append((kind, fields)))
     return folder, facts, server.answered, metrics
 
 
-def assert_equal_results(folder, other):
-    for name in ("rollouts.jsonl", "final/weights.safetensors", "final/config.json"):
-        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+def start(folder, url, stop=""):
+    command = [sys.executable, "-m", "tests.support.reinforcing", str(folder), url, *([stop] if stop else [])]
+    return subprocess.Popen(command)
+
+
+def kill_when(child, ready):
+    """Wait until `ready` is true, then kill the process."""
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while not ready():
+            assert child.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_in_a_rollout_or_an_update_it_resumes_to_the_same_bytes(uninterrupted, point):
+def test_killed_in_a_rollout_in_marks_of_and_in_an_update_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
     folder, _, answered, _ = uninterrupted
-    stopped = folder.with_name(point)
-    assert not (stopped / "final").exists()
-    replies = len(lines(stopped / "replies.jsonl"))
+    stopped = tmp_path / "stopped"
     with FakeOpenAI(reply=marks_of) as server:
-        run(stopped, server.url)
-    assert replies + server.answered == answered, "no reply was asked for twice"
-    assert_equal_results(stopped, folder)
-
-
-@pytest.mark.slow
-def test_killed_among_marks_and_after_an_outage_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
-    folder, _, answered, _ = uninterrupted
-    stopped, resumed = tmp_path / "stopped", tmp_path / "resumed"
-    replies = stopped / "replies.jsonl"  # a reply that is not in it yet would rightly be asked for again
-    held = answered - 13  # in the middle of a group, after the checkpoint of step 2
-    with FakeOpenAI(reply=marks_of) as server:
+        kill_when(start(tmp_path, server.url, "rollout:3"), stopped.exists)
+        stopped.unlink()
+        kill_when(start(tmp_path, server.url, "update:3"), stopped.exists)
+        held = server.answered + 3  # in the middle of a group
         server.faults = lambda arrival: None if server.answered < held else "hang"
-        child = subprocess.Popen([sys.executable, "-m", "tests.support.reinforcing", str(stopped), server.url])
-        deadline = time.monotonic() + DEADLINE_S
-        try:
-            while not (server.statuses["hang"] and replies.read_bytes().count(b"\n") >= server.answered):
-                assert child.poll() is None, "it ended before it could be killed"
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            child.kill()
-            child.wait()
-        assert not (stopped / "final").exists()
-        assert any((stopped / "checkpoints").iterdir())
+        kept = tmp_path / "replies.jsonl"  # a reply that is not in it yet would rightly be asked for again
+        kill_when(
+            start(tmp_path, server.url),
+            lambda: server.statuses["hang"] > 0 and kept.read_bytes().count(b"\n") >= server.answered,
+        )
+        assert not (tmp_path / "final").exists()
         server.faults = lambda arrival: None if server.answered < held + 2 else "close"
-        with pytest.raises(Retryable):
-            run(stopped, server.url)
-        # Resumed from a copy: this process may still be finishing a checkpoint of the run that failed.
-        copy_folder(stopped, resumed)
+        assert start(tmp_path, server.url).wait(DEADLINE_S) == 75, "an outage is worth another try"
         server.faults = always(None)
-        run(resumed, server.url)
+        assert start(tmp_path, server.url).wait(DEADLINE_S) == 0
         assert server.answered == answered, "no reply was asked for twice"
-    assert_equal_results(resumed, folder)
+    assert (tmp_path / "rollouts.jsonl").read_bytes() == (folder / "rollouts.jsonl").read_bytes()
+    for name in ("weights.safetensors", "config.json"):
+        assert (tmp_path / "final" / name).read_bytes() == (folder / "final" / name).read_bytes()
 
 
-@pytest.mark.slow
 def test_missing_scores_are_counted_and_left_out(uninterrupted):
     folder, facts, _, _ = uninterrupted
     rows = lines(folder / "rollouts.jsonl")
@@ -133,7 +93,6 @@ def test_missing_scores_are_counted_and_left_out(uninterrupted):
     assert all(len(row["logprobs"]) == len(row["ids"]) == row["length"] for row in rows)
 
 
-@pytest.mark.slow
 def test_rewards_and_advantages_follow_the_papers_formulas(uninterrupted):
     """Straight from the stored marks: r, and A_i = r_i - mean over the scored of the group."""
     rows = lines(uninterrupted[0] / "rollouts.jsonl")
@@ -153,7 +112,6 @@ def test_rewards_and_advantages_follow_the_papers_formulas(uninterrupted):
                 assert row["advantage"] == pytest.approx(row["reward"] - np.mean(scored))
 
 
-@pytest.mark.slow
 def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     emitted = [(fields["name"], fields["step"]) for kind, fields in uninterrupted[3] if kind == "metric"]
     expected = {

@@ -8,13 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from model.nautile import forward
+from model.nautile import forward, initialise
 from rl.self_distillation import curriculum, update
 from rl.training_rows import TrainingRow, batches
-from tests.rl.conftest import tiny_model
+from tests.model.conftest import tiny_config
 
-MODEL = tiny_model()
+MODEL = tiny_config()
 RATE = 0.1
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialise(MODEL, 0)
 
 
 def row(rng, length, advantage, forced=None):
@@ -48,16 +53,17 @@ def step(params, rows, size):
 @pytest.mark.slow
 def test_a_step_is_the_formulas_whatever_the_padding(params):
     rng = np.random.default_rng(3)
-    rows = [row(rng, 2, 0.9), row(rng, 9, 0.25, forced=2)]
+    rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
     value, gradient = jax.jit(jax.value_and_grad(lambda params: expected_loss(params, rows)))(params)
-    after, _, loss = step(params, rows, 3)  # the last row is empty
-    np.testing.assert_allclose(loss, value, rtol=1e-5)
-    jax.tree.map(
-        lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
-        after,
-        params,
-        gradient,
-    )
+    for size in (3, 5):
+        after, _, loss = step(params, rows, size)
+        np.testing.assert_allclose(loss, value, rtol=1e-5)
+        jax.tree.map(
+            lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
+            after,
+            params,
+            gradient,
+        )
 
 
 def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -15,20 +14,18 @@ from evals.benchmarks.catalogue import BENCHMARKS
 from tests.support.fake_hub import FakeHub
 from tests.support.http_server import FakeServer, Request, Response
 
-GSM8K_TRAINING = "gsm8k_training"
 # The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own.
 READER = """
 import json, sys
-from dataclasses import replace
 from common.errors import ConfigError, Retryable
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import read_hub
 results = {}
 for name, fields in json.loads(sys.argv[1]).items():
-    benchmark = BENCHMARKS[fields.pop("benchmark", name)]
-    revision = fields.pop("revision", benchmark.pinned)
+    from dataclasses import replace
+    benchmark = replace(BENCHMARKS[fields.pop("benchmark", name)], **fields)
     try:
-        results[name] = list(read_hub(replace(benchmark, **fields), revision))
+        results[name] = list(read_hub(benchmark, benchmark.pinned))
     except (ConfigError, Retryable) as error:
         results[name] = f"{type(error).__name__}: {error}"
 json.dump(results, sys.stdout)
@@ -36,16 +33,12 @@ json.dump(results, sys.stdout)
 
 
 class BenchmarkHub(FakeServer):
-    """A context manager; `records(name)` gives the records of a benchmark. Each repository is at its pinned commit.
-
-    GSM8K's also has its training split, whose records are `records(GSM8K_TRAINING)`.
-    """
+    """A context manager; `records(name)` gives the records of a benchmark. Each repository is at its pinned commit."""
 
     def __init__(self, folder: Path, records: Callable[[str], list[dict]]) -> None:
         self._hubs: dict[str, FakeHub] = {}
         splits: dict[str, dict[str, dict[str, str]]] = {}
-        training = replace(BENCHMARKS["gsm8k"], name=GSM8K_TRAINING, split="train")
-        for benchmark in (*BENCHMARKS.values(), training):
+        for benchmark in BENCHMARKS.values():
             repository = folder / benchmark.hub.replace("/", "--")
             path = f"{benchmark.subset}/{benchmark.split}.parquet"
             (repository / benchmark.subset).mkdir(parents=True, exist_ok=True)
@@ -64,7 +57,7 @@ class BenchmarkHub(FakeServer):
     def read(self, choices: Mapping[str, Mapping[str, str]]) -> dict[str, list[dict] | str]:
         """What the real client reads in a process of its own: records, or the error's name and message.
 
-        `choices` maps a name to the fields of its benchmark, and the revision, that differ from the project's own.
+        `choices` maps a name to the fields of its benchmark that differ from the project's own.
         """
         environment = {
             **os.environ,

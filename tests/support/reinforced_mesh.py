@@ -1,7 +1,7 @@
-"""Rollouts and updates on one device and on four; prints the results as JSON.
+"""Rollouts and updates on one device and on eight; prints the results as JSON.
 
-As a program, with JAX_NUM_CPU_DEVICES=4: `python -m tests.support.reinforced_mesh FOLDER`. The four split parameters
-over two (`fsdp`), rows over all.
+As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.reinforced_mesh FOLDER`. The eight split parameters
+over four (`fsdp`), rows over all.
 """
 
 import json
@@ -67,7 +67,7 @@ def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
 
 
 def main(folder: Path) -> None:
-    meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(2), 2)}
+    meshes = {"one": (make_mesh(1, jax.devices()[:1]), 1), "many": (make_mesh(4), 4)}
     results: dict[str, Any] = {}
     for name, (mesh, fsdp) in meshes.items():
         results[name] = reinforced(mesh, fsdp) | {"loss": distilled(folder / name, mesh, fsdp)}

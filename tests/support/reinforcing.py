@@ -1,9 +1,15 @@
-"""A tiny alignment, also as a process: `python -m tests.support.reinforcing FOLDER URL`. URL: the judge's endpoint."""
+"""A tiny alignment as a separate process: `python -m tests.support.reinforcing FOLDER URL [POINT:COUNT]`.
+
+The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the process stops there after COUNT passes,
+writes FOLDER/stopped and waits to be killed. Exit code 75: the judge has an outage, and the run can be repeated.
+"""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from common.errors import Retryable
 from common.events import Emit, silent
 from common.retry import Backoff
 from configs.endpoint import EndpointConfig
@@ -13,8 +19,10 @@ from data.endpoints.pool import EndpointPool
 from model.nautile import initialise
 from model.weights.files import save_weights
 from rl.judge import Judge
+from rl.learner import Learner
 from rl.problems import load
 from rl.reinforce import Reinforcement, reinforce
+from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs
 from tasks.align import JudgeScorer
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model
@@ -50,5 +58,32 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
     return facts
 
 
+def stop_at(folder: Path, point: str, count: int) -> None:
+    """Make this process stop at the point, for good, after `count` passes."""
+    owner, name = {"rollout": (RolloutEngine, "sample"), "update": (Learner, "_accumulate")}[point]
+    original, left = getattr(owner, name), [count]
+
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            (folder / "stopped").touch()
+            time.sleep(600)
+        return original(*arguments, **named)
+
+    setattr(owner, name, stopping)
+
+
+def main(folder: Path, url: str, stop: str = "") -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    if stop:
+        point, _, count = stop.partition(":")
+        stop_at(folder, point, int(count))
+    try:
+        run(folder, url)
+    except Retryable:
+        return 75
+    return 0
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2])
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

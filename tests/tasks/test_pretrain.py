@@ -14,8 +14,9 @@ from data.tokens.packing import FirstFitPacker
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.training.midtrain_eval import openings
 from model.weights.files import load_weights
+from store.artifacts import Store
 from tasks.engine.job import Job
-from tasks.pretrain import pretrain
+from tasks.pretrain import pretrain, rows_before
 from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, settings, sources, write_tokens
 
 
@@ -41,14 +42,30 @@ def job(staging, inputs, events=None, **changes):
     )
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A published pretraining: its checkpoint, its tokens by source, and its events."""
+    store, events = Store(tmp_path_factory.mktemp("store")), []
+    store.prepare()
+    made = {"stage": "toy", "version": 1, "config": {}}
+    tokens = {
+        name: store.publish("tokens", key * 64, folder, inputs={}, facts={}, **made)
+        for key, (name, folder) in zip("ab", sources(store.staging("e" * 64)).items(), strict=True)
+    }
+    folders = {name: artifact.folder for name, artifact in tokens.items()}
+    run = job(store.staging("c" * 64), folders, events, sample_every=STEPS)
+    pretrain.work(run)
+    facts = json.loads((run.staging / "facts" / "checkpoint.json").read_text())
+    checkpoint = store.publish("checkpoint", "c" * 64, run.output("checkpoint"), inputs=tokens, facts=facts, **made)
+    return checkpoint, folders, events
+
+
 @pytest.mark.slow
-def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
-    events = []
-    staging = tmp_path / "staging" / "key"
-    pretrain.work(job(staging, shards, events, sample_every=STEPS))
-    _, model, tokenizer = load_weights(staging / "output" / "checkpoint")
+def test_a_checkpoint_with_its_facts_and_samples(first):
+    checkpoint, _, events = first
+    _, model, tokenizer = load_weights(checkpoint.folder)
     assert (model, tokenizer) == (MODEL, TOKENIZER)
-    facts = json.loads((staging / "facts" / "checkpoint.json").read_text())
+    facts = checkpoint.manifest["facts"]
     assert facts["steps"] == STEPS
     assert facts["stand_ins"] == []
     assert set(facts["validation"]["web"]) == {"loss", "bits_per_byte"}
@@ -59,6 +76,35 @@ def test_a_checkpoint_with_its_facts_and_samples(tmp_path, shards):
         assert fields["set"] == f"pretrain-{STEPS}"
         assert fields["text"]
         assert fields["reference"]
+
+
+@pytest.mark.slow
+def test_a_branch_begins_with_the_weights_and_after_the_rows_of_another(first, shards, tmp_path):
+    """The schedule and the optimizer begin anew. Rows are passed over only where the tokens are the very same."""
+    checkpoint, folders, before = first
+    events = []
+    branch = job(tmp_path / "s" / "a", {"start.checkpoint": checkpoint.folder, **folders}, events, sample_every=STEPS)
+    pretrain.work(branch)
+    loss, rate, usual = (
+        {fields["step"]: fields["value"] for kind, fields in seen if kind == "metric" and fields["name"] == name}
+        for name, seen in (("loss", events), ("learning_rate", events), ("loss", before))
+    )
+    assert loss[3] == pytest.approx(checkpoint.manifest["facts"]["train_loss"], abs=0.3)
+    assert loss[3] < usual[3] - 0.5
+    assert rate[3] == pytest.approx(0.01)
+    facts = json.loads((branch.staging / "facts" / "checkpoint.json").read_text())
+    assert facts["rows_before"] == {"web": 72, "synth": 24}
+    assert facts["tokens_by_source"] == checkpoint.manifest["facts"]["tokens_by_source"]
+    assert rows_before(checkpoint.folder, {"web": shards["web"], "synth": folders["synth"]}, ROW) == {"synth": 24}
+
+
+@pytest.mark.slow
+def test_a_branch_from_another_shape_is_refused_by_the_field(first, tmp_path):
+    checkpoint, folders, _ = first
+    branch = job(tmp_path / "s" / "a", {"start.checkpoint": checkpoint.folder, **folders})
+    branch.section["model"] |= {"width": 32, "context": 64}
+    with pytest.raises(ConfigError, match=r"pretrain\.start: checkpoint has model\.width 16, and this run 32: set it"):
+        pretrain.work(branch)
 
 
 def test_an_opening_is_a_whole_prompt_of_a_chat(tmp_path):

@@ -40,6 +40,18 @@ def rows_on_disk(folder, split="train"):
     return [tuple(shard.row(n)[0].tolist()) for shard in shards for n in range(shard.entry.rows)]
 
 
+def test_a_run_that_begins_after_the_rows_of_another_goes_on_in_their_order(sources):
+    """The second phase by itself, after the rows that the first drew, is the second phase."""
+    parts = (4000, {"web": 1}), (8000, {"web": 1, "synth": 1})
+    whole, first = loader(sources, *parts), loader(sources, parts[0])
+    later = loader(sources, parts[1], before={**first.rows_drawn, "gone": 3})
+    assert later.steps == whole.steps - first.steps
+    for step in range(later.steps):
+        for name, array in later.batch(step).items():
+            np.testing.assert_array_equal(array, whole.batch(first.steps + step)[name])
+    assert later.rows_drawn == {name: whole.rows_drawn[name] - first.rows_drawn[name] for name in sources}
+
+
 def test_the_arrays_have_their_documented_meaning(sources, tokenizer):
     mixed = loader(sources, (8000, {"web": 1, "synth": 1}))
     lengths = tokenizer.byte_lengths

@@ -1,23 +1,70 @@
-"""Which commit of a benchmark is read, and which failures of the client may pass; `test_catalogue` reads them all."""
+"""Benchmarks read from the Hub through the real client, against a repository on loopback."""
+
+import json
+import os
+import subprocess
+import sys
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from common.errors import ConfigError, Retryable
-from configs.evaluation import BenchmarkChoice
-from evals.benchmarks import loading
-from evals.benchmarks.catalogue import BENCHMARKS
+from evals.benchmarks.catalogue import BENCHMARKS, items_of
+from evals.benchmarks.loading import read_hub
+from tests.support.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
+README = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train.parquet}
+  - {split: test, path: main/test.parquet}
+---
+"""
+
+# The client reads HF_ENDPOINT when it is imported, so the reading has a process of its own.
+CHILD = """
+import json, sys
+from configs.evaluation import BenchmarkChoice
+from common.errors import ConfigError, Retryable
+from evals.benchmarks.loading import items_for
+told = []
+for fields in json.loads(sys.argv[1]):
+    try:
+        told.append([[item.prompt, item.expected] for item in items_for(BenchmarkChoice(**fields), 0)["gsm8k"]])
+    except (ConfigError, Retryable, KeyError) as error:
+        told.append(f"{type(error).__name__}: {error}")
+print(json.dumps(told))
+"""
 
 
-def test_a_revision_is_read_in_place_of_the_pinned_one(hub_records, monkeypatch):
-    revisions = []
-    records = hub_records("gsm8k", 5)
-    monkeypatch.setattr(loading, "read_hub", lambda benchmark, revision: revisions.append(revision) or records)
-    for fields in ({}, {"revision": REVISION}):
-        assert len(loading.items_for(BenchmarkChoice(name="gsm8k", **fields), 0)["gsm8k"]) == 5
-    assert revisions == [BENCHMARKS["gsm8k"].pinned, REVISION]
+def read(url, home, *choices):
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-c", CHILD, json.dumps(choices)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_reported_split_of_the_pinned_commit_and_clear_refusals(hub_records, tmp_path):
+    folder = tmp_path / "repository"
+    (folder / "main").mkdir(parents=True)
+    (folder / "README.md").write_text(README)
+    rows = {"train": hub_records("gsm8k", 30)[20:], "test": hub_records("gsm8k", 20)}
+    for split, row in rows.items():
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(row), folder / "main" / f"{split}.parquet")
+    pinned = {"name": "gsm8k", "revision": REVISION}
+    with FakeHub(folder, "openai/gsm8k", REVISION) as hub:
+        choices = (pinned, {**pinned, "revision": "f" * 40}, {"name": "gpqa_diamond", "revision": REVISION})
+        whole, unpinned, gated = read(hub.url, tmp_path / "home", *choices)
+    assert whole == [[item.prompt, item.expected] for item in items_of(BENCHMARKS["gsm8k"], rows["test"], 0)]
+    assert unpinned.startswith("ConfigError: gsm8k: openai/gsm8k main test at ffffffffffff: only another commit")
+    assert gated.startswith("ConfigError: gpqa_diamond: Idavidrein/gpqa")
+    assert gated.endswith("accept its terms on the Hub and set HF_TOKEN")
 
 
 def broken_download() -> Exception:
@@ -42,4 +89,4 @@ def test_what_may_pass_is_told_from_what_must_be_mended(monkeypatch, error, kind
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(kind, match=f"gsm8k: openai/gsm8k main test at 0123.*{message}"):
-        list(loading.read_hub(BENCHMARKS["gsm8k"], REVISION))
+        list(read_hub(BENCHMARKS["gsm8k"], REVISION))

@@ -1,8 +1,15 @@
 import pytest
 
-from evals.graders.equivalence import grade_math
+from evals.graders.equivalence import Equivalence, grade_math
 
 SLOW = "9" * 50 + "^{" + "9" * 50 + "}"
+
+
+@pytest.fixture(scope="module")
+def equivalence():
+    instance = Equivalence(limit_s=30.0)
+    yield instance
+    instance.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.chat_template import ParsedReply
-from evals.graders.equivalence import grade_math
+from evals.graders.equivalence import Equivalence, grade_math
 
 HALF, ROOT, POLY, PAIR, SET, WORD, COMMA = (
     "\\frac{1}{2}", "\\frac{\\sqrt{3}}{2}", "x^2+2x+1", "\\left( 3, \\frac{\\pi}{2} \\right)", "\\{1,2\\}",
@@ -87,6 +87,13 @@ HARD = [
     ("\\boxed{[0, 1)}", "[0,1]", False, False),
     ("1" * 3000, "1", False, False),
 ]
+
+
+@pytest.fixture(scope="module")
+def equivalence():
+    instance = Equivalence(limit_s=30.0)
+    yield instance
+    instance.close()
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
-"""A process that evaluates slowly enough to be killed: `python evaluation_process.py STEM PAUSE_S`.
+"""A process that evaluates slowly enough to be killed: `python evaluation_process.py ROWS LOG PAUSE_S`.
 
-It answers sums into STEM.rows, writes every question it is asked into STEM.log, and prints a line a batch.
+It answers sums, writes every question it is asked into LOG, and prints a line a batch.
 """
 
 import sys
 import time
-from pathlib import Path
 
 from data.chat_template import ParsedReply
 from evals.benchmarks.items import BenchmarkItem
@@ -29,14 +28,16 @@ class Adder:
         return [Answer(ParsedReply("", total, True, True), total, False, 1, 1, self._pause_s) for total in totals]
 
 
-def main(stem: str, pause_s: float) -> None:
+def main(rows: str, log: str, pause_s: str) -> None:
+    from pathlib import Path
+
     def emit(kind, **fields):
         if kind == "progress":
             sys.stdout.write(f"{fields['done']}\n")
             sys.stdout.flush()
 
-    evaluate(Adder(f"{stem}.log", pause_s), ITEMS, Path(f"{stem}.rows"), seed=1, emit=emit)
+    evaluate(Adder(log, float(pause_s)), ITEMS, Path(rows), seed=1, emit=emit)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(*sys.argv[1:])

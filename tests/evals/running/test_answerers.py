@@ -27,7 +27,6 @@ def answerer(checkpoint):
     return CheckpointAnswerer(checkpoint, CONFIG)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_answers_and_long_prompts_are_not_asked(answerer):
     answers = answerer.answer(PROMPTS, SEEDS)
     assert [type(entry) for entry in answers] == [Answer] * 4 + [SkippedQuestion]
@@ -42,7 +41,6 @@ def test_a_checkpoint_answers_and_long_prompts_are_not_asked(answerer):
         assert answer.latency_s > 0
 
 
-@pytest.mark.slow
 def test_an_answer_depends_on_its_prompt_and_seed_alone(answerer):
     together = answerer.answer(PROMPTS, SEEDS)
     alone = [answerer.answer([prompt], [seed])[0] for prompt, seed in zip(PROMPTS[:3], SEEDS[:3], strict=True)]
@@ -65,7 +63,6 @@ def test_short_prompts_get_a_shorter_shape():
     assert length_buckets(128, 256) == [128]
 
 
-@pytest.mark.slow
 def test_the_shape_a_prompt_gets_does_not_change_its_answer(checkpoint, answerer, monkeypatch):
     monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     two_shapes = CheckpointAnswerer(checkpoint, CONFIG)
@@ -155,7 +152,6 @@ def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_
         assert (interrupted.output("evaluation") / name).read_bytes() == (out / name).read_bytes(), name
 
 
-@pytest.mark.slow
 def test_both_ways_are_asked_of_a_checkpoint(checkpoint, tmp_path):
     both = job(checkpoint, tmp_path, evaluate={**SECTION["evaluate"], "ways": ["generate", "likelihood"]})
     evaluate.work(both)

@@ -1,6 +1,5 @@
 """The likelihood of options: right sums, the batch's independence, and rows that go on where they stopped."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,8 +39,7 @@ def items():
 def plain_logprob(params, model, ids, first):
     """The same by one unpadded sequence and no shared program."""
     tokens = jnp.asarray([ids], jnp.int32)
-    compiled = jax.jit(forward, static_argnums=1)
-    hidden = compiled(params, model, tokens, jnp.ones_like(tokens), jnp.arange(len(ids))[None])
+    hidden = forward(params, model, tokens, jnp.ones_like(tokens), jnp.arange(len(ids))[None])
     logits = np.asarray(masked_logits(hidden, params["embedding"], model.vocabulary)[0], np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return sum(logprobs[i - 1, ids[i]] for i in range(first, len(ids)))
@@ -55,8 +53,9 @@ def test_sums_are_those_of_each_sequence_alone(checkpoint):
         (draw.integers(0, 300, size).tolist(), first) for size, first in ((3, 1), (70, 60), (160, 5), (64, 64))
     ]
     result = continuation_logprobs(params, model, sequences, rows=3)
-    expected = [plain_logprob(params, model, ids, first) for ids, first in sequences[:3]] + [0]
+    expected = [plain_logprob(params, model, ids, first) for ids, first in sequences]
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-4)
+    assert result[3] == 0
     assert length_buckets(160) == [64, 128, 160]
 
 
@@ -72,13 +71,13 @@ def test_options_are_weighed_after_the_bare_question(checkpoint, scorer, items):
     tokenizer = tokenizer_for(tokenizer_config)
     [weighed] = scorer.weigh(items[3:4])
     asked = tokenizer.encode(PROMPT.format(question=items[3].question))
-    sequences = [(asked + tokenizer.encode(f" {option}"), len(asked)) for option in items[3].options]
-    assert weighed.logprobs == pytest.approx(continuation_logprobs(params, model, sequences, CONFIG.batch), rel=1e-4)
-    assert weighed.lengths == tuple(map(len, items[3].options))
+    for option, logprob, length in zip(items[3].options, weighed.logprobs, weighed.lengths, strict=True):
+        ids = asked + tokenizer.encode(f" {option}")
+        assert logprob == pytest.approx(plain_logprob(params, model, ids, len(asked)), rel=1e-4)
+        assert length == len(option)
     assert weighed.tokens_in == len(asked)
 
 
-@pytest.mark.slow
 def test_a_choice_depends_on_its_question_alone(scorer, items):
     together = scorer.weigh(items[:9])
     alone = [scorer.weigh([item])[0] for item in items[:9]]
@@ -92,7 +91,6 @@ def test_the_longest_option_does_not_lose_for_its_length():
     assert OptionLikelihoods((-1.0, -1.0), (2, 2), 1).by_bytes == 0
 
 
-@pytest.mark.slow
 def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tmp_path):
     scorer.batch = 5
     rows = score_options(scorer, items, tmp_path / "likelihood.jsonl")
@@ -110,7 +108,6 @@ def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tm
     assert result["differs"][0].startswith("likelihood of each option per byte")
 
 
-@pytest.mark.slow
 def test_a_question_that_does_not_fit_is_left_out_and_counted(scorer, items):
     long = BenchmarkItem("arc_easy", 0, "0", "?", "choice", "A", options=("a", "b"), question="shell " * 200)
     assert scorer.weigh([long, items[0]])[0] is None

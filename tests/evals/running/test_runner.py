@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,8 @@ from evals.running.answerers import Answer, SkippedQuestion
 from evals.running.rows import sample_readings
 from evals.running.runner import evaluate, sample_seed
 from evals.scoring.scores import score
-from tests.evals.running import evaluation_process
+
+PROCESS = Path(__file__).with_name("evaluation_process.py")
 
 
 @pytest.fixture
@@ -54,19 +56,31 @@ def test_a_torn_last_line_is_asked_again_and_the_file_ends_the_same(items, model
 
 @pytest.mark.slow
 def test_an_evaluation_killed_again_and_again_ends_with_the_same_rows(tmp_path):
-    evaluation_process.main(f"{tmp_path}/calm", 0)
-    for after in ("8", "32"):
-        command = [sys.executable, evaluation_process.__file__, str(tmp_path / "killed"), "0.05"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert after in map(str.strip, process.stdout), "the process ended before it had asked so many"
+    calm = run(tmp_path / "calm", pause_s=0)
+    assert calm.wait(120) == 0
+    for after in ("8", "20", "32"):
+        process = run(tmp_path / "killed", pause_s=0.05)
+        wait_for(process, after)
         process.kill()
         process.wait()
-    evaluation_process.main(f"{tmp_path}/killed", 0)
+    assert run(tmp_path / "killed", pause_s=0).wait(120) == 0
     assert (tmp_path / "killed.rows").read_bytes() == (tmp_path / "calm.rows").read_bytes()
     asked = (tmp_path / "killed.log").read_text().split()
     # A batch that was being answered when its process was killed has no row and is asked again; no other is.
     assert set(asked) == {str(n) for n in range(48)}
-    assert len(asked) <= 48 + 2 * 4
+    assert len(asked) <= 48 + 3 * 4
+
+
+def run(stem, pause_s):
+    command = [sys.executable, str(PROCESS), f"{stem}.rows", f"{stem}.log", str(pause_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(process, line):
+    for printed in process.stdout:
+        if printed.strip() == line:
+            return
+    raise AssertionError(f"the process ended before it printed {line}")
 
 
 def test_events_name_every_new_sample_once_and_say_how_far_it_is(items, model, tmp_path):

@@ -1,0 +1,50 @@
+"""Which checkpoint of the store a step begins from: `[pretrain] start`, `[align] start`, and so on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.errors import ConfigError
+from configs.schema import RunConfig
+from flows.dag import TRAINED
+from model.weights.start import refuse_other_shape
+from store.artifacts import Artifact, Store
+
+
+def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
+    """`config` with every `start` replaced by the full id of the checkpoint that it means in `store`.
+
+    Raises `ConfigError` for an unknown or ambiguous id, something that is no checkpoint, and a pretraining that would
+    begin from a model of another shape or tokenizer.
+    """
+    sections = {}
+    for name in TRAINED:
+        section = getattr(config, name)
+        if section.start is None:
+            continue
+        try:
+            artifact = _checkpoint(store, section.start, name)
+        except ConfigError as error:
+            raise ConfigError(f"{name}.start: {error}") from None
+        if name == "pretrain" and store.has_files(artifact):  # else the stage compares, once it is fetched
+            refuse_other_shape(artifact.folder, artifact.id, config.model, config.tokenizer)
+        sections[name] = section.model_copy(update={"start": artifact.full_id})
+    return config.model_copy(update=sections) if sections else config
+
+
+def _checkpoint(store: Store, start: str, step: str) -> Artifact:
+    newest, _, label = start.partition(":")
+    if newest != "newest":
+        return store.get(start)
+    # A checkpoint that this run makes would move the key of the step, and a resumed run would begin elsewhere.
+    own = TRAINED[TRAINED.index(step) :]
+    if label in own:
+        raise ConfigError(f"this run makes a checkpoint of {label} itself, so the newest changes: give an id")
+
+    def fits(manifest: Mapping[str, Any]) -> bool:
+        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in own
+
+    checkpoints = [artifact for artifact in store.list("checkpoint") if fits(artifact.manifest)]
+    if not checkpoints:
+        others = f" of {label}" if label else f", other than of {', '.join(own)}"
+        raise ConfigError(f"no checkpoint{others} in {store.location}: `nautile artifacts checkpoint` lists them")
+    return checkpoints[-1]
