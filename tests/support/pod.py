@@ -2,7 +2,7 @@
 
 As a program: `python -m tests.support.pod ROOT NAME FSDP PORT COUNT INDEX [STEP SIGNAL]` trains 12 steps of 8 rows
 under ROOT/NAME (COUNT 1: by itself) and sends SIGNAL to itself once STEP steps are reported; the first process writes
-what it reported to ROOT/NAME/losses.json.
+what it reported to ROOT/NAME/losses.json. The run called "whole" also samples text.
 """
 
 import json
@@ -18,8 +18,8 @@ from configs.training import PretrainConfig
 from tests.support.training import run, settings
 
 
-def pod_settings(fsdp: int) -> PretrainConfig:
-    return settings(batch_rows=8, fsdp=fsdp, log_every=1, sample_every=6)
+def pod_settings(fsdp: int, sample_every: int) -> PretrainConfig:
+    return settings(batch_rows=8, fsdp=fsdp, log_every=1, sample_every=sample_every)
 
 
 def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, step: int, number: int) -> int:
@@ -34,12 +34,13 @@ def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, st
             os.kill(os.getpid(), number)
 
     try:
-        run(root, pod_settings(fsdp), emit, name)
+        run(root, pod_settings(fsdp, sample_every=6 if name == "whole" else 100), emit, name)
     except Retryable as error:
         sys.stdout.write(str(error))
         return 75
-    if index == 0:
-        (root / name / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
+    finally:
+        if index == 0:
+            (root / name / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
     return 0
 
 

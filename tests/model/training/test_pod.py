@@ -1,4 +1,4 @@
-"""Two processes of four devices train one model: the same bytes after a kill, the same losses on another mesh."""
+"""Two processes of two devices train one model: the same bytes after a kill, the same losses on another mesh."""
 
 import json
 import os
@@ -41,13 +41,13 @@ def start(root, name, fsdp, devices, port, count, index, *kill_at):
 
 
 def run_pair(root, name, *kill_at):
-    """Run two processes of four devices to their end; returns the first one's output and both exit codes.
+    """Run two processes of two devices to their end; returns the first one's output and both exit codes.
 
     kill_at: a step and a signal that the first process sends itself there. A process that fails takes the other with
     it, as the launcher does, because the other would wait for it.
     """
     port = free_port()
-    pair = [start(root, name, 4, 4, port, 2, 0, *kill_at), start(root, name, 4, 4, port, 2, 1)]
+    pair = [start(root, name, 2, 2, port, 2, 0, *kill_at), start(root, name, 2, 2, port, 2, 1)]
     outputs: dict[int, tuple[str, str]] = {}
 
     def listen(index):
@@ -85,28 +85,25 @@ def whole(root):
     return root
 
 
-def test_after_a_kill_the_weights_are_the_same_bytes(whole):
-    assert run_pair(whole, "killed", 7, signal.SIGKILL)[1] == (-signal.SIGKILL, -signal.SIGKILL)
-    assert run_pair(whole, "killed")[1] == (0, 0)
-    assert weights(whole, "killed") == weights(whole, "whole")
-    assert min(map(int, losses(whole, "killed"))) == 5  # resumed from the checkpoint of step 4
-
-
-def test_after_sigterm_both_save_the_same_step(whole):
-    out, codes = run_pair(whole, "preempted", 5, signal.SIGTERM)
+def test_killed_and_preempted_the_weights_are_the_same_bytes(whole):
+    """SIGKILL at step 7, SIGTERM at step 8, then to the end. After SIGTERM both processes save the same step."""
+    assert run_pair(whole, "disturbed", 7, signal.SIGKILL)[1] == (-signal.SIGKILL, -signal.SIGKILL)
+    out, codes = run_pair(whole, "disturbed", 8, signal.SIGTERM)
     assert codes == (75, 75)
     step = int(out.partition("saved at step ")[2].split()[0])
-    assert 5 <= step <= 8
-    assert run_pair(whole, "preempted")[1] == (0, 0)
-    assert weights(whole, "preempted") == weights(whole, "whole")
+    assert list(map(int, losses(whole, "disturbed"))) == list(range(5, step + 1))  # from the checkpoint of step 4
+    assert 8 <= step <= 11
+    assert run_pair(whole, "disturbed")[1] == (0, 0)
+    assert min(map(int, losses(whole, "disturbed"))) == step + 1
+    assert weights(whole, "disturbed") == weights(whole, "whole")
 
 
 def test_another_number_of_processes_and_another_mesh_reach_the_same_losses(whole):
-    """From the two processes' checkpoint of step 8, one process of eight devices on a mesh 4 x 2."""
+    """From the two processes' checkpoint of step 8, one process of four devices on a mesh 1 x 4."""
     shutil.copytree(whole / "whole" / "work", whole / "other" / "work")
     steps = whole / "other" / "work" / "checkpoints" / "steps"
     shutil.rmtree(steps / "12")
-    alone = start(whole, "other", 2, 8, free_port(), 1, 0)
+    alone = start(whole, "other", 4, 4, free_port(), 1, 0)
     _, err = alone.communicate(timeout=280)
     assert alone.returncode == 0, err
     resumed, expected = losses(whole, "other"), losses(whole, "whole")
