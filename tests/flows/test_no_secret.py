@@ -1,12 +1,12 @@
 """A planted key, in the environment of a run whose endpoint names it, is in nothing that the run leaves or shows."""
 
 import json
-import urllib.request
 
 import pytest
 
 from configs.load import load
 from flows.operate.deployments import deployments
+from tests.support.prefect_calls import request
 from tests.support.toy_stages import TOY
 
 KEY = "sk-planted-2718281828459045"
@@ -39,15 +39,9 @@ def test_a_planted_key_is_in_no_file_no_parameter_and_no_line(bench, config, tmp
     assert any(b"PLANTED_KEY" in content for path, content in written.items() if path.name == "manifest.json")
     assert not [path for path, content in written.items() if KEY.encode() in content]
     for what in ("flow_runs", "task_runs", "artifacts", "logs"):
-        shown = post(f"{bench.url}/{what}/filter")
+        shown = request(f"{bench.url}/{what}/filter", {}).content
         assert shown
         assert KEY.encode() not in shown
-
-
-def post(url: str) -> bytes:
-    request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return reply.read()
 
 
 def test_the_forms_of_deployments_hold_names_only(config, monkeypatch):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,7 @@ from flows.run import exit_code, print_failure
 from flows.selection import PreparedRun, Selection
 from store.artifacts import Store
 from tasks.engine.errors import StageCrash
+from tests.support.prefect_calls import fetch
 from tests.support.sockets import events_to_other_hosts, socket_events
 from tests.support.stage_store import flip_byte
 from tests.support.toy_stages import TOY
@@ -70,7 +70,7 @@ def test_a_second_run_reuses_every_stage_and_is_seen_in_the_server_that_the_oper
     assert "embedded" not in done.stdout
     assert {a.id: a.execution for a in Store(bench.store).list()} == before
 
-    (newest,) = post(bench.url, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    (newest,) = fetch(f"{bench.url}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     flow_run, runs = read_run(bench.url, newest["id"])
     assert (flow_run["name"], flow_run["state_type"]) == ("toy", "COMPLETED")
     assert flow_run["parameters"]["config"]["name"] == "toy"
@@ -243,13 +243,5 @@ def test_a_prefect_server_that_does_not_answer_is_one_clear_message(bench):
 def read_run(url: str, run_id: str) -> tuple[dict, list[dict]]:
     """A flow run and its task runs, from the server."""
     body = {"flow_runs": {"id": {"any_": [run_id]}}}
-    (flow_run,) = post(url, "flow_runs/filter", body)
-    return flow_run, post(url, "task_runs/filter", body)
-
-
-def post(url: str, path: str, body: dict) -> list[dict]:
-    request = urllib.request.Request(
-        f"{url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
+    (flow_run,) = fetch(f"{url}/flow_runs/filter", body)
+    return flow_run, fetch(f"{url}/task_runs/filter", body)

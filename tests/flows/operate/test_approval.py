@@ -3,9 +3,9 @@
 import contextlib
 import json
 import time
-import urllib.error
-import urllib.request
+from uuid import uuid4
 
+import httpx
 import psutil
 import pytest
 
@@ -15,6 +15,8 @@ from flows.dag import build_dag
 from flows.operate import approval
 from flows.operate.approval import after_step, before_step, expected_cost
 from store.artifacts import Store
+from tests.support.http_server import FakeServer, json_response
+from tests.support.prefect_calls import fetch, request
 from tests.support.toy_cli import start
 from tests.support.toy_dag import toy_dag
 from tests.support.toy_stages import TOY
@@ -103,6 +105,22 @@ def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
         approval.approve(store, "abc", None)
 
 
+class LockedServer(FakeServer):
+    """Prefect's server whose database is locked at the first two requests."""
+
+    requests = 0
+
+    def respond(self, request):
+        self.requests += 1
+        return json_response({"status": "ACCEPT"}, 503 if self.requests <= 2 else 201)
+
+
+def test_a_server_whose_database_is_locked_is_asked_again(tmp_path):
+    with LockedServer() as server:
+        approval.approve(Store(tmp_path), str(uuid4()), server.url)
+    assert server.requests == 3
+
+
 def waiting_run(store, process):
     while not (notes := approval.waiting(store)):
         assert process.poll() is None, process.communicate()
@@ -125,13 +143,12 @@ def test_a_run_waits_says_so_and_goes_on_when_it_is_approved(config, prefect_url
     try:
         note = waiting_run(store, process)
         assert note["label"] == "held_out"
-        with urllib.request.urlopen(f"{prefect_url}/flow_runs/{note['run']}", timeout=30) as reply:
-            state = json.loads(reply.read())["state"]
+        state = state_of(prefect_url, note["run"])
         assert state["type"] == "PAUSED"
         assert "held_out of approved asks for approval" in state["message"]
         assert "Expected cost: it never ran here" in state["message"]
         approval.approve(store, note["run"][:8], None)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -147,10 +164,9 @@ def test_a_run_that_is_cancelled_while_it_waits_begins_nothing(config, prefect_u
     process = start("run", str(config), "--only", "held_out", store=store.root, cwd=tmp_path, **more)
     try:
         note = waiting_run(store, process)
-        body = json.dumps({"state": {"type": "CANCELLED"}, "force": True}).encode()
-        address = f"{prefect_url}/flow_runs/{note['run']}/set_state"
-        urllib.request.urlopen(urllib.request.Request(address, body, {"Content-Type": "application/json"}), timeout=30)
-        _, err = process.communicate(timeout=120)
+        cancelled = {"state": {"type": "CANCELLED"}, "force": True}
+        fetch(f"{prefect_url}/flow_runs/{note['run']}/set_state", cancelled)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 2
@@ -167,14 +183,14 @@ def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config,
     try:
         until(lambda: find_deployment(prefect_url, "held_out/approved"), server)
         deployment = find_deployment(prefect_url, "held_out/approved")
-        run = post(prefect_url, f"deployments/{deployment['id']}/create_flow_run", {})["id"]
+        run = fetch(f"{prefect_url}/deployments/{deployment['id']}/create_flow_run", {})["id"]
         note = waiting_run(store, server)
         assert (note["run"], note["pid"]) == (run, None)
         waits = state_of(prefect_url, run)
         assert (waits["type"], waits["name"]) == ("PAUSED", "Suspended")
         assert "held_out of approved asks for approval" in waits["message"]
         keyset = waits["state_details"]["run_input_keyset"]
-        form = get(prefect_url, f"flow_runs/{run}/input/{keyset['description']}")
+        form = fetch(f"{prefect_url}/flow_runs/{run}/input/{keyset['description']}")
         assert "Expected cost: it never ran here" in form  # what Prefect's page shows behind Resume
         until(lambda: not any(run in " ".join(p.info["cmdline"] or []) for p in processes_below(server)), server)
         assert store.begun_runs() == []
@@ -228,22 +244,9 @@ def until(condition, process, seconds=300.0):
 
 
 def find_deployment(api: str, name: str):
-    try:
-        return get(api, f"deployments/name/{name}")
-    except urllib.error.HTTPError:
-        return None
+    response = request(f"{api}/deployments/name/{name}")
+    return None if response.status_code == httpx.codes.NOT_FOUND else response.json()
 
 
 def state_of(api: str, run: str) -> dict:
-    return get(api, f"flow_runs/{run}")["state"]
-
-
-def get(api: str, path: str):
-    with urllib.request.urlopen(f"{api}/{path}", timeout=30) as reply:
-        return json.load(reply)
-
-
-def post(api: str, path: str, body: dict):
-    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
+    return fetch(f"{api}/flow_runs/{run}")["state"]

@@ -4,11 +4,9 @@ The stages are the stand-ins; server, deployments and dashboard are those of `na
 test-output/browser. That a scheduled evaluation fires is tested without a browser.
 """
 
-import json
 import os
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +19,7 @@ from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
 from tests.support.browser import chromium, save_screenshot, table_text, wait_for_page, watch
+from tests.support.prefect_calls import fetch
 from tests.support.toy_cli import environment
 from tests.support.toy_dag import TOY_DAG
 from tests.support.toy_stages import TOY
@@ -105,8 +104,7 @@ class Prefect:
         self.ui = self.api.removesuffix("/api")
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.api}{path}", timeout=30) as reply:
-            return json.loads(reply.read())
+        return fetch(f"{self.api}{path}")
 
     def submit_form(self, deployment: str, seed: int) -> None:
         """Fill in the form of a deployment and submit it."""
@@ -180,8 +178,8 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
     child = psutil.Process(int((folder / "reached").read_text()))
     prefect.page.get_by_role("button", name="Cancel").first.click()
     prefect.page.get_by_role("button", name="Confirm").click()
-    until(lambda: not child.is_running(), "the stage's process gone", 30)
-    until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled", 30)
+    until(lambda: not child.is_running(), "the stage's process gone", 120)
+    until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled")
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect a cancelled run")
     until(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")

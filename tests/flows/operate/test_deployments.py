@@ -1,10 +1,8 @@
 """Deployments for a work pool: `prefect.yaml` deploys whole with the real command, and equals `nautile deploy`."""
 
-import json
 import os
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 
@@ -12,18 +10,13 @@ from common.errors import ConfigError
 from configs.load import load
 from flows.operate.deployments import POOL, deployments, register
 from flows.pipeline import pipeline
+from tests.support.prefect_calls import fetch
 from tests.support.toy_cli import ROOT, environment
 
 
 @pytest.fixture(scope="module")
 def local():
     return load("local")
-
-
-def post(api: str, path: str, body: dict):
-    request = urllib.request.Request(f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
 
 
 @pytest.mark.slow
@@ -41,7 +34,7 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     prefect("work-pool", "create", POOL, "--type", "process")
     prefect("deploy", "--all")
     in_pool = {"work_pools": {"name": {"any_": [POOL]}}}
-    registered = {entry["entrypoint"]: entry for entry in post(prefect_url, "deployments/filter", in_pool)}
+    registered = {entry["entrypoint"]: entry for entry in fetch(f"{prefect_url}/deployments/filter", in_pool)}
     served = {entry.entrypoint: entry for entry in deployments(local)}
     assert set(registered) == set(served)
     for entrypoint, deployment in registered.items():
@@ -57,7 +50,7 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     assert schedule["schedule"]["cron"] == local.schedule.cron
     (automation,) = [
         entry
-        for entry in post(prefect_url, "automations/filter", {})
+        for entry in fetch(f"{prefect_url}/automations/filter", {})
         if entry["name"] == "nautile: show regressions of local"
     ]
     (trigger,) = served["flows.nightly.regression.regression"].triggers

@@ -1,0 +1,28 @@
+"""Calls to the API of a Prefect server. It answers 503 while its SQLite database is locked: those are repeated."""
+
+from typing import Any
+
+import httpx
+
+from common.retry import Backoff, retry
+
+BACKOFF = Backoff(give_up_s=300.0, first_s=0.2, longest_s=5.0)
+TIMEOUT_S = 120.0  # a call that timed out may have had its effect, so it is not repeated
+
+
+def request(url: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    """The response to a GET, or to a POST of `body`. Its status may be that of an error, but not 503."""
+
+    def send() -> httpx.Response:
+        method = "GET" if body is None else "POST"
+        response = httpx.request(method, url, json=body, timeout=TIMEOUT_S)
+        return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
+
+    return retry(
+        send, BACKOFF, should_retry=lambda error: isinstance(error, (httpx.HTTPStatusError, httpx.ConnectError))
+    )
+
+
+def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON data of a GET, or of a POST of `body`. Raises `httpx.HTTPStatusError`."""
+    return request(url, body).raise_for_status().json()
