@@ -49,8 +49,7 @@ def evaluate(job: Job) -> None:
     write_json(out / "breakdown.json", [to_json(table) for table in tables])
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
-    if config.tables:
-        write_table(out, "table2", table_2({name: scores}))
+    write_table(out, "table2", table_2({name: scores}))
     _describe(job, scores, out)
 
 
