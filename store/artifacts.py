@@ -16,8 +16,8 @@ import errno
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +133,7 @@ class Store:
         except OSError as error:
             raise ConfigError(not_writable(self.root, error)) from error
 
-    def refresh(self, *, events: bool = False) -> None:
+    def refresh(self, *, events: bool = False, held: str | None = None) -> None:
         """Learn what other machines have published. A store without a remote has nothing to learn."""
 
     def has_files(self, artifact: Artifact) -> bool:
@@ -211,6 +211,14 @@ class Store:
     def lock(self, key: str) -> KeyLock:
         """The lock of `key`, held by whoever makes it; the kernel releases it with the process that holds it."""
         return KeyLock(self.root / "locks" / f"{key}.lock")
+
+    @contextmanager
+    def lease(
+        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
+    ) -> Iterator[Callable[[], None]]:
+        """Make `key` on this machine alone during the block; hold `lock(key)`. Gives a function to be called now and
+        then: it raises `Retryable` once another machine has taken over. A store without a remote needs no lease."""
+        yield lambda: None
 
     def run_lock(self, run: str) -> KeyLock:
         """The lock that the process of run `run` holds as long as it lives. A run that ends removes its file."""

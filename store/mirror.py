@@ -4,6 +4,7 @@
     <url>/payload/<kind>/<key>/<execution>/<file>       first
     <url>/manifests/<kind>/<key>/<execution>.json       last: with it the artifact is there, whole
     <url>/events/*.jsonl
+    <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
 
 An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
 newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
@@ -17,13 +18,15 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
 from store.artifacts import Artifact, Store, VersionId, damage_message
+from store.lease import Lease
 from store.manifest import (
     ABSENT,
     KEY,
@@ -69,10 +72,11 @@ class MirroredStore(Store):
         with writing(self.root):
             record_remote(self.root, self.remote.url)
 
-    def refresh(self, *, events: bool = False) -> None:
+    def refresh(self, *, events: bool = False, held: str | None = None) -> None:
         """Learn what other machines have published, with `events` their event files too, and forget what they removed.
 
-        Only manifests are read; the files of an artifact come with `fetch`.
+        Only manifests are read; the files of an artifact come with `fetch`. What is being made here, by whoever holds
+        its key's lock, is left for the next time, unless the caller holds the lock, of the key `held`.
         """
         self.prepare()
         self._check_format()
@@ -80,12 +84,23 @@ class MirroredStore(Store):
         local = dict(self._local_versions())
         new = [at_remote[version] for version in at_remote.keys() - local.keys()]
         for manifest in sorted(filter(None, self.remote.map(self._remote_manifest, new)), key=creation_order):
-            self._add_without_files(manifest)
+            self._add_without_files(manifest, held)
         for version in local.keys() - at_remote.keys():
             if (local[version] / ABSENT).exists():
                 self.discard(local[version])
         if events:
             self._pull_events()
+
+    @contextmanager
+    def lease(
+        self, key: str, wait: Callable[[float], object], on_wait: Callable[[str], object]
+    ) -> Iterator[Callable[[], None]]:
+        lease = Lease(self.remote, self.root, key)
+        try:
+            lease.acquire(wait, on_wait)
+            yield lease.check
+        finally:
+            lease.release()
 
     def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
         """Send artifacts that the remote lacks: their files, then their manifests. Returns those that were sent.
@@ -263,11 +278,11 @@ class MirroredStore(Store):
             return None
         return manifest
 
-    def _add_without_files(self, manifest: dict[str, Any]) -> None:
+    def _add_without_files(self, manifest: dict[str, Any], held: str | None) -> None:
         """Add a version whose files stay at the remote for now; the newest version of a key is the live one."""
         version = VersionId(manifest["kind"], manifest["key"], manifest["execution"])
         lock = self.lock(version.key)
-        if not lock.try_acquire():
+        if version.key != held and not lock.try_acquire():
             return  # it is being made here at this moment; the next refresh sees both
         try:
             if version in dict(self._local_versions()):

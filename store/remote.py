@@ -104,6 +104,24 @@ class Remote:
         """Put a small object, whole or not at all."""
         self._request(lambda filesystem, base: filesystem.pipe_file(f"{base}/{name}", data), f"writing {name}")
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Put a small object unless there is one; False if there is. Of several at once one succeeds, if the server
+        knows that condition (S3, Google, MinIO); with other servers two may, if both ask within a moment."""
+
+        def put(filesystem: Any, base: str) -> bool:
+            path = f"{base}/{name}"
+            try:
+                filesystem.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            except (TypeError, NotImplementedError):  # this file system of fsspec has no such mode
+                if filesystem.exists(path):
+                    return False
+                filesystem.pipe_file(path, data)
+            return True
+
+        return self._request(put, f"creating {name}")
+
     def put(self, source: Path, name: str) -> None:
         """Put a file, whole or not at all. Raises `Retryable` if `source` has been moved away meanwhile."""
 

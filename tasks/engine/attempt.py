@@ -89,9 +89,17 @@ class _Attempt:
             # The run that held the lock before may have published it.
             if reusable := self._reusable():
                 return self._reuse(reusable)
-            return self._produce()
+            with self.store.lease(self.key, pause, self._wait_for_host) as check_lease:
+                if self.store.url is not None:
+                    self.store.refresh(held=self.key)
+                    if reusable := self._reusable():  # likewise the machine that held the lease before
+                        return self._reuse(reusable)
+                return self._produce(check_lease)
         finally:
             lock.release()
+
+    def _wait_for_host(self, name: str) -> None:
+        self.log.notify("waiting", note=f"{name} works on it")
 
     # Reuse
 
@@ -128,7 +136,7 @@ class _Attempt:
 
     # Work
 
-    def _produce(self) -> dict[str, str]:
+    def _produce(self, check_lease: Callable[[], None]) -> dict[str, str]:
         for artifact in self.inputs.values():
             self.store.check(artifact)
             if not self.store.has_files(artifact):
@@ -141,7 +149,8 @@ class _Attempt:
         try:
             # An attempt that was interrupted between `done.json` and its last rename has only to publish.
             if staging.done() is None:
-                self._work(staging)
+                self._work(staging, check_lease)
+            check_lease()
             outputs = self._publish(staging)
         except BaseException as error:
             self.log.failed(staging, error)
@@ -149,7 +158,7 @@ class _Attempt:
         self.log.done(outputs)
         return outputs
 
-    def _work(self, staging: Staging) -> None:
+    def _work(self, staging: Staging, check_lease: Callable[[], None]) -> None:
         """Run the fan-outs, then the stage's function. Metrics are forwarded to the telemetry configured."""
         self.log.notify("running")
         self._write_request(staging)
@@ -159,6 +168,7 @@ class _Attempt:
 
         def on_progress(live: dict[str, Any]) -> None:
             nonlocal ingested_at
+            check_lease()
             shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), **shown)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:

@@ -1,5 +1,9 @@
 """Stages on two machines with one remote: run on the first, reused on the second, inputs fetched when read."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import s3fs
 
@@ -8,7 +12,7 @@ from common.retry import Backoff
 from flows.cli import inspect
 from store import remote as remotes
 from store.catalog import Catalog
-from store.manifest import MIRRORED
+from store.manifest import MIRRORED, host
 from tasks.engine.attempt import run_stage
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
@@ -65,6 +69,31 @@ def test_what_one_machine_made_the_other_reuses_and_builds_on(machine):
     inspect.push(b, outputs["numbers"])
     assert inspect.fetch(a, outputs["numbers"])["at"] == "both"
     assert inspect.verify(a, None)["damaged"] == {}
+
+
+@pytest.mark.slow
+def test_what_another_machine_works_on_is_waited_for_and_reused(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr("store.lease.POLL_S", 0.05)
+    a, b = machine("a"), machine("b")
+    given = section(2, gate=str(tmp_path))
+    waiting, notes = threading.Event(), []
+    unsubscribe = subscribe(lambda update: update.state == "waiting" and (notes.append(update.note), waiting.set()))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(run_stage, sums, given, {}, context(a))
+            while not (tmp_path / "reached").exists() and not first.done():
+                time.sleep(0.02)
+            second = pool.submit(run_stage, sums, given, {}, context(b, "r2"))
+            while not waiting.is_set() and not second.done():
+                time.sleep(0.02)
+            (tmp_path / "open").touch()
+            assert first.result() == second.result()
+    finally:
+        unsubscribe()
+    assert notes == [f"{host()} works on it"]
+    assert b.get(first.result()["numbers"]).manifest["run"] == "r1"
+    inspect.sql(b, "SELECT 1")  # which fetches the events
+    assert states(b) == ["done", "reused"]
 
 
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):

@@ -1,0 +1,139 @@
+"""A lease of a key at the remote: of several machines that share no disk, one at a time makes a key.
+
+    <url>/leases/<key>/<fence>.json     {"holder", "host", "machine", "state": "held" or "released", "renewed": a count}
+
+Who takes a lease creates the object of the next fence, on the condition that there is none: one of several succeeds.
+The holder writes it anew every few seconds. One that stays the same for a minute, by the clock of the machine that
+looks, has expired: its holder's machine is gone or cut off. Whoever holds the greatest fence holds the lease, so a
+holder that comes back sees that it has lost it, and stops. Clocks are never compared.
+"""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError, Retryable
+from common.files import parse_json, read_json, write_json
+from store.manifest import host
+from store.remote import Remote
+
+logger = logging.getLogger(__name__)
+
+EXPIRES_S = 60.0
+RENEW_S = 15.0
+POLL_S = 2.0
+LARGEST_LEASE = 2**16  # bytes
+
+
+class Lease:
+    """The lease of `key`, for one process at a time of the machine: the caller holds the key's lock.
+
+    Methods that reach the remote raise `ConfigError` or `Retryable` naming it.
+    """
+
+    def __init__(self, remote: Remote, root: Path, key: str) -> None:
+        self.fence = 0
+        self._remote, self._folder = remote, f"leases/{key}"
+        self._state: dict[str, Any] = {"holder": uuid.uuid4().hex, "host": host(), "machine": _machine(root)}
+        self._renewed_at = 0.0
+        self._taken_by = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, wait: Callable[[float], object], on_wait: Callable[[str], object]) -> None:
+        """Take the lease, once its holder has released it or is gone. `on_wait(host)` is called first if it is held;
+        `wait(seconds)` between two looks, and an exception out of it ends the waiting."""
+        seen, since, announced = None, time.monotonic(), False
+        while True:
+            fence, state = self._newest()
+            if (fence, state) != seen:
+                seen, since = (fence, state), time.monotonic()
+            # The lock of the key is ours: another process of this machine that held the lease is gone.
+            own = state.get("machine") == self._state["machine"]
+            free = fence == 0 or own or state.get("state") == "released" or time.monotonic() - since > EXPIRES_S
+            if free and self._create(fence + 1):
+                break
+            if not announced:
+                on_wait(str(state.get("host", "another host")))
+                announced = True
+            wait(POLL_S)
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise `Retryable` if the lease is lost. Makes no request: the thread that renews it does."""
+        if self._taken_by:
+            raise Retryable(f"the lease of this key was taken over by {self._taken_by}")
+        if time.monotonic() - self._renewed_at > EXPIRES_S - RENEW_S:
+            raise Retryable(f"the lease of this key could not be renewed at {self._remote.url} and expires")
+
+    def release(self) -> None:
+        """Give the lease up, and remove what earlier holders left. A remote that does not answer is only logged."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.fence == 0 or self._taken_by:
+            return
+        try:
+            self._write("released")
+            names = [name for name in self._remote.names(self._folder) if _fence_of(name) < self.fence]
+            self._remote.delete(f"{self._folder}/{name}" for name in names)
+        except (ConfigError, Retryable) as error:
+            logger.warning("a lease cannot be released, and expires: %s", error)
+
+    def _newest(self) -> tuple[int, dict[str, Any]]:
+        """The greatest fence, 0 if there is none, and its state."""
+        fence = max(map(_fence_of, self._remote.names(self._folder)), default=0)
+        state = parse_json(self._remote.read(self._name(fence), LARGEST_LEASE) or b"{}") if fence else None
+        return fence, state if isinstance(state, dict) else {}
+
+    def _create(self, fence: int) -> bool:
+        """Become the holder of `fence`; False if another has."""
+        began = time.monotonic()
+        content = json.dumps({**self._state, "state": "held", "renewed": 0}).encode()
+        if not self._remote.create(self._name(fence), content):
+            # It may have been us, by a request whose answer was lost.
+            state = parse_json(self._remote.read(self._name(fence), LARGEST_LEASE) or b"{}")
+            if not isinstance(state, dict) or state.get("holder") != self._state["holder"]:
+                return False
+        self.fence, self._renewed_at = fence, began
+        return True
+
+    def _write(self, state: str) -> None:
+        began = time.monotonic()
+        self._state["renewed"] = self._state.get("renewed", 0) + 1
+        self._remote.write(self._name(self.fence), json.dumps({**self._state, "state": state}).encode())
+        self._renewed_at = began
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEW_S):
+            try:
+                fence, state = self._newest()
+                if fence > self.fence:
+                    self._taken_by = str(state.get("host", "another host"))
+                    return
+                self._write("held")
+            except (ConfigError, Retryable) as error:
+                logger.warning("the lease of a key cannot be renewed: %s", error)
+
+    def _name(self, fence: int) -> str:
+        return f"{self._folder}/{fence:08d}.json"
+
+
+def _machine(root: Path) -> str:
+    """An id of the store's folder on this machine: hosts in containers may share a name and a path."""
+    path = root / "machine.json"
+    if not isinstance(record := read_json(path), dict):
+        record = {"id": uuid.uuid4().hex}
+        write_json(path, record)
+    return str(record["id"])
+
+
+def _fence_of(name: str) -> int:
+    number = name.removesuffix(".json")
+    return int(number) if number.isdecimal() else 0

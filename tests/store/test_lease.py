@@ -1,0 +1,118 @@
+"""A lease of a key at the remote: one machine at a time, and what becomes of one that falls silent."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from common.errors import Retryable
+from store import lease as leases
+from store.lease import Lease
+from store.mirror import open_store
+from tests.support.stage_store import key_of
+
+pytestmark = pytest.mark.slow
+KEY = key_of("x")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRES_S", 1.0)
+    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    monkeypatch.setattr(leases, "POLL_S", 0.05)
+
+
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+class Refused(Exception):
+    """Somebody waited."""
+
+
+def refuse(_):
+    raise Refused
+
+
+def test_one_machine_at_a_time_has_it_in_the_order_of_the_fences(pair):
+    a, b = pair
+    first, second = Lease(a.remote, a.root, KEY), Lease(b.remote, b.root, KEY)
+    first.acquire(refuse, refuse)
+    hosts = []
+    with pytest.raises(Refused):
+        second.acquire(refuse, hosts.append)
+    assert hosts == [leases.host()]
+    waiting, acquired = threading.Event(), threading.Event()
+
+    def wait_for_it():
+        second.acquire(time.sleep, lambda _: waiting.set())
+        acquired.set()
+
+    waiter = threading.Thread(target=wait_for_it)
+    waiter.start()
+    assert waiting.wait(60)
+    time.sleep(2.5 * leases.EXPIRES_S)
+    assert not acquired.is_set()  # it is renewed, so it does not expire
+    first.check()
+    first.release()
+    waiter.join(60)
+    assert (first.fence, second.fence) == (1, 2)
+    second.check()
+    second.release()
+    assert list(a.remote.names("leases")) == [f"{KEY}/00000002.json"]
+    with a.lease(KEY, refuse, refuse) as check:
+        check()
+
+
+def test_a_machine_that_vanishes_is_replaced_and_one_that_returns_has_lost_it(pair, monkeypatch):
+    a, b = pair
+    first, second = Lease(a.remote, a.root, KEY), Lease(b.remote, b.root, KEY)
+    monkeypatch.setattr(leases, "RENEW_S", 600)
+    first.acquire(refuse, refuse)  # its thread sleeps: the machine has stopped
+    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    second.acquire(time.sleep, lambda _: None)
+    assert second.fence == 2
+    first._stop.set()
+    first._thread.join()
+    first._stop.clear()
+    first._renew()  # it returns
+    with pytest.raises(Retryable, match=f"taken over by {leases.host()}"):
+        first.check()
+    first.release()
+    second.check()
+    second.release()
+
+
+def test_a_holder_that_cannot_renew_stops_before_another_begins(pair, monkeypatch):
+    a, _ = pair
+    lease = Lease(a.remote, a.root, KEY)
+    lease.acquire(refuse, refuse)
+
+    def unreachable(*_):
+        raise Retryable("the store cannot be reached")
+
+    monkeypatch.setattr(a.remote, "write", unreachable)
+    lease.check()
+    time.sleep(leases.EXPIRES_S)
+    with pytest.raises(Retryable, match="could not be renewed at s3://"):
+        lease.check()
+    lease.release()
+
+
+def test_a_process_of_the_same_machine_need_not_wait_for_one_that_was_killed(pair):
+    a, _ = pair
+    killed, after = Lease(a.remote, a.root, KEY), Lease(a.remote, a.root, KEY)
+    killed._create(1)
+    after.acquire(refuse, refuse)
+    assert after.fence == 2
+    after.release()
+
+
+def test_of_many_that_create_an_object_at_once_one_succeeds(machine):
+    store = machine("a")
+    remotes = [open_store(store.root).remote for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        created = list(pool.map(lambda remote: remote.create("leases/x/1.json", b"{}"), remotes))
+    assert sorted(created) == [False] * 7 + [True]
