@@ -105,8 +105,8 @@ class Remote:
         self._request(lambda filesystem, base: filesystem.pipe_file(f"{base}/{name}", data), f"writing {name}")
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put a small object unless there is one; False if there is. Of several at once one succeeds, if the server
-        knows that condition (S3, Google, MinIO); with other servers two may, if both ask within a moment."""
+        """Put a small object unless there is one; False if there is. Of several at once one succeeds where the server
+        knows that condition, as S3 does; elsewhere two may that ask in the same moment."""
 
         def put(filesystem: Any, base: str) -> bool:
             path = f"{base}/{name}"

@@ -135,14 +135,14 @@ def test_a_removed_artifact_has_no_row(store, catalog):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_event_becomes_a_row_or_is_skipped(tmp_path_factory, data):
     store = Store(tmp_path_factory.mktemp("any"))
     store.prepare()
     anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
     emit = writer(store, "x")
-    count = data.draw(st.integers(1, 4))
+    count = data.draw(st.integers(1, 12))
     for index in range(count):
         emit("sample", index=index, set=data.draw(st.text()), **{"any": data.draw(anything)})
         emit("call", endpoint=data.draw(anything), tokens_in=data.draw(st.none() | st.integers(0, 2**40)))
