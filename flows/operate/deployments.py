@@ -74,7 +74,7 @@ def register(config: RunConfig, pool: str, limit: int) -> str:
     """
     if pool not in POOL_TYPES:
         raise ConfigError(f"--pool: unknown type {pool!r}; use one of {', '.join(POOL_TYPES)}")
-    variables: dict[str, Any] = {"env": {"NAUTILE_STORE": str(open_store().root)}}
+    variables: dict[str, Any] = {"env": {"NAUTILE_STORE": open_store().location}}
     if pool != "process":
         if not (image := os.environ.get("NAUTILE_IMAGE")):
             raise ConfigError(f"--pool {pool}: the environment variable NAUTILE_IMAGE must name an image")

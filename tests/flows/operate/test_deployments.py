@@ -73,3 +73,12 @@ def test_an_unknown_type_of_pool_and_a_missing_image_are_refused(local, monkeypa
     with pytest.raises(ConfigError, match="NAUTILE_IMAGE must name an image"):
         register(local, "kubernetes", 1)
     assert "NAUTILE_IMAGE" not in os.environ
+
+
+def test_workers_are_given_the_url_of_a_remote_store_and_not_this_machine_s_copy(local, monkeypatch):
+    async def registered(pooled, pool_type, variables, limit):
+        return variables
+
+    monkeypatch.setattr("flows.operate.deployments._register", registered)
+    monkeypatch.setenv("NAUTILE_STORE", "s3://bucket/prefix")
+    assert register(local, "process", 1) == {"env": {"NAUTILE_STORE": "s3://bucket/prefix"}}
