@@ -39,8 +39,11 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
         "right": list(right),
         "wrong": corrupted(right, seed),
         "long": [replace(item, answer=f"{FILLER} {item.answer}") for item in right],
-        "front": [replace(item, answer=_front(item.answer)) for item in right],
+        "front": [],
     }
+    for item in right:  # the last line, which has the result, moved to the front
+        working, _, result = item.answer.rstrip().rpartition("\n")
+        items["front"].append(replace(item, answer=f"{result}\n{working}" if working else item.answer))
     every = judge.score([item for kind in KINDS for item in items[kind]])
     scores = {kind: every[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(KINDS)}
     good, bad = scores["right"], scores["wrong"]
@@ -52,7 +55,7 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
     return {
         "items": len(every),
         "unscored": sum(score is None for score in every),
-        "agreement": round(float(np.mean(verdicts)), 4) if verdicts else None,
+        "agreement": _mean(verdicts),
         "auc": {mark: _auc(_marks(good, mark), _marks(bad, mark)) for mark in MARKS},
         "mean_right": _mean(_marks(good, "overall")),
         "mean_wrong": _mean(_marks(bad, "overall")),
@@ -69,16 +72,9 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], seed: int = 0) -> dict[s
     }
 
 
-def _front(answer: str) -> str:
-    """The last line, which has the result, moved to the front."""
-    working, _, result = answer.rstrip().rpartition("\n")
-    return f"{result}\n{working}" if working else answer
-
-
 def _mean_difference(scores: JudgeScores, over: JudgeScores) -> float | None:
     """Mean difference of the overall marks of pairs that both have one."""
-    pairs = [(a.overall, b.overall) for a, b in zip(scores, over, strict=True) if a is not None and b is not None]
-    return round(float(np.mean([a - b for a, b in pairs])), 4) if pairs else None
+    return _mean([a.overall - b.overall for a, b in zip(scores, over, strict=True) if a is not None and b is not None])
 
 
 def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
@@ -113,8 +109,8 @@ def _auc(good: list[int], bad: list[int]) -> float | None:
     return round(float(((lead > 0).sum() + 0.5 * (lead == 0).sum()) / lead.size), 4)
 
 
-def _mean(marks: list[int]) -> float | None:
-    return round(float(np.mean(marks)), 4) if marks else None
+def _mean(values: Sequence[float]) -> float | None:
+    return round(float(np.mean(values)), 4) if values else None
 
 
 def _correlation(scored: list[tuple[int, int]]) -> float | None:

@@ -91,17 +91,14 @@ def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
         split = leaf.ndim > 0 and leaf.shape[0] == rows
-        sharding = row_sharding(mesh) if split else replicated(mesh)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return leaf.update(sharding=row_sharding(mesh) if split else replicated(mesh))
 
     return jax.tree.map(place, argument)
 
 
 def _placed(kinds: Any, shardings: Any) -> Any:
     """Shapes with their shardings."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), kinds, shardings
-    )
+    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), kinds, shardings)
 
 
 def _bytes(tree: Any) -> int:

@@ -106,7 +106,9 @@ class _Run:
         self._resume()
         steps = self.config.policy.steps
         self._read_guard()
-        while self.step < steps and not self._stopped():
+        while self.step < steps:
+            if self.guard is not None and self.guard.fell() and not self.guard.readings[-1].went_back:
+                break
             groups, metrics = self._draw_groups()
             metrics |= self.learner.update(groups)
             self.step += 1
@@ -131,9 +133,7 @@ class _Run:
             groups = self.engine.sample(self.learner.params, problems, self.draw)
             self.cursor, self.draw = self.cursor + wanted, self.draw + 1
             self.config.scorer.score(groups)
-            for group in groups:
-                if self._carries_signal(group):
-                    kept.append(group)
+            kept += [group for group in groups if self._carries_signal(group)]
             every += groups
             if len(kept) >= wanted:
                 break
@@ -197,9 +197,6 @@ class _Run:
         )  # fmt: skip
         if back:
             self.learner.set(on_device(self.guard.go_back()))
-
-    def _stopped(self) -> bool:
-        return self.guard is not None and self.guard.fell() and not self.guard.readings[-1].went_back
 
     def _save(self) -> None:
         readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []

@@ -118,26 +118,22 @@ class RolloutEngine:
         prompts = [encode_prompt(self.tokenizer, problem.question) for _, problem in problems]
         every = [ids for ids in prompts for _ in range(self.config.group)]
         seeds = [(self.seed, draw, position, member) for position, _ in problems for member in range(self.config.group)]
-        completions = iter(self._generate(params, every, seeds))
-        groups = [
-            Group(position, problem, [self._rollout(ids, next(completions)) for _ in range(self.config.group)])
-            for (position, problem), ids in zip(problems, prompts, strict=True)
+        rollouts = [
+            Rollout(
+                prompt_ids=ids,
+                ids=completion.ids,
+                logprobs=completion.logprobs,
+                truncated=completion.truncated,
+                reply=parse_completion(self.tokenizer, completion.ids),
+                text=self.tokenizer.decode(completion.ids),
+                forced=completion.forced,
+            )
+            for ids, completion in zip(every, self._generate(params, every, seeds), strict=True)
         ]
-        self.tokens += sum(len(rollout.ids) for group in groups for rollout in group.rollouts)
+        self.tokens += sum(len(rollout.ids) for rollout in rollouts)
         self.seconds += time.perf_counter() - began
-        return groups
-
-    def _rollout(self, prompt_ids: list[int], completion: Any) -> Rollout:
-        ids = completion.ids
-        return Rollout(
-            prompt_ids=prompt_ids,
-            ids=ids,
-            logprobs=completion.logprobs,
-            truncated=completion.truncated,
-            reply=parse_completion(self.tokenizer, ids),
-            text=self.tokenizer.decode(ids),
-            forced=completion.forced,
-        )
+        size = self.config.group
+        return [Group(*problem, rollouts[i * size : (i + 1) * size]) for i, problem in enumerate(problems)]
 
 
 def keep_steps(log: Path, before: int) -> None:

@@ -39,6 +39,7 @@ from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import RowBatch, TrainingRow, batches
 
 logger = logging.getLogger(__name__)
+SAMPLES = "samples-{}.jsonl"  # the sampled rows of a round, by its number
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     checkpoints.close()
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
-            for row in _read_rows(_samples_log(work, number)):
+            for row in _read_rows(work / SAMPLES.format(number)):
                 if _is_kept(row):
                     file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
     return params, facts
@@ -92,8 +93,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
 
 def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
     """Sample groups for every problem, a batch a draw; each draw is appended to the round's log with its rewards."""
-    inputs, rollout = run.inputs, run.config.rollout
-    log = _samples_log(run.work, number)
+    inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
     engine.check(inputs.problems)
     size = rollout.prompts
@@ -114,10 +114,6 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh) -> l
         run.emit("metric", name="rollout_tokens_per_second", step=step, value=engine.tokens / engine.seconds)
         run.emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {solve_rate:.2f}")
     return _read_rows(log)
-
-
-def _samples_log(work: Path, number: int) -> Path:
-    return work / f"samples-{number}.jsonl"
 
 
 def _read_rows(log: Path) -> list[dict[str, Any]]:

@@ -19,13 +19,16 @@ class TrainingRow:
     weight: float
     forced: int | None = None
 
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.ids)
+
 
 WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest possible row
 
 
 def by_length(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     """The rows from short to long, so that those of one micro-batch are padded little; equals keep their order."""
-    return sorted(rows, key=_length)
+    return sorted(rows, key=len)
 
 
 def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[RowBatch]:
@@ -37,29 +40,21 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
     """
     for first in range(0, len(rows), size):
         chosen = rows[first : first + size]
-        longest = max(map(_length, chosen))
+        longest = max(map(len, chosen))
         width = next(w for part in range(1, WIDTHS + 1) if (w := -(-length * part // WIDTHS)) >= longest)
         batch: RowBatch = {name: np.zeros((size, width), np.int32) for name in ("tokens", "targets", "segments")}
         batch |= {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
         batch["positions"] = np.tile(np.arange(width, dtype=np.int32), (size, 1))
         batch["advantage"] = np.zeros(size, np.float32)
         for index, row in enumerate(chosen):
-            _fill(batch, index, row)
+            tokens = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
+            start, end = len(row.prompt_ids), len(row)
+            batch["tokens"][index, :end] = tokens
+            batch["segments"][index, :end] = 1
+            batch["targets"][index, : end - 1] = tokens[1:]
+            batch["weights"][index, start - 1 : end - 1] = row.weight
+            if row.forced is not None:
+                batch["weights"][index, start - 1 + row.forced] = 0.0
+            batch["sampled"][index, start - 1 : end - 1] = row.logprobs
+            batch["advantage"][index] = row.advantage
         yield batch
-
-
-def _length(row: TrainingRow) -> int:
-    return len(row.prompt_ids) + len(row.ids)
-
-
-def _fill(batch: RowBatch, index: int, row: TrainingRow) -> None:
-    tokens = np.concatenate([np.asarray(row.prompt_ids, np.int32), row.ids.astype(np.int32)])
-    start, end = len(row.prompt_ids), len(tokens)
-    batch["tokens"][index, :end] = tokens
-    batch["segments"][index, :end] = 1
-    batch["targets"][index, : end - 1] = tokens[1:]
-    batch["weights"][index, start - 1 : end - 1] = row.weight
-    if row.forced is not None:
-        batch["weights"][index, start - 1 + row.forced] = 0.0
-    batch["sampled"][index, start - 1 : end - 1] = row.logprobs
-    batch["advantage"][index] = row.advantage

@@ -75,20 +75,9 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
         options = [article.title, *others]
         rng.shuffle(options)
         question = f"Which of these is described as: {article.description}?"
-        prompt = multiple_choice(question, tuple(options))
-        expected = LETTERS[options.index(article.title)]
-        item = BenchmarkItem(
-            "wiki_choice",
-            len(items),
-            article.title,
-            prompt,
-            "choice",
-            expected,
-            options=tuple(options),
-            category=article.topic,
-            question=question,
-        )
-        items.append(item)
+        prompt, expected = multiple_choice(question, tuple(options)), LETTERS[options.index(article.title)]
+        item = BenchmarkItem("wiki_choice", len(items), article.title, prompt, "choice", expected, tuple(options))
+        items.append(replace(item, category=article.topic, question=question))
         if len(items) == (count or DEFAULT_COUNT):
             break
     return items
@@ -124,20 +113,9 @@ def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
         arguments = tuple(_ARGUMENTS[name](rng) for name in drawn)
         requirements = " ".join(describe(name, given) for name, given in zip(drawn, arguments, strict=True))
         prompt = f"Write two or three sentences about {article.title}. {requirements}"
-        items.append(
-            BenchmarkItem(
-                "instructions",
-                len(items),
-                article.title,
-                prompt,
-                "instructions",
-                "",
-                instructions=tuple(drawn),
-                arguments=arguments,
-                category=drawn[0].partition(":")[0],
-                question=prompt,
-            )
-        )
+        item = BenchmarkItem("instructions", len(items), article.title, prompt, "instructions", "", question=prompt)
+        category = drawn[0].partition(":")[0]
+        items.append(replace(item, instructions=tuple(drawn), arguments=arguments, category=category))
     return items
 
 

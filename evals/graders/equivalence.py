@@ -14,14 +14,13 @@ import selectors
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from functools import cache
 
 from common.processes import die_with_parent
 from data.chat_template import ParsedReply
 from evals.graders import numbers
 from evals.graders.answer_spans import answer_spans
-from evals.graders.grading import Verdict
+from evals.graders.grading import Verdict, issue_of
 
 logger = logging.getLogger(__name__)
 START_S = 120.0  # importing sympy on a busy machine
@@ -116,17 +115,13 @@ def grade_math(reply: ParsedReply, expected: str, equivalence: Equivalence | Non
     Lenient: the last of them is equivalent to `expected`; without an answer, that of the reasoning.
     """
     same = (equivalence or shared()).equal
-    answered = _distinct(_stated(reply.answer or ""), same)
+    answered: list[str] = []
+    for span in _stated(reply.answer or "")[:8]:
+        if not any(same(other, span) for other in answered):
+            answered.append(span)
     fallback = answered or _stated(reply.reasoning)
-    right = [same(expected, span) for span in (answered if len(answered) == 1 else fallback[-1:])]
-    problem = None
-    if not reply.finished_thinking:
-        problem = "unfinished"
-    elif not answered:
-        problem = "no_answer"
-    elif len(answered) > 1:
-        problem = "many_answers"
-    lenient = any(right)
+    problem = issue_of(reply, answered)
+    lenient = bool(fallback) and same(expected, fallback[-1])
     return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
 
 
@@ -147,14 +142,6 @@ def _group(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None).strip()
 
 
-def _distinct(spans: list[str], same: Callable[[str, str], bool]) -> list[str]:
-    kept: list[str] = []
-    for span in spans[:8]:
-        if not any(same(other, span) for other in kept):
-            kept.append(span)
-    return kept
-
-
 def _canonical(text: str) -> str:
     text = _NOISE.sub("", text.strip().rstrip(".")).replace("dfrac", "frac").replace("tfrac", "frac")
     text = re.sub(r"\\(?:boxed|fbox)\{(.*)\}", r"\1", text).strip("{} ")
@@ -167,9 +154,8 @@ def _canonical(text: str) -> str:
 def _serve() -> None:
     """Main loop of the process: answer requests until the input ends."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # libraries that print must not write into the replies
+    # Libraries that print must not write into the replies.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     die_with_parent(int(sys.argv[1]))
     from math_verify import parse, verify
 

@@ -34,8 +34,17 @@ def verdict_of(reply: ParsedReply, read: Callable[[str], Sequence[str]], right: 
     answered = list(read(reply.answer)) if reply.answer else []
     fallback = answered or list(read(reply.reasoning))
     lenient = bool(fallback) and right(fallback[-1])
-    problem = _problem(reply, answered)
+    problem = issue_of(reply, answered)
     return Verdict(problem is None and lenient, lenient, " | ".join(answered) or None, problem)
+
+
+def issue_of(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | None:
+    """Why the strict reading has no single candidate; None if `answered` has exactly one and thinking has ended."""
+    if not reply.finished_thinking:
+        return "unfinished"
+    if not answered:
+        return "no_answer"
+    return "many_answers" if len(answered) > 1 else None
 
 
 def grade_number(reply: ParsedReply, expected: str) -> Verdict:
@@ -48,7 +57,7 @@ def grade_number(reply: ParsedReply, expected: str) -> Verdict:
         raise ValueError(f"the expected answer {expected!r} is not one number")
     answered = numbers.candidates(reply.answer) if reply.answer else []
     fallback = answered or numbers.candidates(reply.reasoning)
-    problem = _problem(reply, answered)
+    problem = issue_of(reply, answered)
     strict = problem is None and answered[0].value == wanted.value
     last = fallback[-1] if fallback else None
     lenient = last is not None and (last.value == wanted.value or _as_share(last) == _as_share(wanted))
@@ -75,12 +84,11 @@ def grade_exact(reply: ParsedReply, aliases: Sequence[str]) -> Verdict:
     spans = [whole] if trivia_form(whole) in wanted else answer_spans(whole) or [whole]
     forms = list(dict.fromkeys(form for span in spans if (form := trivia_form(span))))
     strict_right = len(forms) == 1 and forms[0] in wanted
-    if not reply.finished_thinking:
-        problem: GradeIssue | None = "unfinished"
-    elif not forms:
-        problem = "no_answer"
-    else:
-        problem = None if strict_right else _several(whole, forms, wanted)
+    problem = issue_of(reply, forms[:1])
+    if problem is None and not strict_right:
+        # Wrong because it offers several, one of them right.
+        offered = {trivia_form(part) for part in _SEPARATORS.split(whole)} - {""}
+        problem = "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
     strict = problem is None and strict_right
     unaccented = {_without_accents(form) for form in wanted}
     pieces = _pieces(whole) if whole else _pieces(reply.reasoning)
@@ -111,22 +119,8 @@ _SEPARATORS = re.compile(r"[,;/]|\bor\b|\band\b")
 _PUNCTUATION = set(string.punctuation) | set("‘’“”´`–—…")
 
 
-def _problem(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | None:
-    if not reply.finished_thinking:
-        return "unfinished"
-    if not answered:
-        return "no_answer"
-    return "many_answers" if len(answered) > 1 else None
-
-
 def _as_share(number: numbers.Number) -> object:
     return number.value / 100 if number.percent else number.value
-
-
-def _several(answer: str, forms: Sequence[str], wanted: set[str]) -> GradeIssue | None:
-    """`many_answers` if the answer is wrong because it offers several, one of them right; else None."""
-    offered = {trivia_form(part) for part in _SEPARATORS.split(answer)} - {""}
-    return "many_answers" if len(forms) > 1 or (len(offered) > 1 and offered & wanted) else None
 
 
 def _pieces(text: str) -> list[str]:

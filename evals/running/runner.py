@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.events import Emit, silent
 from evals.benchmarks.items import BenchmarkItem, grade
-from evals.running.answerers import Answer, Answerer, SkippedQuestion
+from evals.running.answerers import Answerer, SkippedQuestion
 from evals.running.likelihood import CheckpointScorer, likelihood_prompt, likelihood_row
 from evals.running.rows import RowFile, SampleRow, digest, row_of
 
@@ -38,7 +38,12 @@ def evaluate(
     def ask(batch: Sequence[BenchmarkItem]) -> list[TimedRow]:
         seeds = [sample_seed(seed, item.benchmark, item.index) for item in batch]
         answers = answerer.answer([item.prompt for item in batch], seeds)
-        return [_graded(item, answerer.name, answer) for item, answer in zip(batch, answers, strict=True)]
+        rows: list[TimedRow] = []
+        for item, answer in zip(batch, answers, strict=True):
+            skipped = isinstance(answer, SkippedQuestion)
+            row = row_of(item, answerer.name, answer, None if skipped else grade(item, answer.reply))
+            rows.append((row, None if skipped else answer.latency_s))
+        return rows
 
     return _evaluate_missing(
         answerer.name, answerer.batch, ask, lambda item: item.prompt, items, rows_path, emit, label
@@ -85,8 +90,12 @@ def _evaluate_missing(
     file, latencies = RowFile(path), RowFile(path.with_name(f"latency.{path.name}"))
     done = {(row["benchmark"], row["index"]): row for row in file.rows}
     for item in items:
-        if (row := done.get((item.benchmark, item.index))) is not None:
-            _check_row(row, item, prompt_of(item), model, path)
+        row = done.get((item.benchmark, item.index))
+        if row is not None and row["model"] != model:
+            raise ConfigError(f"{path}: has answers of {row['model']!r}, not of {model!r}; use another file")
+        if row is not None and row["prompt_digest"] != digest(prompt_of(item)):
+            name = f"{item.benchmark} {item.index}"
+            raise ConfigError(f"{path}: {name} was asked with another prompt; delete the file to ask again")
     waiting = sorted(
         (item for item in items if (item.benchmark, item.index) not in done),
         key=lambda item: (len(prompt_of(item)), item.benchmark, item.index),
@@ -117,18 +126,3 @@ def _evaluate_missing(
     if tokens and seconds:
         emit("metric", name="evaluate/tokens_per_second", step=0, value=tokens / seconds, source=note)
     return [done[item.benchmark, item.index] for item in items]
-
-
-def _graded(item: BenchmarkItem, model: str, answer: Answer | SkippedQuestion) -> TimedRow:
-    if isinstance(answer, SkippedQuestion):
-        return row_of(item, model, answer, None), None
-    return row_of(item, model, answer, grade(item, answer.reply)), answer.latency_s
-
-
-def _check_row(row: SampleRow, item: BenchmarkItem, prompt: str, model: str, path: Path) -> None:
-    if row["model"] != model:
-        raise ConfigError(f"{path}: has answers of {row['model']!r}, not of {model!r}; use another file")
-    if row["prompt_digest"] != digest(prompt):
-        raise ConfigError(
-            f"{path}: {item.benchmark} {item.index} was asked with another prompt; delete the file to ask again"
-        )

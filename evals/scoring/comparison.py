@@ -21,7 +21,6 @@ from evals.tables.results import ResultTable, signed
 Comparison = dict[str, Any]
 Verdicts = tuple[list[bool], list[bool]]
 LEVEL = 0.05  # of significance, before Holm's correction
-_CHANGES = ("gained", "lost")
 
 
 def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "strict", seed: int = 0) -> Comparison:
@@ -29,7 +28,9 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
 
     Raises `ConfigError` if they have no question in common.
     """
-    pairs = _common(a, b)
+    # Pairs of rows of the same question, asked of both with the same prompt.
+    asked_of_b = {_question(row): row for row in b if row["left_out"] is None}
+    pairs = [(row, asked_of_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in asked_of_b]
     if not pairs:
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
     by_name: dict[str, Verdicts] = defaultdict(lambda: ([], []))
@@ -57,14 +58,11 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     """Table of a comparison: one row per benchmark, then the means; `a` and `b` name the models."""
     columns = ("Benchmark", "n", a, b, f"{b} leads by", f"Only {a}", f"Only {b}", "p")
     rows = []
-    for name, test in comparison["benchmarks"].items():
+    for name, test in (*comparison["benchmarks"].items(), *comparison["means"].items()):
         lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
-        counts = (f"{test['only_a']:,}", f"{test['only_b']:,}", f"{test['p']:.3g}")
-        rows.append((title_of(name), f"{test['n']:,}", _percent(test["a"]), _percent(test["b"]), lead, *counts))
-    for name, test in comparison["means"].items():
-        lead = f"{signed(100 * test['lead'])} [{100 * test['low']:.1f}, {100 * test['high']:.1f}]"
-        counts = ("", "", f"{test['p']:.3g}")
-        rows.append((title_of(name), f"{test['n']:,}", _percent(test["a"]), _percent(test["b"]), lead, *counts))
+        counts = [f"{test[side]:,}" if side in test else "" for side in ("only_a", "only_b")]  # a mean has none
+        percents = f"{100 * test['a']:.1f}", f"{100 * test['b']:.1f}"
+        rows.append((title_of(name), f"{test['n']:,}", *percents, lead, *counts, f"{test['p']:.3g}"))
     notes = [
         f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common questions. "
         "Lead in points with its 95 % interval; p: McNemar's exact test, two-sided (a paired bootstrap for means)."
@@ -77,19 +75,17 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
     return ResultTable("Compared on the same questions", columns, tuple(rows), tuple(notes), ())
 
 
-def _common(a: Sequence[SampleRow], b: Sequence[SampleRow]) -> list[tuple[SampleRow, SampleRow]]:
-    """Pairs of rows of the same question, asked of both with the same prompt."""
-    others = {(row["benchmark"], row["index"], row["prompt_digest"]): row for row in b if row["left_out"] is None}
-    keys = [(row["benchmark"], row["index"], row["prompt_digest"]) for row in a]
-    return [(row, others[key]) for row, key in zip(a, keys, strict=True) if row["left_out"] is None and key in others]
+def _question(row: SampleRow) -> tuple[str, int, str]:
+    return row["benchmark"], row["index"], row["prompt_digest"]
 
 
 def _means(by_name: Mapping[str, Verdicts], seed: int) -> dict[str, dict[str, Any]]:
     """The composites whose parts are present, and the paper's average if all its rows are."""
-    means = {}
-    for name, parts in COMPOSITES.items():
-        if set(parts) <= set(by_name):
-            means[name] = _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
+    means = {
+        name: _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
+        for name, parts in COMPOSITES.items()
+        if by_name.keys() >= set(parts)
+    }
     rows = {name: COMPOSITES.get(name, (name,)) for name in paper.TABLE_2}
     if all(part in by_name for parts in rows.values() for part in parts):
         weights = {part: 1 / (len(rows) * len(parts)) for parts in rows.values() for part in parts}
@@ -113,11 +109,7 @@ def _changed(row_a: SampleRow, row_b: SampleRow, verdict: str) -> dict[str, Any]
         side: {name: row.get(name) for name in ("output", "parsed", "problem", "strict", "lenient")}
         for side, row in (("a", row_a), ("b", row_b))
     }
-    return {**shared, "change": _CHANGES[bool(row_a[verdict])], **sides}
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+    return {**shared, "change": "lost" if row_a[verdict] else "gained", **sides}
 
 
 def regressed(comparison: Comparison, rule: str = "interval", margin: float = 0.0) -> list[dict[str, Any]]:

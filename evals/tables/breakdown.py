@@ -47,9 +47,9 @@ def ways_table(scores: Scores) -> ResultTable | None:
     rows, data = [], []
     for name, score in likelihood.items():
         generated = scores["benchmarks"].get(name) or scores["composites"].get(name)
-        by_sum = _percent(score["accuracy_by_sum"])
-        chance = _percent(score.get("chance"))
-        rows.append((score["title"], with_interval(generated), with_interval(score), by_sum, chance, f"{score['n']:,}"))
+        shares = (score["accuracy_by_sum"], score.get("chance"))
+        percents = [MISSING if share is None else f"{100 * share:.1f}" for share in shares]
+        rows.append((score["title"], with_interval(generated), with_interval(score), *percents, f"{score['n']:,}"))
         data.append({"benchmark": name, "generated": generated and generated["accuracy"], "likelihood": score})
     columns = ("Benchmark", "Generated, strict", "Likelihood per byte", "Likelihood, sum", "Chance", "n")
     notes = ("Likelihood: the most likely option after the bare question, no letters and no chat template.",)
@@ -69,7 +69,3 @@ def _shares(title: str, what: str, groups: dict[str, dict[str, Any]]) -> ResultT
 
 def _lenient(score: dict[str, Any]) -> dict[str, Any]:
     return {"accuracy": score["accuracy_lenient"], "interval": score["interval_lenient"]}
-
-
-def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{100 * share:.1f}"

@@ -16,6 +16,7 @@ from evals.scoring.scores import Scores, title_of
 from evals.tables import paper_figures as paper
 
 MISSING = "—"
+TABLE_1_BENCHMARKS = ("gsm8k", HELD_OUT, "gsm_symbolic")  # the first that any stage was evaluated on is shown
 
 
 @dataclass(frozen=True)
@@ -41,30 +42,34 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     unmeasured = [MISSING] * len(headings)
     rows: list[tuple[str, ...]] = [("Training tokens", *unmeasured, *paper.TRAINING_TOKENS.values(), "")]
     data: list[dict[str, Any]] = []
-    for name in (*paper.TABLE_2, "average"):
-        figures = paper.TABLE_2_AVERAGE if name == "average" else paper.TABLE_2[name]
+    papers = {**paper.TABLE_2, "average": paper.TABLE_2_AVERAGE}
+    for name in (*papers, *stand_ins_in(models)):
+        figures = papers.get(name)  # None: a stand-in
         by_title = {title: _score_of(scores, name) for title, scores in models.items()}
+        measured = {title: score for title, score in by_title.items() if score}
         leads = {
-            title: _points(score["accuracy"]) - figures[compared[title]]
-            for title, score in by_title.items()
-            if compared[title] and score and score["accuracy"] is not None
+            title: 100 * score["accuracy"] - figures[compared[title]]
+            for title, score in measured.items()
+            if figures and compared[title] and score["accuracy"] is not None
         }
-        differs = list(dict.fromkeys(point for score in by_title.values() if score for point in score["differs"]))
+        points = [point for score in measured.values() for point in score["differs"]]
+        differs = list(dict.fromkeys(points)) if figures else [next(iter(measured.values()))["stand_in"]]
+        title = title_of(name) if figures else f"{title_of(name)} (stand-in)"
         shown = []
-        for title, score in by_title.items():
-            shown += [with_interval(score), signed(leads.get(title))] if compared[title] else [with_interval(score)]
-        rows.append((title_of(name), *shown, *[f"{figure:.1f}" for figure in figures.values()], "; ".join(differs)))
-        data.append(_datum(name, by_title, dict(figures), leads, differs))
-    for name in stand_ins_in(models):
-        by_title = {title: _score_of(scores, name) for title, scores in models.items()}
-        note = next(score["stand_in"] for score in by_title.values() if score)
-        shown = [
-            cell
-            for title, score in by_title.items()
-            for cell in ((with_interval(score), MISSING) if compared[title] else (with_interval(score),))
-        ]
-        rows.append((f"{title_of(name)} (stand-in)", *shown, *[MISSING] * len(paper.MODELS), note))
-        data.append(_datum(name, by_title, None, {}, [note]))
+        for model, score in by_title.items():
+            shown += [with_interval(score), signed(leads.get(model))] if compared[model] else [with_interval(score)]
+        theirs = [f"{figure:.1f}" for figure in figures.values()] if figures else [MISSING] * len(paper.MODELS)
+        rows.append((title, *shown, *theirs, "; ".join(differs)))
+        data.append(
+            {
+                "benchmark": name,
+                "title": title_of(name),
+                "ours": by_title,
+                "paper": figures and dict(figures),
+                "differences": leads,
+                "differs": differs,
+            }
+        )
     notes = (
         "Strict accuracy in percent, zero-shot, with the 95 % interval (Wilson; bootstrap for ARC, the average); the "
         "paper's own figures in its columns. Difference: points above the paper's figure for the same model.",
@@ -73,30 +78,14 @@ def table_2(models: Mapping[str, Scores]) -> ResultTable:
     return ResultTable("Table 2. Benchmarks", columns, tuple(rows), notes, tuple(data))
 
 
-def _datum(
-    name: str,
-    ours: Mapping[str, Any],
-    figures: dict[str, float] | None,
-    leads: Mapping[str, float],
-    differs: list[str],
-) -> dict[str, Any]:
-    return {
-        "benchmark": name,
-        "title": title_of(name),
-        "ours": dict(ours),
-        "paper": figures,
-        "differences": dict(leads),
-        "differs": differs,
-    }
-
-
 def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> ResultTable:
     """Table 1: one row per stage (GSM8K after each). `stages` maps pretrain, align, reason, self_distill to scores.
 
     `benchmark`: our benchmark beside the paper's; None: GSM8K if it was run, else the held-out problems. With another
     benchmark than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
-    name = benchmark or _reported(stages)
+    reported = (name for name in TABLE_1_BENCHMARKS if any(name in s["benchmarks"] for s in stages.values()))
+    name = benchmark or next(reported, "gsm8k")
     same = name == "gsm8k"
     base = _score_of(stages.get("pretrain"), name)
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
@@ -105,8 +94,8 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
         ours = _score_of(stages.get(stage), name)
         measured = ours is not None and ours["accuracy"] is not None
         based = measured and base is not None and base["accuracy"] is not None
-        gain = _points(ours["accuracy"] - base["accuracy"]) if based else None
-        difference = _points(ours["accuracy"]) - figure if measured and same else None
+        gain = 100 * (ours["accuracy"] - base["accuracy"]) if based else None
+        difference = 100 * ours["accuracy"] - figure if measured and same else None
         paper_gain = figure - paper.TABLE_1["pretrain"]
         first = stage == "pretrain"
         rows.append(
@@ -118,7 +107,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
                 MISSING if first else signed(paper_gain, 2),
                 signed(difference, 2),
                 f"{ours['n']:,}" if measured else MISSING,
-                f"{_points(ours['accuracy_lenient']):.2f}" if measured else MISSING,
+                f"{100 * ours['accuracy_lenient']:.2f}" if measured else MISSING,
                 "; ".join(ours["differs"]) if measured and same else MISSING,
             )
         )
@@ -168,7 +157,7 @@ def with_interval(score: Scores | None, decimals: int = 1) -> str:
     if not score or score["accuracy"] is None:
         return MISSING
     low, high = (100 * bound for bound in score["interval"])
-    return f"{_points(score['accuracy']):.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+    return f"{100 * score['accuracy']:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
 def signed(points: float | None, decimals: int = 1) -> str:
@@ -188,13 +177,3 @@ def _score_of(scores: Scores | None, name: str) -> Scores | None:
     if name == "average":
         return scores["average"]
     return scores["composites"].get(name) if name in COMPOSITES else scores["benchmarks"].get(name)
-
-
-def _reported(stages: Mapping[str, Scores]) -> str:
-    """The benchmark of Table 1: the first of GSM8K, the held-out problems and GSM-Symbolic that any stage has."""
-    order = ("gsm8k", HELD_OUT, "gsm_symbolic")
-    return next((name for name in order if any(name in scores["benchmarks"] for scores in stages.values())), "gsm8k")
-
-
-def _points(share: float) -> float:
-    return 100 * share
