@@ -89,6 +89,7 @@ class Bench:
     first: subprocess.CompletedProcess[str]
     sockets: Path  # the log of the first run's connections
     url: str = ""
+    key: str = "sk-planted-2718281828459045"  # of the endpoint that the configuration names
 
     @property
     def store(self) -> Path:
@@ -105,7 +106,7 @@ class Bench:
         return start(*arguments, store=store or self.store, cwd=self.folder, **self._prefect() | more)
 
     def _prefect(self) -> dict[str, str]:
-        return {"PREFECT_HOME": self.home, "PREFECT_API_URL": self.url}
+        return {"PREFECT_HOME": self.home, "PREFECT_API_URL": self.url, "TOY_KEY": self.key}
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +115,7 @@ def bench(build_once) -> Iterator[Bench]:
 
     def build(folder: Path) -> None:
         (folder / "cwd" / "home").mkdir(parents=True)
-        more = {"HOME": str(folder / "cwd" / "home"), **watch_sockets(folder / "sockets.log")}
+        more = {"HOME": str(folder / "cwd" / "home"), "TOY_KEY": Bench.key, **watch_sockets(folder / "sockets.log")}
         done = nautile("run", str(TOY), store=folder / "cwd" / "store", cwd=folder / "cwd", **more)
         result = {"args": done.args, "returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         (folder / "first.json").write_text(json.dumps(result), encoding="utf-8")

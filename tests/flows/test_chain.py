@@ -2,18 +2,25 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from flows.cli import inspect
+from store.artifacts import Store
+from store.catalog import Catalog
 from tests.support.fake_openai import FakeOpenAI, useful
+from tests.support.toy_cli import start
 
 CHAIN = Path(__file__).parents[1] / "support" / "chain.toml"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+KILLED = ("ingest", "distill", "pretrain", "reason")
+TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -23,108 +30,95 @@ def endpoint():
 
 
 @pytest.fixture(scope="module")
-def config(endpoint, tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "chain.toml"
+def run(endpoint, prefect_url, prefect_home, tmp_path_factory):
+    """Start `nautile run` of the chain in a store. The embedded server of a run alone is tested in test_run.py."""
+    folder = tmp_path_factory.mktemp("config")
     teacher = f'kind = "openai"\nmodel = "fake"\nurl = "{endpoint.url}"\nstand_in = true\n'
-    path.write_text(f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}", encoding="utf-8")
-    return path
+    text = f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}"
+    (folder / "chain.toml").write_text(text, encoding="utf-8")
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home), "NAUTILE_DAG": ""}
+    return partial(start, "run", str(folder / "chain.toml"), cwd=folder, **more)
 
 
-def nautile(store: Path, *words: str) -> subprocess.Popen:
-    environment = {**os.environ, "NAUTILE_STORE": str(store), "PREFECT_HOME": str(store.parent / "prefect")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli.main", *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-def done(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=500)
+def done(process: subprocess.Popen) -> None:
+    output = process.communicate(timeout=800)
     assert process.returncode == 0, output
-    return output
 
 
-def read(store: Path, *words: str):
-    output, _ = (process := nautile(store, *words, "--json")).communicate(timeout=60)
-    assert process.returncode == 0, output
-    return json.loads(output)
+def query(store: Store, text: str) -> list[dict]:
+    columns, rows = inspect.sql(store, text)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def digests(store: Path) -> dict[str, dict[str, str]]:
-    """Artifact folder -> file -> sha256, of everything published but what tells times: the report and the card."""
-    manifests = (store / "artifacts").glob("*/*/manifest.json")
-    files_by_artifact = {
-        str(m.parent.relative_to(store)): json.loads(m.read_text(encoding="utf-8"))["files"] for m in manifests
-    }
+def digests(store: Store) -> dict[str, dict[str, str]]:
+    """Artifact id -> file -> sha256, of everything published but what tells times: the report, the card, scores."""
     return {
-        name: {file: entry["sha256"] for file, entry in files.items()}
-        for name, files in files_by_artifact.items()
-        if not name.startswith(("artifacts/report/", "artifacts/data_card/", "artifacts/evaluation/"))
+        artifact.id: {file: entry["sha256"] for file, entry in artifact.manifest["files"].items()}
+        for artifact in store.list()
+        if artifact.kind not in ("report", "data_card", "evaluation")
     }
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
-    store = tmp_path_factory.mktemp("whole") / "store"
-    return store, done(nautile(store, "run", str(config)))
+def whole(run, tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("whole") / "store")
+    done(run(store=store.root))
+    return store
 
 
-def test_it_runs_whole_and_again_as_all_reused(config, whole, endpoint):
-    store, _ = whole
-    rows = read(store, "sql", "select label, state from runs where not reused")
+def test_it_runs_whole_and_again_as_all_reused(run, whole, endpoint):
+    rows = query(whole, "select label, state from runs where not reused")
     assert {row["state"] for row in rows} == {"done"}
     labels = {row["label"] for row in rows}
     assert {"distill", "pretrain", "align", "reason", "self_distill", "evaluate:self_distill", "report"} <= labels
-    requests, before = endpoint.answered, digests(store)
-    done(nautile(store, "run", str(config)))
+    requests, before = endpoint.answered, digests(whole)
+    done(run(store=whole.root))
     assert endpoint.answered == requests
-    assert digests(store) == before
-    again = read(store, "sql", "select count(*) as n from runs where not reused")
+    assert digests(whole) == before
+    again = query(whole, "select count(*) as n from runs where not reused")
     assert again[0]["n"] == len(rows)
 
 
 def test_the_catalog_comes_back_from_manifests_and_events(whole):
-    store, _ = whole
-    tables = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
-
     def everything():
-        return {table: sorted(map(str, read(store, "sql", f"select * from {table}"))) for table in tables}
+        return {table: sorted(map(str, query(whole, f"select * from {table}"))) for table in TABLES}
 
     before = everything()
     assert all(before.values())
-    (store / "catalog.duckdb").unlink()
-    done(nautile(store, "store", "rebuild"))
+    whole.catalog_path.unlink()
+    Catalog(whole).rebuild()
     assert everything() == before
 
 
-def test_lineage_of_the_last_score_reaches_shards_and_calls(config, whole):
-    store, _ = whole
-    last = read(store, "sql", "select id from artifacts where kind = 'evaluation' order by created desc limit 1")[0][
-        "id"
-    ]
-    stages = {row["stage"] for row in read(store, "lineage", last)}
+def test_lineage_of_the_last_score_reaches_shards_and_calls(whole):
+    last = query(whole, "select id from artifacts where kind = 'evaluation' order by created desc limit 1")[0]["id"]
+    stages = {row["stage"] for row in inspect.lineage(whole, last)}
     assert {"ingest", "distill", "pretrain", "align", "reason", "self_distill"} <= stages
-    files = read(store, "sql", f"select * from lineage_files('{last}')")
+    files = query(whole, f"select * from lineage_files('{last}')")
     assert any(str(row).count("shards/") for row in files)
-    calls = read(store, "sql", f"select purpose, count(*) as n from lineage_calls('{last}') group by purpose")
+    calls = query(whole, f"select purpose, count(*) as n from lineage_calls('{last}') group by purpose")
     assert {row["purpose"] for row in calls} == {"teacher", "judge"}
 
 
-def test_killed_anywhere_it_resumes_to_the_same_bytes(config, whole, tmp_path):
-    """kill -9 of the whole session, four times, at moments spread over the run; then it ends as if undisturbed."""
-    undisturbed, _ = whole
-    store = tmp_path / "store"
-    for stage in ("ingest", "distill", "pretrain", "reason"):
-        process = nautile(store, "run", str(config))
+def test_killed_anywhere_it_resumes_to_the_same_bytes(run, whole, tmp_path):
+    """kill -9 of the whole session in each of four stages, at moments spread over the run; then it ends as if
+    undisturbed. The stages between those are reused: they have been made once from the same bytes."""
+    store = Store(shutil.copytree(whole.root, tmp_path / "store", symlinks=True))
+    removed = [artifact for artifact in store.list() if artifact.manifest["stage"] in KILLED]
+    assert {artifact.manifest["stage"] for artifact in removed} == set(KILLED)
+    for artifact in removed:
+        shutil.rmtree(artifact.folder)
+    for stage in KILLED:
+        process = run(store=store.root)
         deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline and not staged(store, stage):
+        while process.poll() is None and time.monotonic() < deadline and not staged(store.root, stage):
             time.sleep(0.02)
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.communicate()
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    done(nautile(store, "run", str(config)))
-    assert digests(store) == digests(undisturbed)
-    assert not [row for row in read(store, "store", "verify").get("damaged", [])]
+    done(run(store=store.root))
+    assert digests(store) == digests(whole)
+    assert inspect.verify(store, None)["damaged"] == {}
 
 
 def staged(store: Path, stage: str) -> bool:

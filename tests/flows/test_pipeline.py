@@ -1,25 +1,10 @@
-"""The pipeline's flows: one for each stage, as a deployment serves it."""
+"""The pipeline's flows, one for each stage, and their forms."""
 
 import json
-import shutil
-import subprocess
-import sys
-
-import pytest
 
 from configs.operation import OperationConfig
 from flows import pipeline
-from store.artifacts import Store
-from tests.support.toy_cli import ROOT, environment
-from tests.support.toy_dag import TOY_DAG
-from tests.support.toy_stages import TOY
-
-PROGRAM = """
-import json, sys
-from configs.load import load
-from flows.pipeline import evaluate
-print(json.dumps(evaluate(load(sys.argv[1]), store_root=sys.argv[2])))
-"""
+from flows.operate.deployments import deployments
 
 
 def test_there_is_one_for_every_stage_with_a_typed_form():
@@ -31,19 +16,8 @@ def test_there_is_one_for_every_stage_with_a_typed_form():
     assert "RunConfig" in json.dumps(schema.properties["config"])
 
 
-@pytest.mark.slow
-def test_it_reuses_what_the_chain_has_made_and_runs_nothing_else(made, prefect_url, tmp_path):
-    store, outputs = Store(shutil.copytree(made[0].root, tmp_path / "store")), made[1]  # others read the newest run
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(TOY), str(store.root)],
-        env=environment(store.root, PREFECT_API_URL=prefect_url, PREFECT_HOME=str(store.root / "prefect"), **TOY_DAG),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nanobind" not in done.stderr
-    outputs_here = json.loads(done.stdout.splitlines()[-1])
-    assert outputs_here == {label: kinds for label, kinds in outputs.items() if label.startswith("evaluate")}
-    assert not Store(store.root).list("report")[1:]
+def test_the_forms_of_deployments_hold_the_names_of_keys_only(toy, monkeypatch):
+    monkeypatch.setenv("TOY_KEY", "sk-planted-2718281828459045")
+    forms = json.dumps([deployment.model_dump(mode="json", exclude={"schedules"}) for deployment in deployments(toy)])
+    assert "TOY_KEY" in forms
+    assert "sk-planted" not in forms

@@ -1,6 +1,7 @@
 """The command line without a run: bad input, fast start-up, and the read commands as text and JSON."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from common.processes import free_port
 from flows.cli import main as cli
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte
@@ -125,6 +127,27 @@ def test_a_folder_that_is_no_checkpoint_is_not_added(nautile, tmp_path):
     assert code == 2
     assert "config.json: cannot be read" in err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_written_is_one_clear_message(nautile, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    code, _, err = nautile("run", str(TOY), store=tmp_path / "file")
+    assert code == 2
+    assert "cannot be written" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_prefect_server_that_does_not_answer_is_one_clear_message(nautile, tmp_path, monkeypatch):
+    url = f"http://127.0.0.1:{free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    monkeypatch.setattr("os.environ", os.environ.copy())  # what the run sets for Prefect is not for other tests
+    code, _, err = nautile("run", str(TOY), store=tmp_path / "store")
+    assert code == 2
+    assert err == f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable\n"
+
+
+def test_without_a_store_there_is_nothing_to_clean_up(nautile, tmp_path):
+    assert nautile("reconcile", store=tmp_path / "none") == (0, "nothing to clean up\n", "")
 
 
 def test_read_commands_create_no_store(nautile, tmp_path):
