@@ -70,6 +70,22 @@ class PlanConfig(Section):
     largest: bool = True  # also find the largest batch that fits into memory
 
 
+class ResourcesConfig(Section):
+    """How many steps work at a time on each resource; of a server's deployments, those of all runs together.
+
+    Each step takes all of what it uses, hence one: two trainings on one accelerator are slower than one after the
+    other.
+    """
+
+    accelerator: PositiveInt = 1  # training, reinforcement, the evaluation of checkpoints
+    cpu: PositiveInt = 1  # ingestion, the index, the report, and whatever asks embedded endpoints only
+    network: PositiveInt = 1  # steps that wait for endpoints elsewhere
+
+    def limits(self) -> dict[str, int]:
+        """The limit of each resource, by its name."""
+        return self.model_dump()
+
+
 NEWEST = "newest"
 _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 

@@ -16,6 +16,7 @@ from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import (
     LaunchConfig,
     OperationConfig,
+    ResourcesConfig,
     RetentionConfig,
     ScheduleConfig,
     TelemetryConfig,
@@ -33,6 +34,7 @@ class RunConfig(Section):
     launch: Operational[LaunchConfig] = LaunchConfig()
     telemetry: Operational[TelemetryConfig] = TelemetryConfig()
     operation: Operational[OperationConfig] = OperationConfig()
+    resources: Operational[ResourcesConfig] = ResourcesConfig()
     schedule: Operational[ScheduleConfig] = ScheduleConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig

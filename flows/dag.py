@@ -54,6 +54,7 @@ class Step:
     stage: Stage
     section: dict[str, Any]
     needs: dict[str, Need]
+    resource: str = "cpu"  # what it uses, and `[resources]` limits: accelerator, cpu or network
     unwritten: tuple[str, ...] = ()  # optional outputs of the stage that this step does not write
     given: dict[str, str] = field(default_factory=dict)  # inputs that no step makes: name -> `kind/<full key>`
     key: str = ""  # filled in by `build_dag`
@@ -78,6 +79,11 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     def checkpoint(producer: str) -> dict[str, Need]:
         return {"checkpoint": Need(producer, "checkpoint")}
 
+    def asking(names: Iterable[str]) -> str:
+        """The resource of a step that waits for the replies of these endpoints."""
+        kinds = {config.endpoints[name].kind for name in with_fallbacks(list(names), config.endpoints)}
+        return "cpu" if kinds == {"embedded"} else "network"
+
     teachers, judge = endpoints(config.distill.endpoints), endpoints([config.align.judge.endpoint])
     # What is trained on is screened against the benchmarks' questions.
     questions = {"questions": Need("held_out", "questions")}
@@ -85,31 +91,32 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     documents = {"retrieval": Need("index", "retrieval")}
     evaluation = evaluate_section(config)
     steps = [
-        Step("held_out", held_out, part(held_out={"benchmarks": _all_items(settings)}), {}),
+        Step("held_out", held_out, part(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
         *_ingest_steps(config, part("tokenizer"), questions),
-        Step("index", index, part("index"), exemplars),
+        Step("index", index, part("index"), exemplars, "cpu"),
         Step(
             "distill",
             distill,
             part("distill", "tokenizer", "index", row_length=config.ingest.row_length, endpoints=teachers),
             documents | questions,
+            asking(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, part("pretrain", "model"), _mixed_tokens(config)),
-        Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain")),
-        Step("align", align, part("align", endpoints=judge), checkpoint("pretrain") | questions),
-        Step("evaluate:align", evaluate, evaluation, checkpoint("align")),
-        Step("reason", reason, part("reason"), checkpoint("align") | questions),
-        Step("evaluate:reason", evaluate, evaluation, checkpoint("reason")),
-        Step("self_distill", self_distill, part("self_distill"), checkpoint("reason") | questions),
-        Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill")),
+        Step("pretrain", pretrain, part("pretrain", "model"), _mixed_tokens(config), "accelerator"),
+        Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
+        Step("align", align, part("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
+        Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
+        Step("reason", reason, part("reason"), checkpoint("align") | questions, "accelerator"),
+        Step("evaluate:reason", evaluate, evaluation, checkpoint("reason"), "accelerator"),
+        Step("self_distill", self_distill, part("self_distill"), checkpoint("reason") | questions, "accelerator"),
+        Step("evaluate:self_distill", evaluate, evaluation, checkpoint("self_distill"), "accelerator"),
         *(
-            Step(f"evaluate:{model.endpoint}", evaluate, evaluate_section(config, model.endpoint), {})
-            for model in config.evaluate.models
+            Step(f"evaluate:{name}", evaluate, evaluate_section(config, name), {}, asking([name]))
+            for name in (model.endpoint for model in config.evaluate.models)
         ),
     ]
     if starts:
         steps = _from_starts(steps, starts)
-    return [*steps, Step("report", report, part("report"), all_outputs(steps))]
+    return [*steps, Step("report", report, part("report"), all_outputs(steps), "cpu")]
 
 
 def build_dag(
@@ -187,7 +194,8 @@ def _ingest_steps(config: RunConfig, shared: dict[str, Any], questions: dict[str
             unwritten.append("signatures")
         if not source.exemplars:
             unwritten.append("exemplars")
-        steps.append(Step(f"ingest:{source.name}", ingest, shared | {"ingest": section}, needs, tuple(unwritten)))
+        section = shared | {"ingest": section}
+        steps.append(Step(f"ingest:{source.name}", ingest, section, needs, "cpu", tuple(unwritten)))
     return steps
 
 

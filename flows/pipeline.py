@@ -1,22 +1,27 @@
-"""The flows: the whole pipeline (text in, an evaluated model and its report out; paper §3 to §5), and one a stage.
+"""The flow of the whole pipeline: text in, an evaluated model and its report out (paper §3 to §5).
 
-A flow runs the selected steps in order, and only artifact ids pass from step to step. Steps run one after another,
-those of other runs on the same server included: each uses all the cores (or the accelerator) there are.
+It runs the selected steps as Prefect tasks, and only artifact ids pass from step to step. A step starts as soon as
+its inputs are there and its resource has a free slot (`[resources]`), so a distillation that waits for teachers runs
+beside an ingestion. With one slot of each, steps that use the same resource take turns, in the order of the DAG.
 """
 
 import logging
-from contextlib import nullcontext
+from collections import Counter
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
-from prefect import Flow, flow
+from prefect import flow, tags
 from prefect.artifacts import create_link_artifact
+from prefect.futures import PrefectFuture
 from prefect.runtime import deployment, flow_run
 
 from configs.load import NamedConfig
-from flows.dag import Need
+from configs.schema import RunConfig
+from flows.dag import Need, Step
 from flows.operate import approval, concurrency
 from flows.selection import PreparedRun, Selection, prepare_run
+from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
 from tasks.engine.prefect_page import run_page
@@ -32,78 +37,127 @@ prepared_run: ContextVar[PreparedRun | None] = ContextVar("prepared_run", defaul
 
 
 class StageFailed(RuntimeError):
-    """A step did not succeed, retries included. `__cause__` is what it raised."""
+    """Steps did not succeed, retries included. `failures`: label -> what the step raised, first failure first."""
 
-    def __init__(self, label: str, cause: Exception) -> None:
-        super().__init__(f"{label}: {cause}")
-        self.label = label
+    def __init__(self, failures: dict[str, Exception]) -> None:
+        super().__init__("; ".join(f"{label}: {error}" for label, error in failures.items()))
+        self.failures = failures
 
 
 @flow(name="pipeline", flow_run_name="{config.name}", retries=0, log_prints=False)
 def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root: str | None = None) -> Outputs:
     """Run `config`, or the selected part of it. Returns label -> kind -> artifact id of what was selected.
 
-    Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed`.
+    Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed` after
+    everything that does not need the failed step has ended.
     """
     store = open_store(store_root)
-    run = prepared_run.get() or prepare_run(config, selection, store)
+    prepared = prepared_run.get() or prepare_run(config, selection, store)
     run_id = str(flow_run.id)
-    artifacts, outputs_by_label = dict(run.inputs), Outputs()
-    limited = concurrency.is_limited()
     _link_dashboard(run_id)
     with store.run_lock(run_id).for_life(), cancelling():
-        for step in run.steps:
-            # A deployment's run is retried with the values of its form; a run from a terminal by its command.
-            retry = f"prefect flow-run retry {run_id}    # or Retry on the run's page"
-            context = RunContext(
-                run_id,
-                str(store.root),
-                selection.force,
-                step.label,
-                config.name,
-                config.launch,
-                config.telemetry,
-                resume=retry if deployment.id else run.resume_command(step.label),
-            )
-            inputs = {name: artifacts[need] for name, need in step.needs.items()} | step.given
-            try:
-                approval.before_step(store, config, step, selection.force, run_id)
-                with concurrency.permit(step.label) if limited else nullcontext():
-                    outputs = as_prefect_task(step.stage)(step.section, inputs, context)
-                approval.after_step(store, config, step, outputs, run_id, selection.force)
-            except Exception as error:
-                raise StageFailed(step.label, error) from error
-            outputs_by_label[step.label] = outputs
-            artifacts |= {Need(step.label, kind): artifact_id for kind, artifact_id in outputs.items()}
-    return outputs_by_label
+        return _StepRunner(store, config, prepared, run_id, concurrency.declared_limits()).run()
 
 
-def stage_flow(stage: str) -> Flow[Any, Outputs]:
-    """A flow that runs one stage wherever the pipeline uses it, with the same keys and the same reuse.
+@dataclass
+class _StepRunner:
+    """Starts the steps of one flow run, side by side as far as their inputs and `[resources]` allow.
 
-    What the stage reads must be in the store already.
+    Approval pauses the whole flow run, and a suspended one has no process. So a question is asked when no step is
+    running, and none starts before it is answered.
     """
 
-    def rerun(config: NamedConfig, force: bool = False, store_root: str | None = None) -> Outputs:
-        return pipeline.fn(config, Selection(only=stage, force=force), store_root)
+    store: Store
+    config: RunConfig
+    prepared: PreparedRun
+    run_id: str
+    server_limits: dict[str, str]  # resource -> name of the server's limit over all of its runs
+    running: dict[str, Step] = field(default_factory=dict)
+    unanswered: list[tuple[Step, dict[str, str]]] = field(default_factory=list)  # ended, with a question about it
+    failures: dict[str, Exception] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=dict)
 
-    rerun.__name__ = rerun.__qualname__ = stage
-    rerun.__doc__ = f"Run the stage `{stage}` of a configuration; `force` runs it again and keeps what it replaces."
-    return flow(name=stage, flow_run_name=f"{stage} of {{config.name}}", log_prints=False)(rerun)
+    def __post_init__(self) -> None:
+        self.waiting = list(self.prepared.steps)
+        self.artifacts = dict(self.prepared.inputs)
+        self.ended: SimpleQueue[tuple[Step, PrefectFuture[dict[str, str]]]] = SimpleQueue()
 
+    def run(self) -> Outputs:
+        """Run all steps. Steps that need a failed one never have their inputs, and stay behind."""
+        while True:
+            while not self.unanswered and (step := self._next_step()):
+                self._start(step)
+            if self.running:
+                self._take(*self.ended.get())
+            elif self.unanswered:
+                self._ask_and_keep(*self.unanswered.pop(0))
+            else:
+                break
+        if self.failures:
+            raise StageFailed(self.failures) from next(iter(self.failures.values()))
+        return self.outputs
 
-# Deployments name these by their path, as `flows.pipeline.reason`.
-held_out = stage_flow("held_out")
-ingest = stage_flow("ingest")
-index = stage_flow("index")
-distill = stage_flow("distill")
-pretrain = stage_flow("pretrain")
-align = stage_flow("align")
-reason = stage_flow("reason")
-self_distill = stage_flow("self_distill")
-evaluate = stage_flow("evaluate")
-report = stage_flow("report")
-STAGE_FLOWS = (held_out, ingest, index, distill, pretrain, align, reason, self_distill, evaluate, report)
+    def _next_step(self) -> Step | None:
+        """The first step that can start now."""
+        force, in_use = self.prepared.selection.force, Counter(step.resource for step in self.running.values())
+        limits = self.config.resources.limits()
+        for step in self.waiting:
+            if in_use[step.resource] < limits[step.resource] and self.artifacts.keys() >= set(step.needs.values()):
+                asks = self.running and approval.asks_before(self.store, self.config, step, force)
+                return None if asks else step
+        return None
+
+    def _start(self, step: Step) -> None:
+        force = self.prepared.selection.force
+        # A deployment's run is retried with the values of its form; a run from a terminal by its command.
+        retry = f"prefect flow-run retry {self.run_id}    # or Retry on the run's page"
+        context = RunContext(
+            self.run_id,
+            str(self.store.root),
+            force,
+            step.label,
+            self.config.name,
+            self.config.launch,
+            self.config.telemetry,
+            resume=retry if deployment.id else self.prepared.resume_command(step.label),
+            limit=self.server_limits.get(step.resource, ""),
+        )
+        inputs = {name: self.artifacts[need] for name, need in step.needs.items()} | step.given
+        try:
+            approval.before_step(self.store, self.config, step, force, self.run_id)
+        except Exception as error:  # not approved: the whole run stops
+            raise StageFailed({**self.failures, step.label: error}) from error
+        self.waiting.remove(step)
+        self.running[step.label] = step
+        with tags(step.resource):
+            future = as_prefect_task(step.stage).submit(step.section, inputs, context)
+        future.add_done_callback(lambda future: self.ended.put((step, future)))
+
+    def _take(self, step: Step, future: PrefectFuture[dict[str, str]]) -> None:
+        del self.running[step.label]
+        try:
+            outputs = future.result()
+            asks = approval.question_after(self.store, self.config, step, outputs, self.run_id)
+        except Exception as error:
+            log.error("step %s failed: %s", step.label, error)
+            self.failures[step.label] = error
+            return
+        if asks:
+            self.unanswered.append((step, outputs))
+        else:
+            self._keep(step, outputs)
+
+    def _ask_and_keep(self, step: Step, outputs: dict[str, str]) -> None:
+        try:
+            force = self.prepared.selection.force
+            approval.after_step(self.store, self.config, step, outputs, self.run_id, force)
+        except Exception as error:  # not approved: the whole run stops
+            raise StageFailed({**self.failures, step.label: error}) from error
+        self._keep(step, outputs)
+
+    def _keep(self, step: Step, outputs: dict[str, str]) -> None:
+        self.outputs[step.label] = outputs
+        self.artifacts |= {Need(step.label, kind): artifact_id for kind, artifact_id in outputs.items()}
 
 
 def _link_dashboard(run_id: str) -> None:

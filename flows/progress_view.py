@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -47,14 +49,6 @@ class StepProgress:
     seconds: float | None = None
     meter: RateMeter = field(default_factory=RateMeter)
 
-    def rate(self) -> float | None:
-        """Units a second; None until it is known."""
-        return self.meter.rate()
-
-    def left(self) -> float | None:
-        """Seconds to go at the present rate."""
-        return self.meter.left(self.done, self.total)
-
     def share(self) -> float | None:
         """0..1, None while unknown."""
         return min(1.0, self.done / self.total) if self.total and self.done is not None else None
@@ -67,11 +61,11 @@ class StepProgress:
         if self.done is not None:
             of = f"/{amount(self.total)}" if self.total else ""
             parts.append(f"{amount(self.done)}{of} {self.unit}".rstrip())
-        if (rate := self.rate()) is not None:
+        if (rate := self.meter.rate()) is not None:
             parts.append(f"{amount(rate)} {self.unit or 'items'}/s")
         if self.note:
             parts.append(self.note)
-        if (left := self.left()) is not None:
+        if (left := self.meter.left(self.done, self.total)) is not None:
             parts.append(f"{duration(left)} left")
         if self.attempt > 1:
             parts.append(f"attempt {self.attempt}")
@@ -117,91 +111,36 @@ class RunProgress:
         return self._clock() - step.started
 
 
-class ProgressView(Protocol):
-    """A context manager that is called when a step of its run changed."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def changed(self, label: str) -> None: ...
-
-
-def view_for(run: RunProgress, console: Console) -> ProgressView:
-    """The live view on a terminal, log lines elsewhere."""
-    return LiveView(run, console) if console.is_terminal else LogView(run, console)
-
-
-class LiveView(Progress):
-    """One line a step, redrawn four times a second by rich's own thread."""
+class LiveView(Live):
+    """One line a step, redrawn four times a second by rich's own thread; below them the heading while there is one."""
 
     def __init__(self, run: RunProgress, console: Console) -> None:
-        columns = (_Mark(run), _Label(run), _Bar(run), _Elapsed(run), _Description(run))
         self._run = run
-        super().__init__(*columns, console=console, refresh_per_second=4, expand=True)
-        self._tasks_by_label = {label: self.add_task(label, total=None) for label in run.steps}
+        self._spinner = Spinner("dots", style="cyan")
+        super().__init__(console=console, refresh_per_second=4, get_renderable=self._lines)
 
     def changed(self, label: str) -> None:
-        """Pass the step's share to its bar. Without a share the bar pulses."""
-        share = self._run.steps[label].share()
-        self.update(self._tasks_by_label[label], completed=share or 0.0, total=None if share is None else 1.0)
+        """Do nothing: the next redrawing shows it."""
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The lines, and below them the heading as long as there is one."""
-        yield self.make_tasks_table(self.tasks)
-        if self._run.heading:
-            yield Text(self._run.heading, style="dim")
-
-
-class _StepColumn(ProgressColumn):
-    """A column that draws from the run's `StepProgress`; the task's description is the step's label."""
-
-    def __init__(self, run: RunProgress) -> None:
-        super().__init__()
-        self._run = run
-
-    def step(self, task: Task) -> StepProgress:
-        return self._run.steps[task.description]
+    def _lines(self) -> RenderableType:
+        lines = Table.grid(padding=(0, 1), expand=True)
+        for ratio in (None, None, None, None, 1):
+            lines.add_column(no_wrap=True, ratio=ratio)
+        for step in self._run.steps.values():
+            elapsed = self._run.elapsed(step.label)
+            took = Text(duration(elapsed) if elapsed is not None else "", justify="right")
+            if step.state == "running":
+                share = step.share()  # without one the bar pulses
+                bar = ProgressBar(None if share is None else 1.0, share or 0.0, width=20)
+                lines.add_row(self._spinner, Text(step.label, "bold"), bar, took, _ellipsis(step.describe()))
+            else:
+                label = Text(step.label, "dim" if step.state == "waiting" else "")
+                lines.add_row(Text(*_MARKS[step.state]), label, "", took, _ellipsis(step.describe(), "dim"))
+        return Group(lines, Text(self._run.heading, "dim")) if self._run.heading else lines
 
 
-class _Mark(_StepColumn):
-    def __init__(self, run: RunProgress) -> None:
-        super().__init__(run)
-        self._spinner = SpinnerColumn("dots", style="cyan")
-
-    def render(self, task: Task) -> RenderableType:
-        state = self.step(task).state
-        return self._spinner.render(task) if state == "running" else Text(*_MARKS[state])
-
-
-class _Label(_StepColumn):
-    def render(self, task: Task) -> Text:
-        styles = {"running": "bold", "waiting": "dim"}
-        return Text(task.description, style=styles.get(self.step(task).state, ""), no_wrap=True)
-
-
-class _Bar(_StepColumn):
-    """A bar for a step that runs, nothing for every other."""
-
-    def __init__(self, run: RunProgress) -> None:
-        super().__init__(run)
-        self._bar = BarColumn(bar_width=20)
-
-    def render(self, task: Task) -> RenderableType:
-        return self._bar.render(task) if self.step(task).state == "running" else Text("")
-
-
-class _Elapsed(_StepColumn):
-    def render(self, task: Task) -> Text:
-        elapsed = self._run.elapsed(task.description)
-        return Text(duration(elapsed) if elapsed is not None else "", justify="right", no_wrap=True)
-
-
-class _Description(_StepColumn):
-    def render(self, task: Task) -> Text:
-        step = self.step(task)
-        style = "" if step.state == "running" else "dim"
-        return Text(step.describe(), style=style, no_wrap=True, overflow="ellipsis")
+def _ellipsis(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 class LogView:
@@ -239,6 +178,11 @@ class LogView:
         detail = step.describe()
         text = f"{label}: {verb}{took}" + (f" ({detail})" if detail else "")
         self._console.print(Text(text), soft_wrap=True)
+
+
+def view_for(run: RunProgress, console: Console) -> LiveView | LogView:
+    """The live view on a terminal, log lines elsewhere."""
+    return LiveView(run, console) if console.is_terminal else LogView(run, console)
 
 
 def summary_table(run: RunProgress) -> Table:

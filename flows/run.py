@@ -21,7 +21,7 @@ from configs.schema import RunConfig
 from flows.cli.tables import relative
 from flows.operate import prefect_server
 from flows.operate.services import url_of
-from flows.progress_view import ProgressView, RunProgress, summary_table, view_for
+from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from flows.selection import PreparedRun, Selection, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -37,7 +37,7 @@ class ProgressListener:
     """Passes what stages report on to the run's progress and its view."""
 
     progress: RunProgress
-    view: ProgressView
+    view: LiveView | LogView
 
     def __call__(self, update: StageUpdate) -> None:
         if update.label not in self.progress.steps:
@@ -91,23 +91,26 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
                 with tags(TAG, config.name):
                     outputs = pipeline(config, selection, str(store.root))
             except StageFailed as failure:
-                log.error("stage %s failed", failure.label, exc_info=failure)
-                failed: StageFailed | None = failure
+                log.error("the run failed", exc_info=failure)
+                failures = failure.failures
             else:
-                failed = None
+                failures = {}
             finally:
                 prepared_run.reset(token)
     except (KeyboardInterrupt, SystemExit):
-        label = next((s.label for s in progress.steps.values() if s.state in ("running", "cancelled")), None)
-        where = f" in {label}" if label else ""
+        labels = [step.label for step in progress.steps.values() if step.state in ("running", "cancelled")]
+        where = f" in {', '.join(labels)}" if labels else ""
         err.print(Text(f"stopped{where}; its processes are ended and what was finished is kept."), soft_wrap=True)
-        err.print(Text(f"Continue with: {prepared.resume_command(label)}"), soft_wrap=True)
+        err.print(Text(f"Continue with: {prepared.resume_command(next(iter(labels), None))}"), soft_wrap=True)
         return ExitCode.INTERRUPTED
     finally:
         unsubscribe()
-    if failed:
-        print_failure(err, failed.label, failed.__cause__, prepared, log_file)
-        return exit_code(failed.__cause__)
+    if failures:
+        for label, error in failures.items():
+            print_failure(err, label, error, prepared, log_file)
+        if left := [step.label for step in progress.steps.values() if step.state == "waiting"]:
+            err.print(Text(f"not started, for they need what failed: {', '.join(left)}"), soft_wrap=True)
+        return min(map(exit_code, failures.values()))
     out.print()
     out.print(summary_table(progress))
     out.print()
@@ -118,7 +121,10 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
 
 
 def exit_code(cause: BaseException | None) -> ExitCode:
-    """BAD_INPUT for what the operator must correct (configuration, a teacher that does not answer), else FAILED."""
+    """BAD_INPUT for what the operator must correct (configuration, a teacher that does not answer), else FAILED.
+
+    Of several failures the lowest code counts: a crash is the graver news.
+    """
     return ExitCode.BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else ExitCode.FAILED
 
 

@@ -64,6 +64,12 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     argument = argument or config.name
     store.refresh()
     dag = build_dag(resolve_starts(config, store), memory=store.digest_memory)
+    limits = config.resources.limits()
+    if unlimited := [step for step in dag if step.resource not in limits]:
+        raise ConfigError(
+            f"{unlimited[0].label} uses the resource {unlimited[0].resource!r}, which has no limit: [resources] has "
+            f"{', '.join(limits)}"
+        )
     chosen = choose(dag, selection)
     inputs = given_artifacts(store, dag, chosen, argument)
     return PreparedRun(argument, selection, [step for step in dag if step.label in chosen], inputs)

@@ -23,9 +23,10 @@ def dashboard(
 def deploy(
     config: ConfigArgument = "local",
     limit: Annotated[
-        int, typer.Option(min=1, help="Stages that may run at once, over all runs on the Prefect server.")
-    ] = 1,
-    runs: Annotated[int, typer.Option(min=1, help="Flow runs at once, counting those that wait for a stage.")] = 8,
+        int | None,
+        typer.Option(min=1, help="Steps at once on each resource, over all runs of the server. Default: [resources]."),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Flow runs at once, counting those that wait for a slot.")] = 8,
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,

@@ -6,10 +6,9 @@ once. It is raised before the comparison is published: killed in between, it is 
 """
 
 import logging
-from contextlib import nullcontext
 from typing import Any
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -121,10 +120,11 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     inputs = {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
-    context = RunContext(run_id, str(store.root), False, label, config.name, config.launch)
+    limit = concurrency.declared_limits().get("accelerator", "")
+    context = RunContext(run_id, str(store.root), False, label, config.name, config.launch, limit=limit)
     with cancelling():
         approval.before_step(store, config, step, False, run_id)
-        with concurrency.permit(label) if concurrency.is_limited() else nullcontext():
+        with tags("accelerator"):
             return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 
 

@@ -66,34 +66,43 @@ def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id
 
     Raises as `ask`.
     """
-    operation = config.operation.of(step.stage.name)
-    if not operation.approve or (not force and _is_in_store(store, step)):
-        return
-    cost = expected_cost(store, config, step)
-    question = f"Stage {step.label} of {config.name} asks for approval before it begins. Expected cost: {cost}"
-    ask(store, run_id, f"approve:{step.label}", step.label, question, operation.patience, force)
+    if asks_before(store, config, step, force):
+        cost = expected_cost(store, config, step)
+        question = f"Stage {step.label} of {config.name} asks for approval before it begins. Expected cost: {cost}"
+        patience = config.operation.of(step.stage.name).patience
+        ask(store, run_id, f"approve:{step.label}", step.label, question, patience, force)
+
+
+def asks_before(store: Store, config: RunConfig, step: Step, force: bool) -> bool:
+    """Whether `before_step` asks."""
+    return config.operation.of(step.stage.name).approve and (force or not _is_in_store(store, step))
 
 
 def after_step(
     store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, force: bool = False
 ) -> None:
     """Ask whether to continue with less if a step's money ran out and its `at_budget` is "pause". Raises as `ask`."""
-    operation = config.operation.of(step.stage.name)
-    if operation.at_budget == "go_on":
-        return
+    if question := question_after(store, config, step, outputs, run_id):
+        patience = config.operation.of(step.stage.name).patience
+        ask(store, run_id, f"budget:{step.label}", step.label, question, patience, force)
+
+
+def question_after(store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str) -> str | None:
+    """What `after_step` asks; None if it does not."""
+    if config.operation.of(step.stage.name).at_budget == "go_on":
+        return None
     for artifact_id in outputs.values():
         manifest = store.get(artifact_id).manifest
         facts = manifest["facts"]
         # An artifact of another run was asked about in that run.
         if facts.get("budget_exhausted") and manifest["run"] == run_id:
             stage = step.stage.name
-            question = (
+            return (
                 f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To use a larger "
                 f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run "
                 f"`nautile run {config.name} --from {stage}`: that runs the stage again. Or resume with less."
             )
-            ask(store, run_id, f"budget:{step.label}", step.label, question, operation.patience, force)
-            return
+    return None
 
 
 def ask(

@@ -1,10 +1,10 @@
 """`nautile deploy`: the pipeline, each stage and the evaluation as Prefect deployments, served here or by a work pool.
 
 Without a pool one process serves them: Prefect starts each flow run as a process of its own from here. Several runs may
-be open at once, for one that waits (for approval, for its permit) must not keep the others out. One step works at a
-time unless configured otherwise: each takes all the cores or the accelerator, and two at once are slower than two in
-turn. With a pool nothing is served: they are registered for workers, which start the flow runs, also on other machines.
-`prefect.yaml` is the same for `prefect deploy --all`.
+be open at once, for one that waits (for approval, for a slot) must not keep the others out. Of their steps so many
+work at a time as `[resources]` says: one on each resource unless configured otherwise. With a pool nothing is served:
+they are registered for workers, which start the flow runs, also on other machines. `prefect.yaml` is the same for
+`prefect deploy --all`.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
 from flows.operate import automations, concurrency
 from flows.operate.automations import TAG
-from flows.pipeline import STAGE_FLOWS, pipeline
+from flows.pipeline import pipeline
+from flows.stage_flows import STAGE_FLOWS
 from store.mirror import open_store
 
 log = logging.getLogger(__name__)
@@ -59,15 +60,16 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r}: {error.errors()[0]['msg']}") from None
 
 
-def serve(config: RunConfig, limit: int, runs: int) -> None:
+def serve(config: RunConfig, limit: int | None, runs: int) -> None:
     """Register the deployments with the API and start the runs that it schedules, until stopped.
 
-    At most `runs` flow runs are open at once, of whose steps `limit` work at a time.
+    At most `runs` flow runs are open at once. `limit`: of their steps so many work at a time on each resource, in place
+    of what `[resources]` says.
     """
-    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), limit, runs))
+    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), step_limits(config, limit), runs))
 
 
-def register(config: RunConfig, pool: str, limit: int) -> str:
+def register(config: RunConfig, pool: str, limit: int | None) -> str:
     """Register the deployments with the work pool on the server of PREFECT_API_URL; returns a line for the operator.
 
     Raises `ConfigError` for an unknown type of pool, a pool that does not exist, or a missing image.
@@ -79,12 +81,17 @@ def register(config: RunConfig, pool: str, limit: int) -> str:
         if not (image := os.environ.get("NAUTILE_IMAGE")):
             raise ConfigError(f"--pool {pool}: the environment variable NAUTILE_IMAGE must name an image")
         variables["image"] = image
-    return asyncio.run(_register(deployments(config), POOL_TYPES[pool], variables, limit))
+    return asyncio.run(_register(deployments(config), POOL_TYPES[pool], variables, step_limits(config, limit)))
 
 
-async def prepare(limit: int) -> None:
-    """Declare what all deployments of a server share: the limit of steps at work, and the end of runs gone silent."""
-    concurrency.declare(limit)
+def step_limits(config: RunConfig, limit: int | None) -> dict[str, int]:
+    """How many steps of all runs work at a time on each resource."""
+    return {resource: limit or configured for resource, configured in config.resources.limits().items()}
+
+
+async def prepare(limits: dict[str, int]) -> None:
+    """Declare what all deployments of a server share: the limits of steps at work, and the end of runs gone silent."""
+    concurrency.declare(limits)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
 
@@ -102,16 +109,18 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     )
 
 
-async def _serve(name: str, served: list[RunnerDeployment], limit: int, runs: int) -> None:
-    await prepare(limit)
+async def _serve(name: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int) -> None:
+    await prepare(limits)
     runner = Runner(name=name, limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
-    log.info("serving %d deployments, at most %d runs at once and %d steps at work", len(served), runs, limit)
+    log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
     await runner.start()
 
 
-async def _register(pooled: list[RunnerDeployment], pool_type: str, variables: dict[str, Any], limit: int) -> str:
+async def _register(
+    pooled: list[RunnerDeployment], pool_type: str, variables: dict[str, Any], limits: dict[str, int]
+) -> str:
     async with get_client() as client:
         try:
             pool = await client.read_work_pool(POOL)
@@ -120,7 +129,7 @@ async def _register(pooled: list[RunnerDeployment], pool_type: str, variables: d
             raise ConfigError(f"the server has no work pool {POOL!r}: create it with `{command}`") from None
     if pool.type != pool_type:
         raise ConfigError(f"work pool {POOL!r} is of type {pool.type!r}, not {pool_type!r}")
-    await prepare(limit)
+    await prepare(limits)
     for deployment in pooled:
         deployment.work_pool_name, deployment.job_variables = POOL, variables
         await deployment.aapply()

@@ -5,8 +5,10 @@ the files behind them are intact. Calls to the API are kept rare, a few a minute
 """
 
 import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -15,10 +17,13 @@ from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.concurrency.sync import concurrency
+from prefect.context import TaskRunContext
 
 from common.text import amount, duration
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
+from tasks.engine.child_process import pause
 from tasks.engine.errors import JITTER, PAUSES_S, RetryPolicy
 from tasks.engine.failure import reason, slug
 from tasks.engine.prefect_executor import prefect_executor
@@ -32,6 +37,8 @@ logger = logging.getLogger(__name__)
 MAX_RETRIES = 50  # Prefect's ceiling; `RetryPolicy` sets the real limit
 PROGRESS_MADE_S = 600.0  # an attempt that lasted so long made progress: its failure is the first in a row
 SHOW_EVERY_S = 5.0
+LEASE_S = 60.0  # of a slot: the least that Prefect accepts
+SLOT_TRY_S = 3.0
 FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
 
 _retries = RetryPolicy(reset_after_s=PROGRESS_MADE_S)
@@ -48,25 +55,57 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         name=stage.name,
         task_run_name=run_name,
         retries=MAX_RETRIES,
-        retry_delay_seconds=list(PAUSES_S),
-        retry_jitter_factor=JITTER,
+        retry_delay_seconds=0,  # `_pause_before_retry`
         retry_condition_fn=should_retry,
         cache_policy=NO_CACHE,
         persist_result=False,
-        tags=["accelerator"] if stage.accelerator else None,
     )
     def run(section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
+        _pause_before_retry()
         page = _TaskRunPage(context.label or stage.name, context.run_id)
         unsubscribe = subscribe(page.on_update)
         try:
             executor = ray_executor if context.launch.engine == "ray" else prefect_executor
-            outputs = run_stage(stage, section, inputs, context, executor)
+            with _slot(context):
+                outputs = run_stage(stage, section, inputs, context, executor)
         finally:
             unsubscribe()
         page.finish(context, outputs)
         return outputs
 
     return run
+
+
+def _pause_before_retry() -> None:
+    """The pause that `PAUSES_S` gives. Nothing would interrupt Prefect's own: a cancelled run would wait for it."""
+    task_run = TaskRunContext.get()
+    if task_run and (retries := task_run.task_run.run_count - 1):
+        pause(PAUSES_S[min(retries, len(PAUSES_S)) - 1] * random.uniform(1.0, 1.0 + JITTER))
+
+
+@contextmanager
+def _slot(context: RunContext) -> Iterator[None]:
+    """Hold a slot of the server's limit for the length of the block, if the context names one.
+
+    It is held by a lease: a process that is killed gives it back within a minute. A lease that cannot be renewed for a
+    moment must not fail hours of work.
+    """
+    with ExitStack() as stack:
+        while context.limit:
+            try:
+                slot = concurrency(
+                    context.limit,
+                    timeout_seconds=SLOT_TRY_S,
+                    lease_duration=LEASE_S,
+                    raise_on_lease_renewal_failure=False,
+                )
+                stack.enter_context(slot)
+                break
+            except TimeoutError:
+                stage, note = context.label.partition(":")[0], f"other steps work: it waits for {context.limit}"
+                notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
+                pause(0)  # raises if the run was cancelled meanwhile
+        yield
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

@@ -34,6 +34,7 @@ class RunContext:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     resume: str = ""  # the command that continues after a failure
+    limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
 
 
 @dataclass(frozen=True)

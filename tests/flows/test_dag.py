@@ -72,6 +72,18 @@ def test_each_reads_what_is_made_before_it(toy):
     assert steps["evaluate:reason"].needs == {"checkpoint": Need("reason", "checkpoint")}
 
 
+def test_each_step_names_what_it_uses(toy):
+    resources = {step.label: step.resource for step in build_dag(toy, toy_dag)}
+    trained = {
+        f"{prefix}{name}" for name in ("pretrain", "align", "reason", "self_distill") for prefix in ("", "evaluate:")
+    }
+    assert {label for label, resource in resources.items() if resource == "accelerator"} == trained
+    assert {label for label, resource in resources.items() if resource == "network"} == {"distill"}
+    assert set(resources.values()) <= toy.resources.limits().keys()
+    embedded = {step.label: step.resource for step in build_dag(load("local"))}  # its teacher runs on this machine
+    assert embedded["distill"] == "cpu"
+
+
 def test_the_report_reads_every_artifact(toy):
     *before, report = build_dag(toy, toy_dag)
     assert set(report.needs.values()) == {Need(e.label, kind) for e in before for kind in e.outputs}

@@ -100,10 +100,12 @@ def test_the_live_lines_draw_in_every_state(run_progress, clock):
         run_progress.begin("distill")
         clock.now += 65
         run_progress.advance("distill", 3, 12, "calls", "2 refused [odd]")
+        run_progress.advance("pretrain", 7, None, "steps", "")
     shown = console.file.getvalue()
     assert "distill" in shown
     assert "1 min 5 s" in shown
     assert "3/12 calls, 2 refused [odd]" in shown
+    assert "7 steps" in shown  # beside it
     assert "starting" in shown
 
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 EVALUATE = """
 import json, sys
 from configs.load import load
-from flows.pipeline import evaluate
+from flows.stage_flows import evaluate
 print(json.dumps(evaluate(load(sys.argv[1]), store_root=sys.argv[2])))
 """
 

@@ -31,18 +31,18 @@ def advance(progress, clock, seconds, done, total=100, unit="steps", note=""):
 
 def test_rate_and_time_left(progress, clock):
     advance(progress, clock, 0, 10)
-    assert progress.steps["pretrain"].rate() is None
+    assert progress.steps["pretrain"].meter.rate() is None
     advance(progress, clock, 5, 20, note="loss 3.1")
     step = progress.steps["pretrain"]
-    assert step.rate() == pytest.approx(2.0)
-    assert step.left() == pytest.approx(40.0)
+    assert step.meter.rate() == pytest.approx(2.0)
+    assert step.meter.left(step.done, step.total) == pytest.approx(40.0)
     assert step.describe() == "20/100 steps, 2 steps/s, loss 3.1, 40 s left"
 
 
 def test_a_resumed_stage_is_not_credited_with_what_was_there(progress, clock):
     advance(progress, clock, 0, 90)
     advance(progress, clock, 10, 91)
-    assert progress.steps["pretrain"].rate() == pytest.approx(0.1)
+    assert progress.steps["pretrain"].meter.rate() == pytest.approx(0.1)
 
 
 def test_the_rate_is_that_of_the_last_half_minute(progress, clock):
@@ -51,7 +51,7 @@ def test_the_rate_is_that_of_the_last_half_minute(progress, clock):
         advance(progress, clock, 10, done)
     for _ in range(10):
         advance(progress, clock, RATE_WINDOW_S / 10, 30 + 3 * (_ + 1))
-    assert progress.steps["pretrain"].rate() == pytest.approx(1.0, rel=0.15)
+    assert progress.steps["pretrain"].meter.rate() == pytest.approx(1.0, rel=0.15)
 
 
 def test_what_rises_seldom_keeps_its_rate(progress, clock):
@@ -60,26 +60,26 @@ def test_what_rises_seldom_keeps_its_rate(progress, clock):
         advance(progress, clock, 1, second // 300)
         advance(progress, clock, 0.3, second // 300)
     step = progress.steps["pretrain"]
-    assert step.rate() == pytest.approx(1 / 390, rel=0.7)
-    assert step.left() == pytest.approx(97 * 390, rel=0.7)
+    assert step.meter.rate() == pytest.approx(1 / 390, rel=0.7)
+    assert step.meter.left(step.done, step.total) == pytest.approx(97 * 390, rel=0.7)
 
 
 def test_another_unit_or_a_step_back_begins_the_rate_anew(progress, clock):
     advance(progress, clock, 0, 0, unit="problems")
     advance(progress, clock, 1, 100, unit="problems")
     advance(progress, clock, 1, 5, unit="steps")
-    assert progress.steps["pretrain"].rate() is None
+    assert progress.steps["pretrain"].meter.rate() is None
     advance(progress, clock, 1, 6, unit="steps")
-    assert progress.steps["pretrain"].rate() == pytest.approx(1.0)
+    assert progress.steps["pretrain"].meter.rate() == pytest.approx(1.0)
     advance(progress, clock, 1, 2, unit="steps")
-    assert progress.steps["pretrain"].rate() is None
+    assert progress.steps["pretrain"].meter.rate() is None
 
 
 def test_unknown_totals_are_not_guessed(progress, clock):
     advance(progress, clock, 0, 3, total=None)
     step = progress.steps["pretrain"]
     assert step.share() is None
-    assert step.left() is None
+    assert step.meter.left(step.done, step.total) is None
     assert step.describe() == "3 steps"
 
 

@@ -1,43 +1,74 @@
-"""Stages of different runs take turns: a real server, two that want the one place."""
+"""Steps of different runs take turns on a resource: a real server, two that want the one slot."""
 
-import contextvars
-import logging
 import threading
 import time
+from contextvars import copy_context
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.operate import concurrency
+from tasks.engine import prefect_task
+from tasks.engine.child_process import cancelling
+from tasks.engine.errors import StageCancelled
+from tasks.engine.progress import subscribe
+from tasks.engine.stage import RunContext
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def server(prefect_url):
+def name(prefect_url, monkeypatch):
+    """The name of a limit of one slot."""
+    monkeypatch.setattr(prefect_task, "SLOT_TRY_S", 1.0)
     with temporary_settings({PREFECT_API_URL: prefect_url}):
-        yield prefect_url
+        concurrency.declare({"accelerator": 1, "cpu": 2})
+        concurrency.declare({"accelerator": 1, "cpu": 2})  # a second deploy changes nothing
+        yield concurrency.declared_limits()["accelerator"]
 
 
-def test_the_second_waits_until_the_first_is_done(server, caplog):
-    concurrency.declare(1)
-    concurrency.declare(1)  # a second deploy changes nothing
-    assert concurrency.is_limited()
-    inside, order = threading.Event(), []
+@pytest.fixture
+def second(name):
+    """A thread that waits for the slot that the block of `first` holds; what has happened, in order."""
+    events, waits = [], threading.Event()
 
-    def second():
-        with concurrency.permit("second"):
-            order.append("second")
-            inside.set()
+    def work():
+        try:
+            with prefect_task._slot(RunContext("r2", "", label="evaluate:align", limit=name)):
+                events.append("second")
+        except StageCancelled:
+            events.append("cancelled")
 
-    waiting = threading.Thread(target=contextvars.copy_context().run, args=(second,))
-    with caplog.at_level(logging.INFO, "flows.operate.concurrency"), concurrency.permit("first"):
-        waiting.start()
-        deadline = time.monotonic() + 60
-        while "second waits for its permit" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        order.append("first")
-        assert not inside.is_set()
-    waiting.join(90)
-    assert order == ["first", "second"]
+    def on_update(update):
+        if (update.label, update.state) == ("evaluate:align", "waiting") and "waits for nautile-" in update.note:
+            waits.set()
+
+    unsubscribe = subscribe(on_update)
+    thread = threading.Thread(target=copy_context().run, args=(work,))
+    yield thread, waits, events
+    thread.join(90)
+    unsubscribe()
+
+
+def test_the_second_waits_until_the_first_is_done(name, second):
+    thread, waits, events = second
+    with prefect_task._slot(RunContext("r1", "", label="pretrain", limit=name)):
+        thread.start()
+        assert waits.wait(60)
+        time.sleep(0.1)
+        events.append("first")
+    thread.join(90)
+    assert events == ["first", "second"]
+
+
+def test_one_that_waits_ends_when_its_run_is_cancelled(name, second):
+    thread, waits, events = second
+    with prefect_task._slot(RunContext("r1", "", label="pretrain", limit=name)):
+        thread.start()
+        assert waits.wait(60)
+        with pytest.raises(KeyboardInterrupt), cancelling():
+            raise KeyboardInterrupt
+        thread.join(30)
+        assert events == ["cancelled"]
+    with cancelling():
+        """Nothing is cancelled any more."""

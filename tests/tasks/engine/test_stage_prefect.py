@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Retries without pauses, and progress shown from the first moment."""
-    monkeypatch.setattr(as_prefect_task(sums), "retry_delay_seconds", [0.01])
+    monkeypatch.setattr(prefect_task, "PAUSES_S", (0.01,))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
 

@@ -1,16 +1,16 @@
-"""The pipeline's flows, one for each stage, and their forms."""
+"""The flows of the stages, and their forms."""
 
 import json
 
 from configs.operation import OperationConfig
-from flows import pipeline
+from flows import stage_flows
 from flows.operate.deployments import deployments
 
 
 def test_there_is_one_for_every_stage_with_a_typed_form():
-    assert [flow.name for flow in pipeline.STAGE_FLOWS] == list(OperationConfig.model_fields)
-    assert all(getattr(pipeline, flow.name) is flow for flow in pipeline.STAGE_FLOWS)
-    schema = pipeline.reason.parameters
+    assert [flow.name for flow in stage_flows.STAGE_FLOWS] == list(OperationConfig.model_fields)
+    assert all(getattr(stage_flows, flow.name) is flow for flow in stage_flows.STAGE_FLOWS)
+    schema = stage_flows.reason.parameters
     assert set(schema.properties) == {"config", "force", "store_root"}
     assert schema.required == ["config"]
     assert "RunConfig" in json.dumps(schema.properties["config"])

@@ -1,0 +1,40 @@
+"""A stage that waits for the markers of other steps, fails, or writes down how many steps work at a time.
+
+`NAUTILE_MARKERS` names the folder of the markers.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+PATIENCE_S = 120.0
+
+
+@stage("index", version=1, outputs=("mark",))
+def marked(job: Job) -> None:
+    """Write LABEL.begun, wait for the markers that the section names, fail if it says so, write LABEL.ended."""
+    section, folder = job.section, Path(job.section["folder"])
+    begun = folder / f"{section['label']}.begun"
+    begun.write_text(str(os.getpid()))
+    deadline = time.monotonic() + PATIENCE_S
+    while missing := [name for name in section["waits_for"] if not (folder / name).exists()]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{missing} did not come")
+        time.sleep(0.02)
+    if section["fails"]:
+        raise ConfigError(f"{section['label']} has bad input")
+    time.sleep(section["seconds"])
+    others = [path for path in folder.glob("*.begun") if not path.with_suffix(".ended").exists()]
+    (job.output("mark") / "at_work.txt").write_text(str(len(others)))
+    begun.with_suffix(".ended").touch()
+
+
+def section(label: str, *waits_for: str, fails: bool = False, seconds: float = 0.0) -> dict[str, Any]:
+    """The section of a step of the stage `marked`."""
+    folder = os.environ["NAUTILE_MARKERS"]
+    return {"label": label, "folder": folder, "waits_for": list(waits_for), "fails": fails, "seconds": seconds}

@@ -1,0 +1,43 @@
+"""DAGs over the stage of `tests.support.side_by_side`, apart from it because its child processes import that file."""
+
+from configs.schema import RunConfig
+from flows.dag import Need, Step
+from tests.support.side_by_side import marked, section
+
+
+def step(label: str, resource: str, *waits_for: str, needs: tuple[str, ...] = (), **more: object) -> Step:
+    """A step that waits for the markers `waits_for` of others, and reads what `needs` write."""
+    inputs = {name: Need(name, "mark") for name in needs}
+    return Step(label, marked, section(label, *waits_for, **more), inputs, resource)
+
+
+def pair(config: RunConfig) -> list[Step]:
+    """Each waits until the other has begun."""
+    return [step("text", "cpu", "teachers.begun"), step("teachers", "network", "text.begun")]
+
+
+def stuck(config: RunConfig) -> list[Step]:
+    """Two that wait for what never comes."""
+    return [step("text", "cpu", "never"), step("teachers", "network", "never")]
+
+
+def turns(config: RunConfig) -> list[Step]:
+    """Three that use one resource, and a last one that reads them."""
+    names = ("one", "two", "three")
+    return [*(step(name, "accelerator", seconds=0.3) for name in names), step("last", "cpu", needs=names)]
+
+
+def broken(config: RunConfig) -> list[Step]:
+    """`bad` fails while `long` works; `after_long` needs only that one, `after_bad` and `report` what failed."""
+    return [
+        step("bad", "cpu", "long.begun", fails=True),
+        step("long", "network", "bad.begun", seconds=0.3),
+        step("after_bad", "cpu", needs=("bad",)),
+        step("after_long", "accelerator", needs=("long",)),
+        step("report", "cpu", needs=("after_bad", "after_long")),
+    ]
+
+
+def unlimited(config: RunConfig) -> list[Step]:
+    """One on a resource that the configuration does not know."""
+    return [step("odd", "quantum")]
