@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
@@ -10,6 +11,7 @@ COLOURS = ("#1f5f8b", "#c4572e", "#3f7d4e", "#7a5195", "#8a6d1c", "#555555")
 PIXEL = 1 / 96  # inches, the unit of matplotlib's sizes
 # `parse_math` off: a dollar sign in a label is a dollar sign.
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": 9, "path.simplify": True, "text.parse_math": False}
+_drawing = threading.Lock()
 
 
 def draw(
@@ -29,7 +31,8 @@ def draw(
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
+    # The settings are of the whole process, where two steps may end at the same time.
+    with _drawing, matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
         text = io.StringIO()
