@@ -14,6 +14,7 @@ from flows.operate.concurrency import declared_limits
 from flows.pipeline import StageFailed, pipeline
 from flows.selection import Selection, prepare_run
 from store.artifacts import Store
+from tasks.engine.child_process import cancelling
 from tests.support.stage_parent import is_alive
 from tests.support.toy_cli import start
 from tests.support.toy_stages import TOY
@@ -43,7 +44,9 @@ def run(store, tmp_path, toy, prefect_url, monkeypatch):
             label: int((store.get(kinds["mark"]).path / "at_work.txt").read_text()) for label, kinds in outputs.items()
         }
 
-    return call
+    yield call
+    with cancelling():
+        """A flow that fails leaves its process cancelled; the next one begins afresh."""
 
 
 def test_steps_on_different_resources_work_at_the_same_time(run):
