@@ -1,4 +1,4 @@
-"""A stage that waits for the markers of other steps, fails, or writes down how many steps work at a time.
+"""A stage that waits for the markers of other steps, fails, or writes down how many steps work beside it.
 
 `NAUTILE_MARKERS` names the folder of the markers.
 """
@@ -20,7 +20,7 @@ def marked(job: Job) -> None:
     """Write LABEL.begun, wait for the markers that the section names, fail if it says so, write LABEL.ended."""
     section, folder = job.section, Path(job.section["folder"])
     begun = folder / f"{section['label']}.begun"
-    begun.write_text(str(os.getpid()))
+    begun.write_text(f"{os.getpid()} {section['resource']}")
     deadline = time.monotonic() + PATIENCE_S
     while missing := [name for name in section["waits_for"] if not (folder / name).exists()]:
         if time.monotonic() > deadline:
@@ -29,12 +29,15 @@ def marked(job: Job) -> None:
     if section["fails"]:
         raise ConfigError(f"{section['label']} has bad input")
     time.sleep(section["seconds"])
-    others = [path for path in folder.glob("*.begun") if not path.with_suffix(".ended").exists()]
-    (job.output("mark") / "at_work.txt").write_text(str(len(others)))
+    users = [path for path in folder.glob("*.begun") if path.read_text().endswith(f" {section['resource']}")]
+    at_work = [path for path in users if not path.with_suffix(".ended").exists()]
+    (job.output("mark") / "at_work.txt").write_text(str(len(at_work)))
     begun.with_suffix(".ended").touch()
 
 
-def section(label: str, *waits_for: str, fails: bool = False, seconds: float = 0.0) -> dict[str, Any]:
+def section(label: str, resource: str, *waits_for: str, fails: bool = False, seconds: float = 0.0) -> dict[str, Any]:
     """The section of a step of the stage `marked`."""
-    folder = os.environ["NAUTILE_MARKERS"]
-    return {"label": label, "folder": folder, "waits_for": list(waits_for), "fails": fails, "seconds": seconds}
+    folder, waiting = os.environ["NAUTILE_MARKERS"], list(waits_for)
+    return {
+        "label": label, "resource": resource, "folder": folder, "waits_for": waiting, "fails": fails, "seconds": seconds
+    }  # fmt: skip

@@ -8,23 +8,27 @@ from tests.support.side_by_side import marked, section
 def step(label: str, resource: str, *waits_for: str, needs: tuple[str, ...] = (), **more: object) -> Step:
     """A step that waits for the markers `waits_for` of others, and reads what `needs` write."""
     inputs = {name: Need(name, "mark") for name in needs}
-    return Step(label, marked, section(label, *waits_for, **more), inputs, resource)
+    return Step(label, marked, section(label, resource, *waits_for, **more), inputs, resource)
 
 
-def pair(config: RunConfig) -> list[Step]:
-    """Each waits until the other has begun."""
-    return [step("text", "cpu", "teachers.begun"), step("teachers", "network", "text.begun")]
+def limited(config: RunConfig) -> list[Step]:
+    """Three on the accelerator, of which the first two must meet, three on the network, one of which a fourth meets."""
+    network = ("network1", "network2", "network3")
+    return [
+        step("first", "accelerator", "second.begun", seconds=0.3),
+        step("second", "accelerator", "first.begun", seconds=0.3),
+        step("third", "accelerator", seconds=0.3),
+        step("text", "cpu", "network2.begun"),
+        step("network1", "network", seconds=0.3),
+        step("network2", "network", "text.begun", seconds=0.3),
+        step("network3", "network", seconds=0.3),
+        step("last", "cpu", needs=("first", "second", "third", "text", *network)),
+    ]
 
 
 def stuck(config: RunConfig) -> list[Step]:
     """Two that wait for what never comes."""
     return [step("text", "cpu", "never"), step("teachers", "network", "never")]
-
-
-def turns(config: RunConfig) -> list[Step]:
-    """Three that use one resource, and a last one that reads them."""
-    names = ("one", "two", "three")
-    return [*(step(name, "accelerator", seconds=0.3) for name in names), step("last", "cpu", needs=names)]
 
 
 def broken(config: RunConfig) -> list[Step]:

@@ -5,6 +5,8 @@ import time
 from contextvars import copy_context
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.operate import concurrency
@@ -25,6 +27,10 @@ def name(prefect_url, monkeypatch):
         concurrency.declare({"accelerator": 1, "cpu": 2})
         concurrency.declare({"accelerator": 1, "cpu": 2})  # a second deploy changes nothing
         yield concurrency.declared_limits()["accelerator"]
+        with get_client(sync_client=True) as client:
+            for name in concurrency.declared_limits().values():  # they would limit the runs of other tests
+                client.delete_global_concurrency_limit_by_name(name)
+        EventsWorker.drain_all(timeout=5, at_exit=False)  # else the events of later tests would go to this server
 
 
 @pytest.fixture
