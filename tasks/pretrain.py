@@ -23,25 +23,22 @@ def pretrain(job: Job) -> None:
     if not sources:
         raise ConfigError("stage pretrain: no input tokens; ingest at least one source first")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
-    index = read_index(next(iter(sources.values())))
+    tokenizer = read_index(next(iter(sources.values()))).tokenizer
     start = None
     if START in job.inputs:
-        start = Start(job.inputs[START], rows_before(job.inputs[START], sources, index.row_length))
-    facts = train(
-        config, model, index.tokenizer, sources, job.scratch, job.output("checkpoint"), job.seed, job.emit, start
-    )
+        start = Start(job.inputs[START], rows_before(job.inputs[START], sources))
+    facts = train(config, model, tokenizer, sources, job.scratch, job.output("checkpoint"), job.seed, job.emit, start)
     job.describe("checkpoint", **facts, stand_ins=[])
 
 
-def rows_before(start: Path, sources: dict[str, Path], row_length: int) -> dict[str, int]:
-    """How many rows of each source the checkpoint's own pretraining drew, and the one that it began from.
+def rows_before(start: Path, sources: dict[str, Path]) -> dict[str, int]:
+    """How many rows of each source the checkpoint has been trained on, those before its own start included.
 
     Only of the very same tokens: their order is the same, so the run goes on where the other one ended.
     """
     manifest = read_manifest(start) or {"facts": {}, "inputs": {}}
-    facts = manifest["facts"]
     return {
-        name: tokens // row_length + facts.get("rows_before", {}).get(name, 0)
-        for name, tokens in facts.get("tokens_by_source", {}).items()
+        name: rows
+        for name, rows in manifest["facts"].get("rows_drawn", {}).items()
         if name in sources and manifest["inputs"].get(name) == f"tokens/{sources[name].name}"
     }

@@ -119,6 +119,13 @@ class Loader:
         """The name of the phase that `step` belongs to."""
         return self._phase(step).name
 
+    def rows_drawn_by(self, step: int) -> dict[str, int]:
+        """How many rows of each source the first `step` steps draw, and the earlier run before them."""
+        phase = self._phase(step - 1)
+        counts = phase.mixture.counts((step - phase.first) * self._batch_rows)
+        drawn = dict(zip(phase.mixture.sources, counts.tolist(), strict=True))
+        return {name: before + drawn.get(name, 0) for name, before in phase.drawn_before.items()}
+
     def epochs(self, source: str) -> float:
         """How many times all phases together go over the training rows of `source`."""
         return self.rows_drawn[source] / max(1, self._sources[source].rows("train"))

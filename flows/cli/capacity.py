@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import ConfigError
+from configs.base import fingerprint
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
 from flows.starts import resolve_starts
@@ -42,7 +43,8 @@ def plan_pretraining(
     unsubscribe = subscribe(on_update)
     try:
         settings = {name: section.model_dump(mode="json") for name, section in sections.items()}
-        outputs = run_stage(plan_capacity, settings, {}, context)
+        # A plan depends on operational fields, such as the mesh, which keys leave out.
+        outputs = run_stage(plan_capacity, {**settings, "every_field": fingerprint(settings)}, {}, context)
     finally:
         unsubscribe()
     return store.get(outputs["plan"]).path

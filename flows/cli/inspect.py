@@ -73,7 +73,7 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
     artifacts = store.list(kind, superseded=superseded)
     if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
         raise ConfigError(f"no artifacts of kind {kind!r}; there are {', '.join(sorted(kinds)) or 'none of any kind'}")
-    return [_row(artifact) for artifact in artifacts]
+    return [row_of(artifact) for artifact in artifacts]
 
 
 def show(store: Store, artifact_id: str) -> dict[str, Any]:
@@ -165,16 +165,16 @@ def add(store: Store, folder: Path, kind: str) -> CatalogRow:
     load_weights(folder)
     store.prepare()
     store.refresh()
-    return _row(add_files(store, kind, folder, (CONFIG, WEIGHTS), {"stand_ins": []}))
+    return row_of(add_files(store, kind, folder, (CONFIG, WEIGHTS), {"stand_ins": []}))
 
 
 def push(store: Store, artifact_id: str | None = None) -> list[CatalogRow]:
     """Send missing artifacts to the remote, or all files of one: a row for each artifact sent."""
     mirrored = _mirrored(store)
     if artifact_id is None:
-        return [_row(artifact) for artifact in mirrored.push_all()]
+        return [row_of(artifact) for artifact in mirrored.push_all()]
     store.refresh()
-    return [_row(artifact) for artifact in mirrored.push([store.get(artifact_id)], again=True)]
+    return [row_of(artifact) for artifact in mirrored.push([store.get(artifact_id)], again=True)]
 
 
 def fetch(store: Store, artifact_id: str) -> CatalogRow:
@@ -183,7 +183,7 @@ def fetch(store: Store, artifact_id: str) -> CatalogRow:
     store.refresh()
     artifact = store.get(artifact_id)
     mirrored.fetch(artifact)
-    return _row(artifact)
+    return row_of(artifact)
 
 
 def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, int]:
@@ -241,7 +241,7 @@ def _catalog(store: Store) -> Catalog:
     return catalog
 
 
-def _row(artifact: Artifact) -> CatalogRow:
+def row_of(artifact: Artifact) -> CatalogRow:
     return {
         "id": artifact.id,
         "stage": artifact.manifest["stage"],

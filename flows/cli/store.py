@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from common.processes import ExitCode
-from flows.cli.terminal import IdArgument, Json, show_as, the_store
+from flows.cli.terminal import ConfigArgument, IdArgument, Json, show_as, the_store
 
 store_app = typer.Typer(
     no_args_is_help=True,
@@ -124,6 +124,22 @@ def add(
     from flows.cli.tables import artifact_table
 
     show_as([inspect.add(the_store(), folder, kind)], as_json, artifact_table)
+
+
+@store_app.command()
+def snapshot(
+    config: ConfigArgument,
+    step: Annotated[int | None, typer.Option(metavar="N", help="A saved step. Default: the newest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Publish a saved step of an unfinished pretraining as a checkpoint, for `[pretrain] start` and others."""
+    from configs.load import load
+    from flows.cli import inspect
+    from flows.cli.snapshot import publish_snapshot
+    from flows.cli.tables import artifact_table
+
+    artifact = publish_snapshot(the_store(), load(config), config, step)
+    show_as([inspect.row_of(artifact)], as_json, artifact_table)
 
 
 @store_app.command()

@@ -6,6 +6,7 @@ from common.errors import ConfigError
 from configs.keys import key_fields
 from configs.schema import RunConfig
 from flows.dag import Step, build_dag
+from flows.starts import resolve_starts
 from store.artifacts import Artifact, Store, short_id
 from store.catalog import CatalogRow
 from store.manifest import KEY
@@ -19,7 +20,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
     `inputs` one for each input. Raises `ConfigError` for an unknown step.
     """
     store.refresh()
-    dag = build_dag(config, memory=store.digest_memory)
+    dag = build_dag(resolve_starts(config, store), memory=store.digest_memory)
     if only is not None and only not in (labels := [step.label for step in dag]):
         raise ConfigError(f"no step {only!r}; there are {', '.join(labels)}")
     keys = {step.label: step.key for step in dag}
@@ -33,7 +34,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
         if all(store.find(kind, step.key) for kind in step.outputs):
             row["state"] = "made"
             continue
-        inputs = {name: f"{need.kind}/{keys[need.producer]}" for name, need in step.needs.items()}
+        inputs = {name: f"{need.kind}/{keys[need.producer]}" for name, need in step.needs.items()} | step.given
         earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
         compared = [(section_differences(step, a), input_differences(step, inputs, a), a) for a in reversed(earlier)]
         if compared:  # the fewest differences; among equals the same step's, then the newest

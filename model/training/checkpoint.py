@@ -168,6 +168,20 @@ class TrainCheckpoints:
         return Retryable(f"the checkpoint of step {self._saving} could not be written to {self.folder}: {lines[0]}")
 
 
+def read_step(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    """State and extra of a step saved in `folder`, which a run may be using: nothing is cleaned up or moved.
+
+    `like` as for `TrainCheckpoints.restore`. Raises `ConfigError` if the step is not there or damaged.
+    """
+    if fault := _fault(folder / "steps" / str(step)):
+        raise ConfigError(f"{folder}: the checkpoint of step {step} is damaged ({fault})")
+    with ocp.CheckpointManager(folder / "steps", options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        saved = manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), extra=ocp.args.JsonRestore())
+        )
+    return saved.state, saved.extra
+
+
 def _fault(folder: Path) -> str | None:
     """The first file of a step that is missing or differs from its digest, as text; None if the step is intact."""
     try:

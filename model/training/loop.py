@@ -150,7 +150,7 @@ class _Run:
             "steps": self.steps,
             "tokens": self.steps * self.tokens,
             "tokens_by_source": {name: rows * length for name, rows in loader.rows_drawn.items()},
-            **({"rows_before": dict(self.start.rows_before)} if self.start else {}),
+            "rows_drawn": loader.rows_drawn_by(self.steps),
             "epochs_by_source": {name: round(loader.epochs(name), 3) for name in loader.names},
             "parameters": sum(counts.values()),
             "validation": self.metrics.totals.validation,
@@ -255,6 +255,7 @@ class _Run:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
             extra = {"account": self.metrics.saved(), "vitals": asdict(self.divergence.state)}
+            extra["rows_drawn"] = self.loader.rows_drawn_by(done)
             flush(self.emit)
             self.checkpoints.save(done, state, extra)
         if stopping or last:

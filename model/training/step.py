@@ -15,6 +15,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from common.errors import ConfigError
+from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
 from model.layers.common import Params
@@ -44,6 +45,14 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: Any
     step: Array
+
+
+def state_like(model: ModelConfig, optimizer: OptimizerConfig) -> TrainState:
+    """The shapes of a state on the first device, to read one that was saved on any mesh."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = shapes(model)
+    state = TrainState(params, jax.eval_shape(build(optimizer, 1).init, params), jax.ShapeDtypeStruct((), jnp.int32))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), state)
 
 
 class StepMetrics(NamedTuple):

@@ -9,6 +9,8 @@ from common.errors import ConfigError
 from configs.load import load
 from configs.schema import RunConfig
 from flows.cli import inspect
+from flows.cli.capacity import plan_pretraining
+from flows.cli.snapshot import publish_snapshot
 from flows.cli.tables import status_table
 from flows.dag import Need, build_dag
 from flows.selection import Selection, prepare_run
@@ -145,3 +147,37 @@ def test_status_and_a_run_show_it_and_the_lineage_has_it(toy, toy_stages, store,
     assert status_table(rows).columns[3]._cells[1].plain.endswith(f"(from {ids['pretrain'][:23]})")
     run = prepare_run(config, Selection(first="reason", last="reason"), store)
     assert [step.given for step in run.steps] == [{"checkpoint": ids["pretrain"]}]
+
+
+def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, toy_stages, store, monkeypatch):
+    step = steps_of(toy, store)["pretrain"]
+    with pytest.raises(ConfigError, match=r"pretraining of my\.toml has no saved step: it has none: it is finished"):
+        publish_snapshot(store, toy, "my.toml", None)
+    for number in (8, 12):
+        (store.root / "staging" / step.key / "scratch" / "checkpoints" / "steps" / str(number)).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"has no saved step 9: it has 8, 12"):
+        publish_snapshot(store, toy, "my.toml", 9)
+    asked = []
+
+    def run_stage(stage, section, inputs, context):
+        asked.append((stage.name, section, inputs))
+        return {"checkpoint": store.list("checkpoint")[0].id}
+
+    monkeypatch.setattr("flows.cli.snapshot.run_stage", run_stage)
+    for number in (None, 8):
+        publish_snapshot(store, toy, "my.toml", number)
+    tokens = store.list("checkpoint")[0].manifest["inputs"]
+    assert asked == [("snapshot", {"of": step.key, "step": number}, tokens) for number in (12, 8)]
+
+
+def test_plans_that_differ_in_the_mesh_are_not_the_same_artifact(toy, store, monkeypatch):
+    keys = set()
+
+    def run_stage(stage, section, inputs, context):
+        keys.add(stage.key(section, inputs))
+        return {"plan": store.list("checkpoint")[0].id}
+
+    monkeypatch.setattr("flows.cli.capacity.run_stage", run_stage)
+    for fsdp in (1, 2, 2):
+        plan_pretraining(store, toy, "local", 0.4, fsdp, False, print)
+    assert len(keys) == 2

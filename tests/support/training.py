@@ -6,6 +6,7 @@ step STEP is reported.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from common.errors import Retryable
 from common.events import Emit, silent
+from configs.base import canonical
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
@@ -21,6 +23,7 @@ from data.tokens.packing import ConcatPacker
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.compile_cache import enable_compile_cache
 from model.training.loop import train
+from model.training.step import Program
 
 TOKENIZER = TokenizerConfig(ranks=256)
 ROW = 32
@@ -74,6 +77,18 @@ def run(
     """Train under `root`, with shared shards, and work and output in the folder `name`."""
     work, out = root / name / "work", root / name / "out"
     return train(config or settings(), MODEL, TOKENIZER, sources(root), work, out, seed, emit)
+
+
+def shared_programs() -> Callable[..., Program]:
+    """In place of `Program`: a module's runs with equal settings trace it once, which takes longer than a run."""
+    programs: dict[tuple[Any, ...], Program] = {}
+
+    def shared(config: PretrainConfig, model: ModelConfig, *rest: Any) -> Program:
+        settings = config.model_dump(mode="json", exclude={"skip_limit", "spike_factor", "spike_steps", "rollbacks"})
+        key = canonical(settings), canonical(model), *rest
+        return programs.get(key) or programs.setdefault(key, Program(config, model, *rest))
+
+    return shared
 
 
 def compile_once(folder: Path) -> None:

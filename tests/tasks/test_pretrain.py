@@ -17,6 +17,7 @@ from model.weights.files import load_weights
 from store.artifacts import Store
 from tasks.engine.job import Job
 from tasks.pretrain import pretrain, rows_before
+from tasks.snapshot import snapshot
 from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, settings, sources, write_tokens
 
 
@@ -93,9 +94,30 @@ def test_a_branch_begins_with_the_weights_and_after_the_rows_of_another(first, s
     assert loss[3] < usual[3] - 0.5
     assert rate[3] == pytest.approx(0.01)
     facts = json.loads((branch.staging / "facts" / "checkpoint.json").read_text())
-    assert facts["rows_before"] == {"web": 72, "synth": 24}
+    assert checkpoint.manifest["facts"]["rows_drawn"] == {"web": 72, "synth": 24}
+    assert facts["rows_drawn"] == {"web": 144, "synth": 48}
     assert facts["tokens_by_source"] == checkpoint.manifest["facts"]["tokens_by_source"]
-    assert rows_before(checkpoint.folder, {"web": shards["web"], "synth": folders["synth"]}, ROW) == {"synth": 24}
+    assert rows_before(checkpoint.folder, {"web": shards["web"], "synth": folders["synth"]}) == {"synth": 24}
+
+
+@pytest.mark.slow
+def test_a_snapshot_of_a_saved_step_has_its_weights_and_rows(first, tmp_path):
+    checkpoint, *_ = first
+
+    def snapshot_of(step):
+        emit = [].append
+        work = Job("snapshot", "key", "e", {"of": "c" * 64, "step": step}, {}, checkpoint.store.staging("d" * 64), emit)
+        snapshot.work(work)
+        return work, json.loads((work.staging / "facts" / "checkpoint.json").read_text())
+
+    work, facts = snapshot_of(20)
+    assert facts["rows_drawn"] == {"web": 64, "synth": 16}
+    weights = work.output("checkpoint") / "weights.safetensors"
+    assert weights.read_bytes() != (checkpoint.folder / weights.name).read_bytes()
+    assert snapshot_of(STEPS)[1]["steps"] == STEPS
+    assert weights.read_bytes() == (checkpoint.folder / weights.name).read_bytes()
+    with pytest.raises(ConfigError, match=r"the checkpoint of step 7 is damaged"):
+        snapshot_of(7)
 
 
 @pytest.mark.slow

@@ -83,24 +83,36 @@ def test_a_longer_limit_changes_nothing_before_it(config, params, four):
         np.testing.assert_array_equal(item.ids, other.ids[:12])
 
 
-def test_logprobs_are_those_of_the_trainer(config, params, four):
-    rows = np.zeros((4, LONGEST + 12), np.int32)
-    for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
-        rows[row, : len(prompt) + 12] = [*prompt, *completion.ids]
-    positions = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
-    hidden_BLD = jax.jit(lambda: forward(params, config, jnp.asarray(rows), jnp.ones_like(positions), positions))()
-    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], jnp.asarray(rows[:, 1:]))
+@pytest.fixture(scope="module")
+def hidden_states(config, params):
+    """`hidden_states(rows)`: rows of ids and their hidden states [4, LONGEST + 12, D], by a program compiled once."""
+
+    @jax.jit
+    def run(ids_BL):
+        positions_BL = jnp.broadcast_to(jnp.arange(LONGEST + 12), ids_BL.shape)
+        return forward(params, config, ids_BL, jnp.ones_like(positions_BL), positions_BL)
+
+    def pad(rows):
+        ids_BL = np.zeros((4, LONGEST + 12), np.int32)
+        for row, ids in enumerate(rows):
+            ids_BL[row, : len(ids)] = ids
+        return jnp.asarray(ids_BL), run(ids_BL)
+
+    return pad
+
+
+def test_logprobs_are_those_of_the_trainer(config, params, four, hidden_states):
+    ids_BL, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in zip(PROMPTS, four, strict=True))
+    logprobs_BL, _ = token_logprobs(params, config, hidden_BLD[:, :-1], ids_BL[:, 1:])
     for row, (prompt, completion) in enumerate(zip(PROMPTS, four, strict=True)):
         first = len(prompt) - 1
         np.testing.assert_allclose(completion.logprobs, logprobs_BL[row, first : first + 12], atol=1e-4)
 
 
-def test_greedy_takes_the_likeliest(config, params):
+def test_greedy_takes_the_likeliest(config, params, hidden_states):
     [completion] = Generator(config, Sampling(max_tokens=3, temperature=0), 1, 3)(params, [PROMPTS[0]], [(0,)])
-    ids = jnp.asarray([[*PROMPTS[0], *completion.ids[:2]]])
-    positions = jnp.arange(5)[None]
-    hidden_BLD = forward(params, config, ids, jnp.ones_like(ids), positions)
-    logits_LV = masked_logits(hidden_BLD[0, 2:], params["embedding"], config.vocabulary)
+    _, hidden_BLD = hidden_states([[*PROMPTS[0], *completion.ids[:2]]])
+    logits_LV = masked_logits(hidden_BLD[0, 2:5], params["embedding"], config.vocabulary)
     np.testing.assert_array_equal(completion.ids, jnp.argmax(logits_LV, -1))
 
 

@@ -22,7 +22,18 @@ from model.training.step import BATCH, Program
 from model.weights.files import load_weights
 from tests.model.conftest import tiny_config
 from tests.support.stage_store import flip_byte
-from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, run, settings, sources, write_tokens
+from tests.support.training import (
+    MODEL,
+    ROW,
+    STEPS,
+    TOKENIZER,
+    compile_once,
+    run,
+    settings,
+    shared_programs,
+    sources,
+    write_tokens,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -30,6 +41,9 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.fixture(scope="module", autouse=True)
 def compiled(request):
     compile_once(Path(request.config.cache.mkdir("compiled")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "Program", shared_programs())
+        yield
 
 
 @pytest.fixture(scope="module")

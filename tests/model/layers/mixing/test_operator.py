@@ -19,7 +19,7 @@ from model.layers.mixing.parts import MixState, Operands, divide, sine_cosine
 from tests.model.layers.mixing.cases import NAMES, PER_TOKEN, documents, draw, exact, largest_error, value_and_gradients
 
 ONE_DOCUMENT = np.ones((2, 33), np.int32)
-LENGTHS = (1, 2, 31, 32, 33, 257, 1024)
+LENGTHS = (1, 31, 32, 33, 1024)
 
 
 def chunked(operands, segments, state):
@@ -55,7 +55,7 @@ def test_chunked_equals_the_reference_over_documents_and_padding(length):
     assert error < allowed(length), where
 
 
-@pytest.mark.parametrize("length", [1, 33, 1024])
+@pytest.mark.parametrize("length", [1, 1024])
 def test_chunked_and_one_step_equal_the_reference_over_one_document(length):
     case = draw(length=length, heads=2, queries=1)
     expected = exact(case)

@@ -1,0 +1,30 @@
+"""`nautile store snapshot`: publish a saved step of an unfinished pretraining, for another to begin from."""
+
+import uuid
+
+from common.errors import ConfigError
+from configs.schema import RunConfig
+from flows.selection import Selection, prepare_run
+from store.artifacts import Artifact, Store
+from tasks.engine.attempt import run_stage
+from tasks.engine.stage import RunContext
+from tasks.snapshot import snapshot
+
+
+def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int | None) -> Artifact:
+    """The checkpoint of step `step` (None: the newest) that the pretraining of `config` has saved.
+
+    Raises `ConfigError` if that step is not saved, naming those that are.
+    """
+    prepared = prepare_run(config, Selection(only="pretrain"), store, argument)
+    [pretrain] = prepared.steps
+    folder = store.root / "staging" / pretrain.key / "scratch" / "checkpoints" / "steps"
+    saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    if not saved or step not in (None, *saved):
+        there = f"it has {', '.join(map(str, saved))}" if saved else "it has none: it is finished, or has not saved yet"
+        raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {there}")
+    number = step or saved[-1]
+    inputs = {name: prepared.inputs[need] for name, need in pretrain.needs.items()} | pretrain.given
+    context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
+    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, inputs, context)
+    return store.get(outputs["checkpoint"])

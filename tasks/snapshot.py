@@ -1,0 +1,29 @@
+"""A snapshot as a stage (`nautile store snapshot`): a saved step of an unfinished pretraining, as a `checkpoint`."""
+
+from common.errors import ConfigError
+from common.files import read_json
+from configs.base import OptimizerConfig
+from configs.model import ModelConfig, TokenizerConfig
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+
+@stage("snapshot", version=1, outputs=("checkpoint",))
+def snapshot(job: Job) -> None:
+    """Write the weights that the pretraining of `section["of"]` saved at `section["step"]`. Its inputs are the same."""
+    # Imported here because every command imports the stages, and JAX takes seconds.
+    from model.training.checkpoint import read_step
+    from model.training.step import state_like
+    from model.weights.files import save_weights
+
+    folder = job.staging.parent / job.section["of"] / "scratch" / "checkpoints"
+    identity = read_json(folder / "identity.json")
+    if identity is None:
+        raise ConfigError(f"{folder}: no saved steps of a pretraining are there any more")
+    model = ModelConfig.model_validate(identity["model"])
+    like = state_like(model, OptimizerConfig.model_validate(identity["pretrain"]["optimizer"]))
+    state, extra = read_step(folder, job.section["step"], like)
+    tokenizer = TokenizerConfig(ranks=identity["tokenizer"]["ranks"])
+    save_weights(job.output("checkpoint"), state.params, model, tokenizer)
+    facts = {"steps": job.section["step"], "rows_drawn": extra.get("rows_drawn", {})}
+    job.describe("checkpoint", **facts, of=job.section["of"], stand_ins=[])
