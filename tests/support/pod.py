@@ -18,7 +18,7 @@ from configs.training import PretrainConfig
 from tests.support.training import run, settings
 
 
-def pod_settings(fsdp: int, sample_every: int) -> PretrainConfig:
+def pod_settings(fsdp: int, sample_every: int = 100) -> PretrainConfig:
     return settings(batch_rows=8, fsdp=fsdp, log_every=1, sample_every=sample_every)
 
 
@@ -34,7 +34,7 @@ def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, st
             os.kill(os.getpid(), number)
 
     try:
-        run(root, pod_settings(fsdp, sample_every=6 if name == "whole" else 100), emit, name)
+        run(root, pod_settings(fsdp, **({"sample_every": 6} if name == "whole" else {})), emit, name)
     except Retryable as error:
         sys.stdout.write(str(error))
         return 75
