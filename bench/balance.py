@@ -9,16 +9,16 @@ norms. Medians over the repeats, and their ratio; once with half of them right, 
 (--kl) the balance needs a second backward pass, for the term stands outside it; its cost is then that of the pass.
 """
 
-import argparse
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
+from measure import in_turns, medians, options
 
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
@@ -52,22 +52,15 @@ def groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> list[Group
     return made
 
 
-def seconds(learner: Learner, batch: list[Group]) -> float:
-    began = time.perf_counter()
+def update(learner: Learner, batch: list[Group]) -> None:
     learner.update(batch)
     jax.block_until_ready(learner.trained)
-    return time.perf_counter() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--groups", type=int, default=15)
-    parser.add_argument("--kl", type=float, default=0.0)
-    options = parser.parse_args()
-    policy = PolicyConfig(steps=1000, kl=options.kl, micro_rows=ROWS, optimizer=OptimizerConfig(schedule="constant"))
-    for width in options.widths:
+    asked = options(__doc__, repeats=7, widths=[128, 512], groups=15, kl=0.0).parse_args()
+    policy = PolicyConfig(steps=1000, kl=asked.kl, micro_rows=ROWS, optimizer=OptimizerConfig(schedule="constant"))
+    for width in asked.widths:
         model = ModelConfig(
             vocabulary=VOCABULARY, width=width, blocks=1, context=256, memory_heads=4, query_heads=4,
             attention_heads=4, kv_heads=2, feed_forward=width * 8 // 3, compute_dtype="float32", remat="none",
@@ -80,20 +73,16 @@ def main() -> None:
         }
         millions = sum(parameter_counts(model).values()) / 1e6
         for right in (4, 1):
-            batch = groups(right, count=options.groups)
-            for learner in learners.values():
-                seconds(learner, batch)  # compiles
-            times: dict[str, list[float]] = {name: [] for name in learners}
-            for _ in range(options.repeats):
-                for name, learner in learners.items():
-                    times[name].append(seconds(learner, batch))
-            medians = {name: statistics.median(entry) for name, entry in times.items()}
-            ratio = statistics.median(b / a for a, b in zip(times["plain"], times["balanced"], strict=True))
-            sides = [options.groups * count for count in (right, 8 - right)]
+            batch = groups(right, count=asked.groups)
+            calls = {name: partial(update, learner, batch) for name, learner in learners.items()}
+            taken = in_turns(calls, asked.repeats)
+            seconds = medians(taken)
+            ratio = statistics.median(b / a for (a, _), (b, _) in zip(*taken.values(), strict=True))
+            sides = [asked.groups * count for count in (right, 8 - right)]
             batches = -(-sum(sides) // ROWS), sum(-(-side // ROWS) for side in sides)
             print(
-                f"width {width}, {millions:.2f}M parameters, {right} of 8 right, KL {options.kl:g}: plain "
-                f"{medians['plain'] * 1e3:.0f} ms, balanced {medians['balanced'] * 1e3:.0f} ms, ratio {ratio:.2f} "
+                f"width {width}, {millions:.2f}M parameters, {right} of 8 right, KL {asked.kl:g}: plain "
+                f"{seconds['plain'] * 1e3:.0f} ms, balanced {seconds['balanced'] * 1e3:.0f} ms, ratio {ratio:.2f} "
                 f"({batches[0]} micro-batches and {batches[1]})"
             )
 

@@ -8,7 +8,7 @@ chart, table or text being there: in a new window each time, so that nothing is 
 that window. `--store` keeps the store, and takes it again if it is there.
 """
 
-import argparse
+import json
 import os
 import random
 import shutil
@@ -22,8 +22,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from measure import in_turns, options
 
 from common.processes import free_port
 from flows.dashboard import queries
@@ -109,21 +112,9 @@ def _stage(
 
 
 def _calls(emit: EventWriter, chance: random.Random, count: int = 1000) -> None:
-    call = {
-        "endpoint": "teacher",
-        "model": "bench",
-        "purpose": "teacher",
-        "attempt": 1,
-        "status": "ok",
-        "cached": False,
-    }
-    emit.many(
-        "call",
-        [
-            {**call, "tokens_in": 500, "tokens_out": 300, "dollars": 0.001, "latency_s": chance.random()}
-            for _ in range(count)
-        ],
-    )
+    call = {"endpoint": "teacher", "model": "bench", "purpose": "teacher", "attempt": 1, "status": "ok"}
+    call |= {"cached": False, "tokens_in": 500, "tokens_out": 300, "dollars": 0.001}
+    emit.many("call", [{**call, "latency_s": chance.random()} for _ in range(count)])
     emit.many("sample", [{"set": "documents", "index": i, "query": "why?", "answer": "so"} for i in range(64)])
 
 
@@ -152,11 +143,8 @@ def _scores(chance: random.Random, folder: Path) -> Path:
     score = {"title": "Held-out problems", "stand_in": "bench", "n": 400, "correct": int(400 * accuracy), "differs": []}
     score |= {"accuracy": accuracy, "interval": [accuracy * 0.9, accuracy], "accuracy_lenient": accuracy, "chance": 0.0}
     path = folder / "scores.json"
-    import json
-
-    path.write_text(
-        json.dumps({"model": "bench", "benchmarks": {"held_out": score}, "composites": {}, "average": None})
-    )
+    scores = {"model": "bench", "benchmarks": {"held_out": score}, "composites": {}, "average": None}
+    path.write_text(json.dumps(scores))
     return path
 
 
@@ -196,12 +184,8 @@ def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
 def time_queries(store: Store, repeats: int) -> bool:
     catalog = Catalog(store)
     asked = questions(catalog)
-    taken: dict[str, list[float]] = {name: [] for name in asked}
-    for _ in range(repeats):
-        for name, question in asked.items():
-            before = time.perf_counter()
-            catalog.query(*question)
-            taken[name].append(1000 * (time.perf_counter() - before))
+    calls = {name: partial(catalog.query, *question) for name, question in asked.items()}
+    taken = {name: [1000 * wall for wall, _ in times] for name, times in in_turns(calls, repeats).items()}
     print(f"{'query':<20}{'median ms':>10}{'worst ms':>10}")
     for name, times in taken.items():
         print(f"{name:<20}{statistics.median(times):>10.0f}{max(times):>10.0f}")
@@ -254,13 +238,7 @@ def time_paint(store: Store, repeats: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--store", type=Path)
-    parser.add_argument("--no-browser", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, rows=1_000_000, runs=40, repeats=9, store=None, no_browser=False).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(given.store or Path(folder) / "store")
         if not store.catalog_path.exists():

@@ -25,13 +25,13 @@ import ahocorasick
 import ahocorasick_rs
 import datasketch
 import numpy as np
+from measure import in_turns, options
 
 from common.events import silent
 from configs.model import TokenizerConfig
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
-from data.screening.corpus_copies import BANDS, HASHES, find_copies
-from data.screening.minhash import BANDS as BANDS_OF_MINHASH
-from data.screening.minhash import ROWS, SEED, WORDS, minhash_bands
+from data.screening.corpus_copies import HASHES, band_file, find_copies
+from data.screening.minhash import BANDS, ROWS, SEED, WORDS, minhash_bands
 from data.screening.text_hash import text_hash
 from data.screening.words import grams, words_of
 from data.sources.wikipedia import articles
@@ -49,17 +49,13 @@ def made_questions(count: int) -> list[HeldOutQuestion]:
     for number in range(count):
         words = draw.choice(sentences).split()
         kind = draw.random()
-        words = (
-            words[: draw.randint(5, 14)]
-            if kind < 0.3
-            else words
-            if kind < 0.6
-            else words + draw.choice(sentences).split()
-        )
+        if kind < 0.3:
+            words = words[: draw.randint(5, 14)]
+        elif kind >= 0.6:
+            words += draw.choice(sentences).split()
         words = [word if draw.random() > 1 / 12 else draw.choice(words) for word in words]
-        collected.append(
-            HeldOutQuestion(f"benchmark {number % 11}", str(number), draw.choice(OPENINGS) + " ".join(words) + "?")
-        )
+        text = draw.choice(OPENINGS) + " ".join(words) + "?"
+        collected.append(HeldOutQuestion(f"benchmark {number % 11}", str(number), text))
     return collected
 
 
@@ -85,7 +81,7 @@ def anchors(questions: list[HeldOutQuestion]) -> list[str]:
 def with_datasketch(texts: list[str]) -> None:
     for block in words_of(texts):
         for begin, end in zip(block.first[:-1], block.first[1:], strict=True):
-            signature = datasketch.MinHash(BANDS_OF_MINHASH * ROWS, SEED, hashfunc=int, scheme="affine64")
+            signature = datasketch.MinHash(BANDS * ROWS, SEED, hashfunc=int, scheme="affine64")
             signature.update_batch(grams(block.values[begin:end], WORDS).tolist())
 
 
@@ -118,16 +114,14 @@ def costs(questions: list[HeldOutQuestion], texts: list[str]) -> None:
         "Aho-Corasick, ahocorasick-rs": (few, lambda: [rust.find_matches_as_indexes(r, overlapping=True) for r in raw]),
         "Aho-Corasick, pyahocorasick": (few, lambda: [list(automaton.iter(text)) for text in packed]),
     }
-    spent: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(ROUNDS):
-        for name, (over, work) in forms.items():
-            begun = time.process_time()
-            work()
-            spent[name].append((time.process_time() - begun) / sum(len(text.encode()) for text in over))
-    bare = statistics.median(spent["tiktoken"])
-    for name, each in spent.items():
-        median = statistics.median(each)
-        print(f"{name:30s} {1e-6 / median:8.1f} MB/s  {100 * median / bare:6.1f} % of tiktoken's time")
+    taken = in_turns({name: work for name, (_, work) in forms.items()}, ROUNDS)
+    per_byte = {
+        name: statistics.median(processor for _, processor in taken[name]) / sum(len(text.encode()) for text in over)
+        for name, (over, _) in forms.items()
+    }
+    for name, cost in per_byte.items():
+        share = cost / per_byte["tiktoken"]
+        print(f"{name:30s} {1e-6 / cost:8.1f} MB/s  {100 * share:6.1f} % of tiktoken's time")
 
 
 def settle_one(count: int, width: int) -> None:
@@ -141,10 +135,10 @@ def settle_one(count: int, width: int) -> None:
             hashes = draw.integers(0, 2**63, 100_000).astype("<u8")
             hashes[::10] = earlier[::10]
             (unit / HASHES).write_bytes(hashes.tobytes())
-            if width:
-                values = draw.integers(0, 2**63, (100_000, width)).astype("<u8")
-                values[5::20, 0] = hashes[::20]
-                (unit / BANDS).write_bytes(values.tobytes())
+            for band in range(width):
+                values = draw.integers(0, 2**63, 100_000).astype("<u8")
+                values[5::20] = hashes[::20] if band == 0 else values[5::20]
+                (unit / band_file(band)).write_bytes(values.tobytes())
             units.append(unit)
             earlier = hashes
         begun = time.perf_counter()
@@ -155,11 +149,7 @@ def settle_one(count: int, width: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--questions", type=int, default=75_000)
-    parser.add_argument("--megabytes", type=float, default=2.0)
-    parser.add_argument("--settle", type=int, nargs="*", default=[1_000_000, 10_000_000])
-    parser.add_argument("--bands", type=int, default=0)
+    parser = options(__doc__, questions=75_000, megabytes=2.0, settle=[1_000_000, 10_000_000], bands=0)
     parser.add_argument(SETTLE, type=int, default=None, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.settle_one is not None:

@@ -9,7 +9,6 @@ cost beside the server's and what was on its way at the kill, and requests compl
 retrieval and all; of the pool alone, bench/endpoints.py).
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+from measure import options, write_results
 
 from data.distill.run import DOCUMENTS, REJECTED
 from tests.support import distilling_process
@@ -78,16 +79,12 @@ def measured(prompts: int, folder: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=10_000)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    asked = options(__doc__, prompts=10_000).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measured(asked.prompts, Path(folder))
     for name, value in result.items():
         print(f"{name}: {value}")
-    if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1))
+    write_results(result, asked.json)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ run; then both without faults. Events go to a real event file. kill: the same re
 the middle and started again. limits: a server that lets 50 requests a second through. ledger: a million replies.
 """
 
-import argparse
 import asyncio
+import hashlib
 import json
 import os
 import resource
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import openai
+from measure import options, write_results
 
 from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
@@ -177,8 +178,6 @@ def ledger(count: int) -> list[dict[str, object]]:
     """Open a file of so many replies of 1 kB, and read it the plain way after it (its memory comes on top)."""
     with tempfile.TemporaryDirectory() as at:
         path = Path(at) / "replies.jsonl"
-        import hashlib
-
         with path.open("w") as file:
             for i in range(count):
                 head = {"digest": hashlib.sha256(str(i).encode()).hexdigest(), "endpoint": "fake", "dollars": 0.001}
@@ -209,13 +208,9 @@ def ledger(count: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # `seconds`: of each rate limit; `replies`: in the ledger.
+    parser = options(__doc__, requests=10_000, rounds=3, seconds=60, replies=1_000_000)
     parser.add_argument("parts", nargs="*", default=["capacity", "kill", "limits", "ledger"])
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=60, help="of each rate limit")
-    parser.add_argument("--replies", type=int, default=1_000_000, help="in the ledger")
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if asked.parts[0] == "ask":  # the process that is killed
         ours(OwnProcess(asked.parts[1]), asked.requests, Path(asked.parts[2]))
@@ -232,8 +227,7 @@ def main() -> None:
             rows += run()
             for row in rows[-8:] if part != "ledger" else rows:
                 print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1))
+    write_results(rows, asked.json)
 
 
 if __name__ == "__main__":

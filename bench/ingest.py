@@ -11,21 +11,19 @@ ratio is of medians, in seconds of the clock and in seconds of the processor (wh
 questions are sentences of articles that are not in the text.
 """
 
-import argparse
-import json
 import os
 import platform
 import re
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tiktoken
+from measure import in_turns, medians, options, write_results
 
 from common.events import silent
 from configs.model import TokenizerConfig
@@ -97,13 +95,6 @@ def ingest(file: Path, plan: CorpusPlan, checks: DocumentChecks, folder: Path) -
     return tokens, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / tokens
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu
-
-
 def measure(
     ranks: int, form: RecordForm, texts: list[str], held_out: list[HeldOutQuestion], repeats: int, folder: Path
 ) -> dict:
@@ -122,6 +113,7 @@ def measure(
 
     def end_to_end(name: str, checks: DocumentChecks) -> Callable[[], None]:
         def work() -> None:
+            shutil.rmtree(folder / "ingest", ignore_errors=True)
             by_name[name] = ingest(file, plan, checks, folder / "ingest")
 
         return work
@@ -132,16 +124,9 @@ def measure(
         "decontaminated": end_to_end("decontaminated", DocumentChecks(contamination)),
         "decontaminated, MinHash": end_to_end("decontaminated, MinHash", DocumentChecks(contamination, minhash_bands)),
     }
-    for work in kinds.values():
-        shutil.rmtree(folder / "ingest", ignore_errors=True)
-        work()  # whatever is built on first use
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
-    for _ in range(repeats):
-        for name, work in kinds.items():
-            shutil.rmtree(folder / "ingest", ignore_errors=True)
-            seconds[name].append(timed(work))
+    seconds = in_turns(kinds, repeats)
     tokens, disk = by_name["ours"]
-    clock = {name: statistics.median(wall for wall, _ in times) for name, times in seconds.items()}
+    clock = medians(seconds)
     cores = {name: statistics.median(cpu for _, cpu in times) for name, times in seconds.items()}
     return {
         "ranks": ranks,
@@ -154,13 +139,8 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--documents", type=int, default=1200)
-    parser.add_argument("--join", type=int, default=8)
+    parser = options(__doc__, documents=1200, join=8, repeats=5, questions=20_000)
     parser.add_argument("--form", choices=("web", "synth"), default="web")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--questions", type=int, default=20_000)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     texts = documents(args.documents, args.join)
     held_out = questions(args.questions, args.documents * args.join)
@@ -178,9 +158,8 @@ def main() -> None:
             print(
                 f"  {name:26}{speed / 1e6:6.2f} M ids/s  {clock:6.1%} of bare by clock, {processor:6.1%} by processor"
             )
-    if args.json:
-        where = {"cores": os.cpu_count(), "machine": platform.platform()}
-        args.json.write_text(json.dumps({"where": where, "results": results}, indent=1) + "\n")
+    where = {"cores": os.cpu_count(), "machine": platform.platform()}
+    write_results({"where": where, "results": results}, args.json)
 
 
 if __name__ == "__main__":

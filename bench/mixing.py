@@ -3,23 +3,18 @@
     python bench/mixing.py [--repeats 15] [--lengths] [--json FILE]
 
 Rounds go through all alternatives in turn, so a noisy machine disturbs all alike; medians are shown. Sizes are the
-published
-layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to the end
-of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under autodiff, and
-the chunked form of `model.layers.mixing.operator`.
+published layer's: B2 L1024 K16 H64 M2, float32. Alternatives: the L x L matrix form, the cumsum form (decay measured to
+the end of the row, so that it is a plain prefix sum; right only while λ·L is small), a plain chunked scan under
+autodiff, and the chunked form of `model.layers.mixing.operator`.
 """
 
-import argparse
-import json
 import platform
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from measure import in_turns, medians, options, print_rows, write_results
 
 from model.layers.mixing.operator import empty_state, mix, reference
 from model.layers.mixing.parts import MixState, Operands, divide, softsign
@@ -114,32 +109,24 @@ def compiled(form: Callable, operands, cotangents) -> dict[str, tuple[Callable, 
     }
 
 
-def measure(calls: dict[tuple, Callable], repeats: int) -> dict[tuple, float]:
-    """Median milliseconds of each, the rounds interleaved."""
-    times: dict[tuple, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
+def milliseconds(calls: dict[tuple, Callable], repeats: int) -> dict[tuple, float]:
+    """Median of each, the rounds interleaved."""
+    waiting = {name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()}
+    return {name: 1e3 * seconds for name, seconds in medians(in_turns(waiting, repeats)).items()}
 
 
 def compare(repeats: int) -> list[dict]:
     """Every alternative at the published layer's size."""
     operands, cotangents = inputs(BATCH, LENGTH)
     passes = {name: compiled(form, operands, cotangents) for name, form in FORMS.items()}
-    medians = measure(
-        {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}, repeats
-    )
+    calls = {(name, kind): call for name, kinds in passes.items() for kind, (call, _) in kinds.items()}
+    took = milliseconds(calls, repeats)
     return [
         {
             "form": name,
-            **{f"{kind}_ms": round(medians[name, kind], 1) for kind in kinds},
+            **{f"{kind}_ms": round(took[name, kind], 1) for kind in kinds},
             **{f"{kind}_mib": round(mib, 1) for kind, (_, mib) in kinds.items()},
-            "ours_is_times_faster": round(medians[name, "gradients"] / medians["chunked", "gradients"], 1),
+            "ours_is_times_faster": round(took[name, "gradients"] / took["chunked", "gradients"], 1),
         }
         for name, kinds in passes.items()
     ]
@@ -148,12 +135,12 @@ def compare(repeats: int) -> list[dict]:
 def lengths(repeats: int) -> list[dict]:
     """The chunked form against L, batch 1: time and temporaries per token should not change. Needs 5 GB."""
     passes = {length: compiled(ours, *inputs(1, length))["gradients"] for length in (1024, 4096, 16384, 65536)}
-    medians = measure({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
+    took = milliseconds({("gradients", length): call for length, (call, _) in passes.items()}, repeats)
     return [
         {
             "length": length,
-            "gradients_ms": round(medians["gradients", length], 1),
-            "us_per_token": round(1e3 * medians["gradients", length] / length, 1),
+            "gradients_ms": round(took["gradients", length], 1),
+            "us_per_token": round(1e3 * took["gradients", length] / length, 1),
             "kib_per_token": round(1024 * mib / length, 2),
         }
         for length, (_, mib) in passes.items()
@@ -161,23 +148,15 @@ def lengths(repeats: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--lengths", action="store_true", help="also time the chunked form up to 65,536 positions")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    arguments = parser.parse_args()
+    asked = options(__doc__, repeats=15, lengths=False).parse_args()
     results = {
         "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "comparison": compare(arguments.repeats),
+        "comparison": compare(asked.repeats),
     }
-    if arguments.lengths:
+    if asked.lengths:
         results["lengths"] = lengths(5)
-    for title, rows in results.items():
-        print(f"\n{title}")
-        for row in rows if isinstance(rows, list) else [rows]:
-            print("  ", row)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print_rows(results)
+    write_results(results, asked.json)
 
 
 if __name__ == "__main__":

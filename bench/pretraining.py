@@ -1,15 +1,11 @@
-"""Around the training step: the loader against what a step needs, saving and resuming, and devices as correctness.
+"""Around the training step: saving and resuming, and devices as correctness.
 
     python bench/pretraining.py [--repeats 5] [--json FILE]
 
-The loader reads rows of 1,024 tokens (cl100k ids) as one of the paper's 8 hosts would, whose slice takes 188 rows/s a
-host at 1.54 M tokens/s (a reckoning: `nautile plan`, 40 % utilisation). Steps, saves and resumes are of a model of
-25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 of them share the same cores, so their times mean
-nothing: what is shown is that their losses agree.
+Steps, saves and resumes are of a model of 25 M parameters on one of 8 devices of this CPU. 1, 2, 4 and 8 of them share
+the same cores, so their times mean nothing: what is shown is that their losses agree. The loader: bench/loader.py.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -22,6 +18,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import numpy as np
+from measure import median_seconds, options, print_rows, write_results
 
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig, TokenizerConfig
@@ -35,19 +32,13 @@ from model.sharding import make_mesh, put_rows
 from model.training.checkpoint import TrainCheckpoints
 from model.training.step import BATCH, Program
 
-HOSTS, NEEDED = 8, 1.54e6 / 1024 / 8
 LENGTH, ROWS = 128, 8
 MODEL = ModelConfig(vocabulary=8192, width=512, blocks=2, context=1024, compute_dtype="float32", remat="none")
 
 
 def median(run: Callable[[], Any], repeats: int) -> float:
     """Median seconds of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return median_seconds(lambda: jax.block_until_ready(run()), repeats)
 
 
 def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> Path:
@@ -61,16 +52,6 @@ def tokens(folder: Path, tokenizer: TokenizerConfig, rows: int, length: int) -> 
         entries.append(write_shard(folder, 0, split, packer.finish(), chosen.vocabulary))
     write_index(folder, ShardIndex(tokenizer, chosen.fingerprint, length, "web", tuple(entries)))
     return folder
-
-
-def loading(root: Path, repeats: int) -> dict[str, Any]:
-    """Rows a second of one host's loader, and how many times what the paper's slice would take from it."""
-    tokenizer = TokenizerConfig()
-    sources = {name: tokens(root / name, tokenizer, 2048, 1024) for name in ("synth", "distilled")}
-    phase = PhaseConfig(name="two", tokens=512 * 1024 * 50, mixture={"synth": 0.98, "distilled": 0.02})
-    loader = Loader(sources, [phase], 512, 0, tokenizer, host=3, hosts=HOSTS)
-    rate = 512 / HOSTS / median(lambda: loader.batch(7)["tokens"], 4 * repeats)
-    return {"rows_per_second": round(rate), "needed_on_a_v4_host": round(NEEDED), "times": round(rate / NEEDED, 1)}
 
 
 def stepping(root: Path, repeats: int) -> dict[str, Any]:
@@ -134,18 +115,12 @@ def _program(root: Path, count: int) -> tuple[PretrainConfig, Program, Loader]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    options = parser.parse_args()
+    asked = options(__doc__, repeats=5).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        results = {"loader": loading(root, options.repeats), "saving": stepping(root, options.repeats)}
-        results["devices"] = devices(root)
-    for name, result in results.items():
-        print(f"{name}\n   {result}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        results = {"saving": stepping(root, asked.repeats), "devices": devices(root)}
+    print_rows(results)
+    write_results(results, asked.json)
 
 
 if __name__ == "__main__":

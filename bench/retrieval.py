@@ -10,7 +10,6 @@ Queries are searched one batch of 64 at a time, as distillation does it, and ran
 are timed in turn, medians over repeats, on one thread; each is built in a process of its own, for its peak memory.
 """
 
-import argparse
 import json
 import multiprocessing
 import resource
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+from measure import options
 
 from configs.distill import IndexConfig
 from data.retrieval.embedders import Encoder
@@ -96,14 +96,9 @@ def _anonymous() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
-    parser.add_argument("--kinds", nargs="+", default=["exact", "ivf_pq"])
-    parser.add_argument("--queries", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of FAISS: on a busy machine a second one only spins")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    asked = parser.parse_args()
+    # One thread of FAISS: on a busy machine a second one only spins.
+    defaults = {"sizes": [10_000, 100_000], "kinds": ["exact", "ivf_pq"], "queries": 500, "repeats": 5, "threads": 1}
+    asked = options(__doc__, **defaults, folder=Path(tempfile.gettempdir())).parse_args()
     base = centres(asked.folder)
     queries = np.zeros((asked.queries, base.shape[1]), np.float32)
     draw(base, asked.queries, 99, queries)

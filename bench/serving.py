@@ -7,7 +7,6 @@ client asks one after another: that is what the other rows are compared with. Th
 interleaved; medians over the repeats. Without CHECKPOINT, one of `configs/local.toml`'s shape with random weights.
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import jax
+from measure import options
 from openai import AsyncOpenAI
 
 from configs.load import load
@@ -65,31 +65,27 @@ def quantile(values, share):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, requests=64, tokens=128, slots=32, repeats=3)
     parser.add_argument("checkpoint", type=Path, nargs="?")
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = options.checkpoint
+        checkpoint = asked.checkpoint
         if checkpoint is None:
             shape, checkpoint = load("local"), Path(folder) / "checkpoint"
             params = jax.jit(initialise, static_argnums=0)(shape.model, 0)
             save_weights(checkpoint, params, shape.model, shape.tokenizer)
         _, model, _ = load_weights(checkpoint)
-        questions = [f"State the final answer: {i} + {3 * i + 1} - {i % 7} =" for i in range(options.requests)]
+        questions = [f"State the final answer: {i} + {3 * i + 1} - {i % 7} =" for i in range(asked.requests)]
         rounds = {clients: [] for clients in CLIENTS}
-        with serving(checkpoint, Path(folder) / "store", slots=options.slots, queue=256) as server:
+        with serving(checkpoint, Path(folder) / "store", slots=asked.slots, queue=256) as server:
             asyncio.run(round_of(server.root, 8, questions, 8))
-            for _ in range(options.repeats):
+            for _ in range(asked.repeats):
                 for clients in CLIENTS:
-                    rounds[clients].append(asyncio.run(round_of(server.root, clients, questions, options.tokens)))
+                    rounds[clients].append(asyncio.run(round_of(server.root, clients, questions, asked.tokens)))
             written = httpx.get(f"{server.root}/health").json()["tokens"]
     lengths = [count for figures, _ in rounds[1] for *_, count in figures]
-    print(f"width {model.width}, {model.blocks} blocks, context {model.context}; {options.slots} slots")
-    print(f"{options.requests} requests a round; a reply has {min(lengths)} to {max(lengths)} tokens; {written} in all")
+    print(f"width {model.width}, {model.blocks} blocks, context {model.context}; {asked.slots} slots")
+    print(f"{asked.requests} requests a round; a reply has {min(lengths)} to {max(lengths)} tokens; {written} in all")
     print("clients  tokens/s  times one client  first token p50, p95 ms  whole p50, p95 ms")
     for clients, entry in rounds.items():
         rate = statistics.median(rate for _, rate in entry)

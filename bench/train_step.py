@@ -11,7 +11,6 @@ medians.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -19,11 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from measure import options, write_results
 
 from configs.model import ModelConfig
 from model.capacity.flops import peak_of, training_flops
@@ -126,26 +125,23 @@ def compare(names: list[str], repeats: int, arguments: list[str]) -> dict[str, t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = options(__doc__, blocks=2, repeats=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--remat", default="dots", choices=["none", "block", "layer", "dots"], help="of ours")
     parser.add_argument("--only", nargs="+", help="names to run beside ours; all if none")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    config = ModelConfig(vocabulary=100_352, blocks=options.blocks, compute_dtype=options.dtype, remat=options.remat)
-    if options.serve:
+    asked = parser.parse_args()
+    config = ModelConfig(vocabulary=100_352, blocks=asked.blocks, compute_dtype=asked.dtype, remat=asked.remat)
+    if asked.serve:
         serve(config)
         return
     device = jax.devices()[0].device_kind
     millions = sum(parameter_counts(config).values()) / 1e6
-    print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {options.dtype}")
-    names = [name for name in alternatives(config) if not options.only or name in ("ours", *options.only)]
-    shape = ["--blocks", str(options.blocks), "--dtype", options.dtype, "--remat", options.remat]
+    print(f"{device}, {platform.machine()}: {3 * config.blocks} layers, {millions:.0f}M parameters, {asked.dtype}")
+    names = [name for name in alternatives(config) if not asked.only or name in ("ours", *asked.only)]
+    shape = ["--blocks", str(asked.blocks), "--dtype", asked.dtype, "--remat", asked.remat]
     results = []
-    medians = compare(names, options.repeats, shape)
+    medians = compare(names, asked.repeats, shape)
     for name, (seconds, gib) in medians.items():
         row = {"step": name, "seconds": round(seconds, 2), "tokens_per_second": round(BATCH * LENGTH / seconds, 1)}
         row |= {"temporaries_gib": round(gib, 2), "times_ours": round(seconds / medians["ours"][0], 2)}
@@ -153,8 +149,7 @@ def main() -> None:
             row["mfu"] = round(training_flops(config, LENGTH) * BATCH * LENGTH / seconds / peak, 3)
         results.append(row)
         print("  ", row)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_results(results, asked.json)
 
 
 if __name__ == "__main__":

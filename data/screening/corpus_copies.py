@@ -1,14 +1,15 @@
 """Find the copies in a corpus of any size from the documents' signatures alone, on disk and in constant memory.
 
-The folder of a tokenised file holds, one row per document in the file's order:
+The folder of a tokenised file holds, one value per document in the file's order:
 
-    hashes.u8      [documents] uint64, little-endian: `data.screening.text_hash.text_hash`
-    bands.u8       [documents, bands] uint64, optional: `data.screening.minhash.minhash_bands`
-    verdicts.u1    [documents] uint8, written here: 0 kept, else the reason why not (`REASONS`)
+    hashes.u8      uint64, little-endian: `data.screening.text_hash.text_hash`
+    band-NN.u8     uint64, optional: a column of `data.screening.minhash.minhash_bands`. Earlier versions wrote all of
+                   them to bands.u8, [documents, bands], which is still read, but whole for each band
+    verdicts.u1    uint8, written here: 0 kept, else the reason why not (`REASONS`)
 
 Documents with equal hashes are exact copies. Documents with an equal value in at least one band are near copies, and so
 are all that such pairs connect: a cluster. The first document of a cluster, in the order of the files, is kept; of a
-cluster that shares anything with `against` (signatures of other sources, the same two files) none is.
+cluster that shares anything with `against` (signatures of other sources, the same files) none is.
 
 Each column of values (the hashes, then one band after the other) is one pass: it is cut into files by ranges of the
 value, each small enough to be sorted in memory. A frequent value cannot swell a range, because equal values within
@@ -33,7 +34,8 @@ from common.events import Emit
 from common.files import file_size, write_atomically
 from configs.base import fingerprint
 
-HASHES, BANDS, VERDICTS = "hashes.u8", "bands.u8", "verdicts.u1"
+HASHES, VERDICTS = "hashes.u8", "verdicts.u1"
+BANDS_BY_DOCUMENT = "bands.u8"  # of earlier versions
 KEPT, EXACT, NEAR, EXACT_ELSEWHERE, NEAR_ELSEWHERE = range(5)
 REASONS = {
     EXACT: "duplicate",
@@ -61,18 +63,25 @@ class CopyReport:
         return self.documents - sum(self.dropped.values())
 
 
+def band_file(band: int) -> str:
+    """The name of the file that holds one band's values."""
+    return f"band-{band:02d}.u8"
+
+
 @dataclass(frozen=True)
 class _Signatures:
     folder: Path
     documents: int
-    bands: int  # 0 without a file of bands
+    bands: int  # 0 without bands
+    by_document: bool = False  # all bands are in one file
 
     def column(self, band: int | None, begin: int, end: int) -> np.ndarray:
         """The hashes (band None) or one band's values of documents `begin` to `end`."""
-        if band is None:
-            return np.fromfile(self.folder / HASHES, "<u8", end - begin, offset=begin * 8)
-        rows = np.memmap(self.folder / BANDS, "<u8", "r", 0, (self.documents, self.bands))
-        return np.array(rows[begin:end, band])
+        if band is not None and self.by_document:
+            rows = np.memmap(self.folder / BANDS_BY_DOCUMENT, "<u8", "r", 0, (self.documents, self.bands))
+            return np.array(rows[begin:end, band])
+        path = self.folder / (HASHES if band is None else band_file(band))
+        return np.fromfile(path, "<u8", end - begin, offset=begin * 8)
 
 
 def find_copies(folders: Sequence[Path], against: Sequence[Path], work: Path, emit: Emit) -> CopyReport:
@@ -114,18 +123,17 @@ def publish_signatures(folders: Sequence[Path], out: Path) -> int:
     Returns how many documents they are of.
     """
     files = [_open_signatures(folder) for folder in folders]
-    with_bands = all(signatures.bands for signatures in files if signatures.documents)
+    bands = min((signatures.bands for signatures in files if signatures.documents), default=0)
+    names = {None: HASHES, **{band: band_file(band) for band in range(bands)}}
     out.mkdir(parents=True, exist_ok=True)
-    for name, width in ((HASHES, 1), (BANDS, None)):
-        if width is None and not with_bands:
-            continue
-        with (out / f".{name}.tmp").open("wb") as file:
-            for signatures in files:
-                once = ~np.isin(read_verdicts(signatures.folder), (EXACT, EXACT_ELSEWHERE))
-                shape = (signatures.documents, width or signatures.bands)
-                for begin, end in _blocks(signatures.documents):
-                    rows = np.memmap(signatures.folder / name, "<u8", "r", 0, shape)[begin:end]
-                    file.write(rows[once[begin:end]].tobytes())
+    with ExitStack() as stack:
+        opened = {band: stack.enter_context((out / f".{name}.tmp").open("wb")) for band, name in names.items()}
+        for signatures in files:
+            once = ~np.isin(read_verdicts(signatures.folder), (EXACT, EXACT_ELSEWHERE))
+            for begin, end in _blocks(signatures.documents):
+                for band, file in opened.items():
+                    file.write(signatures.column(band, begin, end)[once[begin:end]].tobytes())
+    for name in names.values():
         (out / f".{name}.tmp").replace(out / name)
     return (out / HASHES).stat().st_size // 8
 
@@ -291,14 +299,22 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 def _open_signatures(folder: Path) -> _Signatures:
     """Size up the signature files in `folder`. Raises `ConfigError` if they are missing or do not fit together."""
-    hashes, bands = file_size(folder / HASHES), file_size(folder / BANDS)
+    hashes, rows = file_size(folder / HASHES), file_size(folder / BANDS_BY_DOCUMENT)
     if hashes is None or hashes % 8:
         problem = "is missing" if hashes is None else f"has {hashes} bytes"
         raise ConfigError(f"signatures: {folder / HASHES} {problem}; {_REBUILD}")
     documents = hashes // 8
-    if bands and (not documents or bands % hashes):
-        raise ConfigError(f"signatures: {folder / BANDS} has {bands} bytes for {documents} documents; {_REBUILD}")
-    return _Signatures(folder, documents, bands // hashes if bands else 0)
+    if rows:
+        if not documents or rows % hashes:
+            path = folder / BANDS_BY_DOCUMENT
+            raise ConfigError(f"signatures: {path} has {rows} bytes for {documents} documents; {_REBUILD}")
+        return _Signatures(folder, documents, rows // hashes, by_document=True)
+    bands = 0
+    while (size := file_size(path := folder / band_file(bands))) is not None:
+        if size != hashes:
+            raise ConfigError(f"signatures: {path} has {size} bytes for {documents} documents; {_REBUILD}")
+        bands += 1
+    return _Signatures(folder, documents, bands)
 
 
 _REBUILD = "build them again with `nautile run --force --only ingest`"

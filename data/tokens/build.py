@@ -35,6 +35,7 @@ from data.screening.text_hash import HASH_RANGE
 from data.tokenizer import tokenizer_for
 from data.tokens.exemplar_sample import choose_exemplars
 from data.tokens.packing import ConcatPacker, FirstFitPacker
+from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardEntry, ShardIndex, Split, write_index, write_shard
 from data.tokens.tokenise_file import (
     CANDIDATES,
@@ -232,6 +233,7 @@ def publish_tokens(folders: Sequence[Path], markers: Sequence[Path], plan: Corpu
         if f"shards/{path.name}" not in names:  # of a process that was believed lost and came back
             path.unlink()
     index = ShardIndex(plan.tokenizer, tokenizer_for(plan.tokenizer).fingerprint, plan.row_length, plan.form, shards)
+    write_row_offsets(out, index)
     write_index(out, index)
     candidates = ((folder / CANDIDATES, read_verdicts(folder) == KEPT) for folder in folders)
     return PublishedTokens(

@@ -6,8 +6,8 @@ position in the epoch from `data.shuffle`, its shard from the index.
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,11 +19,12 @@ from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.shuffle import permute
 from data.tokenizer import tokenizer_for
-from data.tokens.shards import REBUILD, Shard, ShardEntry, ShardIndex, Split, read_index, verify_shards
+from data.tokens.row_reader import OpenFiles, PackedRow, RowReader
+from data.tokens.shards import REBUILD, ShardIndex, read_index, verify_shards
 
 Batch = dict[str, np.ndarray]
 MILLION = 1_000_000  # shares are exact to a millionth, so that row number times share stays within int64
-OPEN_SHARDS = 512
+BATCHES_AHEAD = 2  # prepared in a thread while the step before them runs
 DIGEST_LIMIT = 1 << 30  # bytes, a second of sha256; of a larger artifact only sizes are checked here
 
 
@@ -89,9 +90,13 @@ class Loader:
     ) -> None:
         if batch_rows % hosts:
             raise ConfigError(f"pretrain.batch_rows {batch_rows} does not divide among {hosts} hosts")
-        self._sources = {name: _Source(name, Path(path), tokenizer) for name, path in sorted(sources.items())}
-        self.names: tuple[str, ...] = tuple(self._sources)
-        self.row_length: int = _common_row_length(self._sources)
+        folders = {name: Path(path) for name, path in sorted(sources.items())}
+        indexes = {name: _checked_index(name, folder, tokenizer) for name, folder in folders.items()}
+        self.names: tuple[str, ...] = tuple(folders)
+        self.row_length: int = _common_row_length(folders, indexes)
+        files = OpenFiles(sum(len(index.shards) for index in indexes.values()))
+        end_of_text = tokenizer_for(tokenizer).end_of_text
+        self._readers = {name: RowReader(folders[name], index, end_of_text, files) for name, index in indexes.items()}
         self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
         # A phase begins where the one before ended; each source goes on with its epoch from phase to phase.
@@ -100,12 +105,11 @@ class Loader:
         first, drawn = 0, dict(before)
         for config in phases:
             for name in config.mixture:
-                if name not in self._sources:
+                if name not in folders:
                     known = f"there are {self.names}"
                     raise ConfigError(f"pretrain.phases {config.name!r}: no tokens of source {name!r}; {known}")
-                if not self._sources[name].rows("train"):
-                    folder = self._sources[name].folder
-                    raise ConfigError(f"tokens artifact {folder}: source {name!r} has no training rows")
+                if not self._readers[name].rows("train"):
+                    raise ConfigError(f"tokens artifact {folders[name]}: source {name!r} has no training rows")
             steps = -(-config.tokens // (batch_rows * self.row_length))
             phase = _Phase(config.name, first, Mixture(config.mixture), dict(drawn))
             self._phases.append(phase)
@@ -114,6 +118,9 @@ class Loader:
             first += steps
         self.steps: int = first
         self.rows_drawn: dict[str, int] = {name: drawn[name] - before[name] for name in self.names}
+        # All reading is done in one thread, which prepares the next batches while the caller works on this one.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._ahead: dict[int, Future[Batch]] = {}
 
     def phase(self, step: int) -> str:
         """The name of the phase that `step` belongs to."""
@@ -128,43 +135,52 @@ class Loader:
 
     def epochs(self, source: str) -> float:
         """How many times all phases together go over the training rows of `source`."""
-        return self.rows_drawn[source] / max(1, self._sources[source].rows("train"))
+        return self.rows_drawn[source] / max(1, self._readers[source].rows("train"))
 
     def batch(self, step: int) -> Batch:
         """The arrays of `step` (this host's rows): see `assemble`, and source int32 [rows], an index into `names`."""
+        self._phase(step)
+        wanted = range(step, min(step + 1 + BATCHES_AHEAD, self.steps))
+        for other in self._ahead.keys() - wanted:
+            self._ahead.pop(other).cancel()
+        for number in wanted:
+            if number not in self._ahead:
+                self._ahead[number] = self._thread.submit(self._build, number)
+        return self._ahead.pop(step).result()
+
+    def _build(self, step: int) -> Batch:
         phase = self._phase(step)
         host_rows = self._batch_rows // self._hosts
         first = (step - phase.first) * self._batch_rows + self._host * host_rows
         chosen, nth = phase.mixture.assign(first, host_rows)
-        rows: list[_Row | None] = [None] * host_rows
+        rows: dict[int, PackedRow] = {}  # by position in the batch
         source = np.zeros(host_rows, np.int32)
         for i, name in enumerate(phase.mixture.sources):
-            positions = np.flatnonzero(chosen == i)  # in the batch
-            reader = self._sources[name]
-            numbers = self._shuffled(reader, nth[positions] + phase.drawn_before[name])
+            positions = np.flatnonzero(chosen == i)
+            numbers = self._shuffled(name, nth[positions] + phase.drawn_before[name])
             source[positions] = self.names.index(name)
-            for position, number in zip(positions, numbers, strict=True):
-                rows[position] = reader.row("train", int(number))
-        return self._finish([row for row in rows if row is not None], source)
+            rows |= zip(positions.tolist(), self._readers[name].read("train", numbers), strict=True)
+        return self._finish([rows[position] for position in range(host_rows)], source)
 
     def validation(self, source: str, rows: int) -> Batch:
         """The first `rows` validation rows of `source`, or as many as it has (none gives arrays of no rows)."""
-        reader = self._sources[source]
+        reader = self._readers[source]
         count = min(rows, reader.rows("validation"))
         rows_source = np.full(count, self.names.index(source), np.int32)
-        return self._finish([reader.row("validation", number) for number in range(count)], rows_source)
+        read = self._thread.submit(reader.read, "validation", np.arange(count))
+        return self._finish(read.result(), rows_source)
 
-    def _shuffled(self, source: "_Source", drawn: np.ndarray) -> np.ndarray:
+    def _shuffled(self, source: str, drawn: np.ndarray) -> np.ndarray:
         """Row numbers for the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
-        size = source.rows("train")
+        size = self._readers[source].rows("train")
         epochs, index = np.divmod(drawn, size)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            numbers[of_epoch] = permute(index[of_epoch], size, f"{self._seed}/{source.name}/{epoch}")
+            numbers[of_epoch] = permute(index[of_epoch], size, f"{self._seed}/{source}/{epoch}")
         return numbers
 
-    def _finish(self, rows: "list[_Row]", source: np.ndarray) -> Batch:
+    def _finish(self, rows: list[PackedRow], source: np.ndarray) -> Batch:
         batch = assemble(rows, self.row_length)
         target_bytes = self._byte_lengths[batch["targets"]] * (batch["weights"] > 0)
         return {**batch, "source": source, "bytes": target_bytes.sum(axis=1, dtype=np.int64)}
@@ -175,10 +191,7 @@ class Loader:
         return self._phases[bisect_right([phase.first for phase in self._phases], step) - 1]
 
 
-_Row = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
-
-
-def assemble(rows: Sequence[_Row], row_length: int) -> Batch:
+def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
     """Padded arrays of ragged rows, all [rows, row_length].
 
     tokens int32 (0 in padding), targets int32 (the next token of the same document, 0 elsewhere), segments int32 (from
@@ -218,56 +231,28 @@ class _Phase:
     drawn_before: dict[str, int]
 
 
-class _Source:
-    """One tokens artifact: finds the shard of a row, keeps the last few hundred shards open."""
-
-    def __init__(self, name: str, folder: Path, tokenizer: TokenizerConfig) -> None:
-        self.name, self.folder = name, folder
-        self.index: ShardIndex = read_index(folder)
-        run_tokenizer = tokenizer_for(tokenizer)
-        if self.index.fingerprint != run_tokenizer.fingerprint:
-            raise ConfigError(
-                f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
-                f"{self.index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
-            )
-        if self.index.total("bytes") <= DIGEST_LIMIT:
-            verify_shards(folder, self.index)
-        self._end_of_text = run_tokenizer.end_of_text
-        self._entries = {split: [e for e in self.index.shards if e.split == split] for split in ("train", "validation")}
-        self._ends = {split: np.cumsum([e.rows for e in entries]) for split, entries in self._entries.items()}
-        self._open: OrderedDict[str, Shard] = OrderedDict()
-
-    def rows(self, split: Split) -> int:
-        return int(self._ends[split][-1]) if self._entries[split] else 0
-
-    def row(self, split: Split, number: int) -> _Row:
-        position = int(np.searchsorted(self._ends[split], number, side="right"))
-        entry = self._entries[split][position]
-        shard = self._shard(entry)
-        row = number - (int(self._ends[split][position]) - entry.rows)
-        ids, lengths = shard.row(row)
-        return ids, lengths, shard.following(row, self._end_of_text)
-
-    def _shard(self, entry: ShardEntry) -> Shard:
-        """The opened shard; the least recently used one is closed beyond `OPEN_SHARDS`."""
-        shard = self._open.pop(entry.file, None)
-        if shard is None:
-            shard = Shard(self.folder / entry.file, entry, self.index)
-        self._open[entry.file] = shard
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return shard
+def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig) -> ShardIndex:
+    """The index of a source's artifact. Raises `ConfigError` for another tokenizer's, or a damaged one."""
+    index = read_index(folder)
+    if index.fingerprint != tokenizer_for(tokenizer).fingerprint:
+        raise ConfigError(
+            f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
+            f"{index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
+        )
+    if index.total("bytes") <= DIGEST_LIMIT:
+        verify_shards(folder, index)
+    return index
 
 
-def _common_row_length(sources: "Mapping[str, _Source]") -> int:
-    lengths = {name: source.index.row_length for name, source in sources.items()}
+def _common_row_length(folders: Mapping[str, Path], indexes: Mapping[str, ShardIndex]) -> int:
+    lengths = {name: index.row_length for name, index in indexes.items()}
     if not lengths:
         raise ConfigError("pretrain: no token sources were given")
     first = next(iter(lengths.values()))
     for name, length in lengths.items():
         if length != first:
             raise ConfigError(
-                f"tokens artifact {sources[name].folder} (source {name!r}) has rows of {length} tokens, "
+                f"tokens artifact {folders[name]} (source {name!r}) has rows of {length} tokens, "
                 f"others of {first}; {REBUILD}"
             )
     return first

@@ -1,6 +1,7 @@
 """The `tokens` artifact: memory-mapped shard files, and the index that names, counts and digests them.
 
     index.json                           what was tokenised and how; per shard its rows, counts, sizes and sha256
+    rows.u4                              where each row begins in its shard (`data.tokens.row_reader`)
     shards/<split>-<file>-<number>.bin   ids (uint16 under 65,536 ids, else uint32), then the pieces of documents:
                                          per row how many, per piece its length, per chat record where the assistant
                                          begins. <file> is the number of the file in its source
@@ -13,7 +14,6 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,58 +67,6 @@ class ShardIndex:
         return sum(getattr(entry, count) for entry in self.shards if split in (None, entry.split))
 
 
-class Shard:
-    """One shard file, memory-mapped; a row is read without touching the others."""
-
-    def __init__(self, path: Path, entry: ShardEntry, index: ShardIndex) -> None:
-        self.entry = entry
-        self._path = path
-        self._token_type = token_type(index.tokenizer.vocabulary)
-        self._count_type = _count_type(index.row_length)
-        self._form = index.form
-
-    @cached_property
-    def tokens(self) -> np.ndarray:
-        """All ids of the shard in row order, [tokens]."""
-        return np.memmap(self._path, self._token_type, "r", 0, (self.entry.tokens,))
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each piece, [pieces]."""
-        return self._counts(self.entry.rows, self.entry.pieces)
-
-    @cached_property
-    def prompts(self) -> np.ndarray | None:
-        """Tokens of each chat record before the assistant's part, [pieces]; None for web text."""
-        return self._counts(self.entry.rows + self.entry.pieces, self.entry.pieces) if self._form == "synth" else None
-
-    @cached_property
-    def first_piece(self) -> np.ndarray:
-        """The number of the first piece of each row, [rows + 1]."""
-        return np.concatenate([[0], np.cumsum(self._counts(0, self.entry.rows), dtype=np.int64)])
-
-    @cached_property
-    def first_token(self) -> np.ndarray:
-        """The offset of the first token of each row, [rows + 1]."""
-        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])[self.first_piece]
-
-    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, piece lengths) of a row, without padding."""
-        tokens = self.tokens[self.first_token[number] : self.first_token[number + 1]]
-        return tokens, self.lengths[self.first_piece[number] : self.first_piece[number + 1]]
-
-    def following(self, number: int, end_of_text: int) -> int | None:
-        """The id that continues a row's last document in the next row, if the row's end cuts it (web text only)."""
-        end = int(self.first_token[number + 1])
-        if self._form != "web" or end == self.entry.tokens or self.tokens[end - 1] == end_of_text:
-            return None
-        return int(self.tokens[end])
-
-    def _counts(self, skip: int, count: int) -> np.ndarray:
-        offset = self.entry.tokens * self._token_type.itemsize + skip * self._count_type.itemsize
-        return np.fromfile(self._path, self._count_type, count, offset=offset)
-
-
 def write_shard(
     folder: Path, number: int, split: Split, packed: PackedRows, vocabulary: int, file: int = 0
 ) -> ShardEntry:
@@ -127,9 +75,9 @@ def write_shard(
     The same rows give the same bytes.
     """
     counts = [packed.pieces_per_row, packed.lengths] + ([] if packed.prompts is None else [packed.prompts])
-    count_type = _count_type(packed.row_length)
+    dtype = count_type(packed.row_length)
     tokens = packed.tokens.astype(token_type(vocabulary), copy=False)
-    content = b"".join([tokens.data, *(c.astype(count_type).data for c in counts)])
+    content = b"".join([tokens.data, *(c.astype(dtype).data for c in counts)])
     name = f"shards/{split}-{file:05d}-{number:05d}.bin"
     write_atomically(folder / name, content)
     return ShardEntry(
@@ -212,7 +160,7 @@ def _fault(entry: ShardEntry, index: ShardIndex) -> str | None:
         return f"{entry.file}: counts must be whole numbers of at least 0"
     stored_counts = entry.rows + entry.pieces * (2 if index.form == "synth" else 1)
     size = entry.tokens * token_type(index.tokenizer.vocabulary).itemsize
-    size += stored_counts * _count_type(index.row_length).itemsize
+    size += stored_counts * count_type(index.row_length).itemsize
     return None if size == entry.bytes else f"{entry.file}: its counts add up to {size} bytes, not {entry.bytes}"
 
 
@@ -230,5 +178,6 @@ def token_type(vocabulary: int) -> np.dtype:
     return np.dtype("<u2" if vocabulary < 65_536 else "<u4")
 
 
-def _count_type(row_length: int) -> np.dtype:
+def count_type(row_length: int) -> np.dtype:
+    """The type that counts of tokens and pieces in a row are stored in."""
     return np.dtype("<u2" if row_length < 65_536 else "<u4")

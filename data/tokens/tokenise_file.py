@@ -6,7 +6,7 @@ The folder of a tokenised file (written by `tokenise_file`, read by `TokenisedFi
     lengths.u4        [documents] ids of each
     prompts.u4        [documents] ids before the assistant's part (chat records only)
     hashes.u8         [documents] content hashes
-    bands.u8          [documents, bands] MinHash bands, where near copies are looked for
+    band-NN.u8        [documents] a MinHash band each, where near copies are looked for
     exemplars.jsonl   candidates for the sample of exemplars
     hits.jsonl        overlaps of rejected documents with held-out questions
     unit.json         the counts (`FileCounts`), written last
@@ -34,7 +34,7 @@ from configs.model import TokenizerConfig
 from data.chat_template import encode_turns, user_message
 from data.records import Record, RecordBatch, RecordForm
 from data.screening.contamination import ContaminationIndex
-from data.screening.corpus_copies import BANDS, HASHES
+from data.screening.corpus_copies import HASHES, band_file
 from data.screening.text_hash import in_validation, text_hash
 from data.tokenizer import Tokenizer, tokenizer_for
 from data.tokens.exemplar_sample import ExemplarSample, write_candidates
@@ -110,7 +110,7 @@ def tokenise_file(
     rows, rejected, samples = 0, Counter[str](), []
     candidates = candidates if chat else 0  # exemplars are exercises
     sample = ExemplarSample(candidates)
-    with _FolderWriter(folder, plan.tokenizer.vocabulary, chat=chat, bands=checks.bands is not None) as writer:
+    with _FolderWriter(folder, plan.tokenizer.vocabulary, chat=chat) as writer:
         with (writer.partial / HITS).open("w", encoding="utf-8") as hits:
             for batch in batches:
                 rows += batch.rows
@@ -231,13 +231,14 @@ class TokenisedFile:
 class _FolderWriter:
     """Writes the folder of a tokenised file, document by document; `finish` renames it. A context manager."""
 
-    def __init__(self, folder: Path, vocabulary: int, *, chat: bool, bands: bool) -> None:
+    def __init__(self, folder: Path, vocabulary: int, *, chat: bool) -> None:
         self._folder = folder
         self._type = token_type(vocabulary)
         self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
-        names = [_tokens_name(self._type), LENGTHS, HASHES, *([PROMPTS] if chat else []), *([BANDS] if bands else [])]
         self.partial.mkdir(parents=True)
-        self._files: dict[str, IO[bytes]] = {name: (self.partial / name).open("wb") for name in names}
+        self._files: dict[str, IO[bytes]] = {}
+        for name in (_tokens_name(self._type), LENGTHS, HASHES, *([PROMPTS] if chat else [])):
+            self._file(name)
         self.documents = self.tokens = 0
 
     def __enter__(self) -> "_FolderWriter":
@@ -268,7 +269,13 @@ class _FolderWriter:
 
     def add_bands(self, bands: np.ndarray) -> None:
         """Append the bands [documents, bands] of the documents that are added next."""
-        self._files[BANDS].write(np.ascontiguousarray(bands, "<u8").data)
+        for number, column in enumerate(bands.T):
+            self._file(band_file(number)).write(np.ascontiguousarray(column, "<u8").data)
+
+    def _file(self, name: str) -> IO[bytes]:
+        if name not in self._files:
+            self._files[name] = (self.partial / name).open("wb")
+        return self._files[name]
 
     def finish(self, counts: FileCounts) -> None:
         """Flush everything to disk, then rename the folder, unless another process was first."""

@@ -15,12 +15,13 @@ import pytest
 from configs.model import TokenizerConfig
 from configs.operation import LaunchConfig
 from data.tokenizer import tokenizer_for
-from data.tokens.shards import Shard, read_index
+from data.tokens.shards import read_index
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
 from tasks.ingest import ingest
 from tests.support.fake_hub import FakeHub
+from tests.support.shards import Shard
 from tests.support.stage_parent import ROOT, wait_for
 
 FILES, ROWS, BAD = 4, 30, 1

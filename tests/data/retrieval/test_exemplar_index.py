@@ -148,11 +148,11 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_an_approximate_index_reaches_its_recall_and_is_built_the_same_twice(monkeypatch):
     monkeypatch.setattr(exemplar_index, "RECALL_SAMPLE", 64)
-    vectors = clustered(10_000)
-    config = IndexConfig(kind="ivf_pq", code_bytes=12, lists=64)
+    vectors = clustered(10_000, width=16)
+    config = IndexConfig(kind="ivf_pq", code_bytes=4, lists=64)
     index, fit = build_faiss_index(vectors, config)
     assert fit.recall >= 0.95
-    queries = clustered(80, seed=0)[:80] + 0.0
+    queries = clustered(80, width=16)
     truth = exact_nearest(vectors, queries, 5)
     again = faiss.deserialize_index(faiss.serialize_index(index))
     assert again.nprobe == fit.probes

@@ -29,19 +29,24 @@ DOCUMENT = st.tuples(FEW, st.tuples(FEW, FEW))
 FILES = st.lists(st.lists(DOCUMENT, max_size=8), max_size=4)
 
 
-def write(folder: Path, documents: list[Document], bands: bool = True) -> Path:
+def write(folder: Path, documents: list[Document], bands: str = "columns") -> Path:
+    """Write signatures: a file for each band ("columns"), one file as earlier versions did ("rows"), or none ("")."""
     folder.mkdir(parents=True)
-    (folder / "hashes.u8").write_bytes(np.array([d[0] for d in documents], "<u8").tobytes())
-    if bands:
-        (folder / "bands.u8").write_bytes(np.array([d[1] for d in documents], "<u8").tobytes())
+    np.array([digest for digest, _ in documents], "<u8").tofile(folder / "hashes.u8")
+    rows = np.array([values for _, values in documents], "<u8")
+    if bands == "rows":
+        rows.tofile(folder / "bands.u8")
+    elif bands == "columns" and documents:
+        for number, column in enumerate(rows.T):
+            column.tofile(folder / f"band-{number:02d}.u8")
     return folder
 
 
-def write_all(root: Path, files: list[list[Document]], bands: bool = True) -> list[Path]:
+def write_all(root: Path, files: list[list[Document]], bands: str = "columns") -> list[Path]:
     return [write(root / str(n), file, bands) for n, file in enumerate(files)]
 
 
-def naive(files: list[list[Document]], against: list[list[Document]], bands: bool) -> list[int]:
+def naive(files: list[list[Document]], against: list[list[Document]], bands: str) -> list[int]:
     """The verdict of each document in turn: clusters are grown until no two of them share a band value."""
     ours, others = [d for file in files for d in file], [d for file in against for d in file]
     verdicts, seen = [], set()
@@ -65,15 +70,20 @@ def naive(files: list[list[Document]], against: list[list[Document]], bands: boo
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(files=FILES, against=FILES, bands=st.booleans(), block=st.sampled_from([1, 3, 100]))
+@given(
+    files=FILES,
+    against=FILES,
+    bands=st.sampled_from([("columns", "columns"), ("rows", "columns"), ("columns", "rows"), ("", "")]),
+    block=st.sampled_from([1, 3, 100]),
+)
 def test_the_verdicts_are_those_of_comparing_every_two(tmp_path_factory, files, against, bands, block):
     root = tmp_path_factory.mktemp("copies")
-    folders, others = write_all(root / "ours", files, bands), write_all(root / "others", against, bands)
+    folders, others = write_all(root / "ours", files, bands[0]), write_all(root / "others", against, bands[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_copies, "BLOCK", block)
         patch.setattr(corpus_copies, "RANGE", 2)  # several ranges even for so few
         report = find_copies(folders, others, root / "work", silent)
-    expected = naive(files, against, bands)
+    expected = naive(files, against, bands[0])
     assert [v for folder in folders for v in read_verdicts(folder).tolist()] == expected
     assert report.documents == len(expected)
     assert report.dropped == {REASONS[c]: expected.count(c) for c in REASONS if c in expected}
@@ -138,6 +148,22 @@ def test_published_signatures_hold_each_text_once_and_find_it_again(tmp_path):
     assert read_verdicts(second[0]).tolist() == [EXACT_ELSEWHERE, NEAR_ELSEWHERE, NEAR_ELSEWHERE, EXACT]
 
 
+def test_each_band_is_read_once(tmp_path, monkeypatch):
+    """A pass reads its own column: none of the bytes of the others."""
+    folders = write_all(tmp_path / "ours", [[(n, (n, n + 1, n + 2)) for n in range(10)]] * 3)
+    sizes = []
+    read = np.fromfile
+
+    def counted(path, dtype, count=-1, **offset):
+        values = read(path, dtype, count, **offset)
+        sizes.extend([values.nbytes] if "band-" in str(path) else [])
+        return values
+
+    monkeypatch.setattr(corpus_copies.np, "fromfile", counted)
+    find_copies(folders, [], tmp_path / "work", silent)
+    assert sum(sizes) == 3 * 3 * 10 * 8
+
+
 def test_no_documents_at_all(tmp_path):
     folders = write_all(tmp_path / "ours", [[], []])
     assert find_copies(folders, [], tmp_path / "work", silent).documents == 0
@@ -147,10 +173,11 @@ def test_no_documents_at_all(tmp_path):
 
 def test_signatures_that_do_not_fit_are_refused_by_name(tmp_path):
     good = write(tmp_path / "good", [(1, (1, 2)), (2, (3, 4))])
-    torn = write(tmp_path / "torn", [(1, (1, 2)), (2, (3, 4))])
-    (torn / "bands.u8").write_bytes(bytes(24))
-    with pytest.raises(ConfigError, match=r"torn/bands.u8 has 24 bytes for 2 documents"):
-        find_copies([torn], [], tmp_path / "work", silent)
+    for layout, name in (("rows", "bands.u8"), ("columns", "band-01.u8")):
+        torn = write(tmp_path / f"torn {layout}", [(1, (1, 2)), (2, (3, 4))], layout)
+        (torn / name).write_bytes(bytes(24))
+        with pytest.raises(ConfigError, match=rf"torn {layout}/{name} has 24 bytes for 2 documents"):
+            find_copies([torn], [], tmp_path / "work", silent)
     narrow = write(tmp_path / "narrow", [(1, (1,))])
     with pytest.raises(ConfigError, match="differ in bands"):
         find_copies([good, narrow], [], tmp_path / "work", silent)

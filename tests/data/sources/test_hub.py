@@ -21,7 +21,7 @@ README = "---\nconfigs:\n- config_name: small\n  data_files:\n  - split: train\n
 # The clients read HF_ENDPOINT when they are imported, so they have a process of their own. As the fan-out does, it
 # reads a file again after a `Retryable` error, up to `tries` times.
 CHILD = """
-import json, sys
+import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
 from common.errors import Retryable
@@ -30,6 +30,8 @@ from configs.ingest import SourceConfig
 from data.sources import hub
 from data.sources.corpus_source import list_files, read_file
 hub.LISTING_BACKOFF = Backoff(attempts=5, first_s=0.01)
+sleep, longest = time.sleep, float(sys.argv[2])
+time.sleep = lambda seconds: sleep(min(seconds, longest))  # the library's own pauses double up to 8 s
 folder = Path(sys.argv[1])
 
 def describe(error):
@@ -72,7 +74,7 @@ class Client:
     def __init__(self, hub: FakeHub, folder) -> None:
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home")}
         environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "5", "HF_HUB_DOWNLOAD_TIMEOUT": "5"}
-        command = [sys.executable, "-c", CHILD, str(folder / "fetched")]
+        command = [sys.executable, "-c", CHILD, str(folder / "fetched"), str(RETRY_AFTER)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": (folder / "log").open("w")}
         self.hub = hub
         self.process = subprocess.Popen(command, env=environment, text=True, **pipes)

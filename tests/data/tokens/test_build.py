@@ -17,8 +17,9 @@ from data.screening.text_hash import in_validation, text_hash
 from data.tokenizer import tokenizer_for
 from data.tokens import build
 from data.tokens.build import pack_file, publish_tokens, write_tokens
-from data.tokens.shards import Shard, read_index
+from data.tokens.shards import read_index
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, remove_partial_files, tokenise_file
+from tests.support.shards import Shard
 
 
 def digests(folder):

@@ -1,5 +1,7 @@
 """batch(step): pure, complete, exact in its mixture, equal over hosts; and what is refused."""
 
+import hashlib
+import resource
 import shutil
 from collections import Counter
 
@@ -11,8 +13,11 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
+from data.tokens import row_reader
 from data.tokens.loader import Loader, Mixture
-from data.tokens.shards import Shard, read_index
+from data.tokens.row_reader import OFFSETS, OpenFiles
+from data.tokens.shards import read_index
+from tests.support.shards import Shard
 
 ROW = 64
 
@@ -106,6 +111,97 @@ def test_a_batch_is_a_function_of_seed_and_step(sources):
         assert all((second.batch(step)[name] == forward[step][name]).all() for name in forward[step])
     other = loader(sources, *plan, seed=1)
     assert any((other.batch(step)["tokens"] != forward[step]["tokens"]).any() for step in range(first.steps))
+
+
+def test_the_bytes_of_batches_are_those_of_earlier_versions(sources):
+    """A run that was begun by an earlier version goes on with the same rows."""
+    mixed = loader(sources, (6000, {"web": 1}), (9000, {"web": 0.3, "synth": 0.7}))
+    batches = [mixed.batch(step) for step in range(mixed.steps)] + [mixed.validation(name, 100) for name in mixed.names]
+    digest = hashlib.sha256()
+    for batch in batches:
+        for name in sorted(batch):
+            digest.update(name.encode())
+            digest.update(batch[name].tobytes())
+    assert digest.hexdigest() == "5535a081e05fad8ff6407a0e98d23c5899ee211f6c24e11dd6f4b683936c5208"
+
+
+@pytest.fixture(scope="module")
+def many_shards(make_tokens, web_records):
+    """Artifact of a shard a document."""
+    return make_tokens(web_records, rows_per_shard=1, row_length=16)[0]
+
+
+def epochs_of(folder, count=2):
+    rows = len(rows_on_disk(folder))
+    web = loader({"web": folder}, (count * rows * 16, {"web": 1}), batch_rows=1)
+    return [web.batch(step) for step in range(web.steps)]
+
+
+def test_no_shard_is_opened_twice_however_many_there_are(many_shards, monkeypatch):
+    opened = Counter()
+    real = row_reader.os.open
+    monkeypatch.setattr(row_reader.os, "open", lambda path, *rest: opened.update([path]) or real(path, *rest))
+    epochs_of(many_shards)
+    shards = (entry.file for entry in read_index(many_shards).shards if entry.split == "train")
+    assert opened == Counter(f"{many_shards}/{file}" for file in shards)
+    assert len(opened) > 100
+
+
+def test_more_shards_than_the_process_may_hold_open_give_the_same_rows(many_shards, monkeypatch):
+    expected = epochs_of(many_shards)
+    monkeypatch.setattr(row_reader, "MOST_FILES", 16)
+    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (16, 16))
+    assert all((a["tokens"] == b["tokens"]).all() for a, b in zip(epochs_of(many_shards), expected, strict=True))
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(monkeypatch):
+    limits = []
+    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (1024, 4096))
+    monkeypatch.setattr(row_reader.resource, "setrlimit", lambda which, pair: limits.append(pair))
+    OpenFiles(100)
+    OpenFiles(2000)
+    OpenFiles(36_000)
+    assert limits == [(2512, 4096), (4096, 4096)]
+    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
+    OpenFiles(36_000)
+    assert limits[2] == (36_512, resource.RLIM_INFINITY)
+    monkeypatch.setattr(row_reader.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    OpenFiles(36_000)
+    assert len(limits) == 3
+
+
+@pytest.mark.parametrize("name", ["web", "synth"])
+def test_an_artifact_without_row_offsets_gives_the_same_rows(sources, tmp_path, name):
+    folder = shutil.copytree(sources[name], tmp_path / name)
+    (folder / OFFSETS).unlink()
+    new, old = (loader({"it": path}, (6000, {"it": 1})) for path in (sources[name], folder))
+    for step in range(new.steps):
+        for array, other in zip(new.batch(step).values(), old.batch(step).values(), strict=True):
+            assert (array == other).all()
+
+
+def test_a_shard_that_is_cut_or_removed_meanwhile_is_named_when_it_is_reached(sources, tmp_path):
+    folder = shutil.copytree(sources["web"], tmp_path / "web")
+    shards = sorted((folder / "shards").glob("train-*"))
+    web = loader({"web": folder}, (6000, {"web": 1}))
+    for shard in shards[1:]:
+        shard.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"web: shard shards/train-00000-0000\d\.bin is too short; build it again"):
+        [web.batch(step) for step in range(web.steps)]
+    web = loader({"web": shutil.copytree(sources["web"], tmp_path / "gone")}, (6000, {"web": 1}))
+    shutil.rmtree(tmp_path / "gone" / "shards")
+    with pytest.raises(ConfigError, match=r"gone: shard .* cannot be opened \(No such file"):
+        web.batch(0)
+
+
+def test_row_offsets_of_another_artifact_are_noticed(sources, tmp_path):
+    folder = shutil.copytree(sources["web"], tmp_path / "web")
+    offsets = np.fromfile(folder / OFFSETS, "<u4")
+    offsets[2::7] //= 2
+    offsets.tofile(folder / OFFSETS)
+    web = loader({"web": folder}, (6000, {"web": 1}))
+    with pytest.raises(ConfigError, match=r"shard .*\.bin (and rows\.u4 differ|is too short|cannot be read)"):
+        [web.batch(step) for step in range(web.steps)]
 
 
 def test_an_epoch_has_every_row_once_and_the_next_another_order(sources):

@@ -14,7 +14,8 @@ from configs.model import TokenizerConfig
 from data.records import WebRecord
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import ConcatPacker, FirstFitPacker
-from data.tokens.shards import Shard, ShardIndex, read_index, verify_shards, write_index, write_shard
+from data.tokens.shards import ShardIndex, read_index, verify_shards, write_index, write_shard
+from tests.support.shards import Shard
 
 ROW = 16
 

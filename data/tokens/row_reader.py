@@ -1,0 +1,165 @@
+"""Rows of a `tokens` artifact by number: two reads each, whatever the number of shards.
+
+Where a row begins in its shard stands in `rows.u4`, which `write_row_offsets` adds to the artifact: for every shard of
+the index, in its order, `rows + 1` pairs (first token, first piece) of uint32. It stays a mapped file, 8 bytes a row:
+1.2 GB for 36,000 shards of 4,096 rows, of which the system keeps in memory what it has room for. For an artifact from
+before that file the pairs are read from the shards, once.
+
+Shards stay open as long as the process may hold so many files; rows that are read together are all announced to the
+system first, so that a disk or file server works on them side by side.
+"""
+
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.files import atomic_path, file_size
+from data.tokens.shards import REBUILD, ShardEntry, ShardIndex, Split, count_type, token_type
+
+OFFSETS = "rows.u4"
+OFFSET_TYPE = np.dtype("<u4")
+RESERVED_FILES = 512  # descriptors left to everything else in the process
+MOST_FILES = 65_536
+READERS = 8  # shards whose counts are read at once
+
+PackedRow = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
+
+
+def write_row_offsets(folder: Path, index: ShardIndex) -> None:
+    """Write `rows.u4` beside the index, from the counts at the end of each shard."""
+    with atomic_path(folder / OFFSETS) as temporary, temporary.open("wb") as file:
+        for pairs in _read_offsets(folder, index):
+            file.write(pairs.data)
+
+
+def _read_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
+    """The pairs of each shard, [rows + 1, 2]."""
+    token_size, counts = token_type(index.tokenizer.vocabulary).itemsize, count_type(index.row_length)
+
+    def read(entry: ShardEntry) -> np.ndarray:
+        values = np.fromfile(folder / entry.file, counts, entry.rows + entry.pieces, offset=entry.tokens * token_size)
+        first_piece = np.concatenate([[0], np.cumsum(values[: entry.rows], dtype=np.int64)])
+        first_token = np.concatenate([[0], np.cumsum(values[entry.rows :], dtype=np.int64)])
+        if first_piece[-1] != entry.pieces or first_token[-1] != entry.tokens:
+            raise ConfigError(f"tokens artifact {folder}: shard {entry.file} is damaged (its counts differ); {REBUILD}")
+        return np.stack([first_token[first_piece], first_piece], axis=1).astype(OFFSET_TYPE)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for start in range(0, len(index.shards), 16 * READERS):  # not all at once: the pairs would pile up in memory
+            yield from pool.map(read, index.shards[start : start + 16 * READERS])
+
+
+class OpenFiles:
+    """Descriptors of files that are read again and again; beyond the limit the least recently used one is closed.
+
+    The limit is that of the process, which is raised as far as it may be.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        needed = min(wanted, MOST_FILES) + RESERVED_FILES
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in limits)
+        if soft < min(needed, hard):
+            soft = min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+        self._most = max(16, min(wanted, soft - RESERVED_FILES))
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def descriptor(self, path: str) -> int:
+        """The descriptor of a file, valid until `_most` other files were asked for. Raises `OSError`."""
+        descriptor = self._open.pop(path, None)
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if len(self._open) >= self._most:
+                os.close(self._open.popitem(last=False)[1])
+        self._open[path] = descriptor
+        return descriptor
+
+    def __del__(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+
+
+class RowReader:
+    """The rows of one artifact; `files` may be shared with the readers of others. For one thread at a time."""
+
+    def __init__(self, folder: Path, index: ShardIndex, end_of_text: int, files: OpenFiles) -> None:
+        self._folder, self._end_of_text, self._files = folder, end_of_text, files
+        self._is_web = index.form == "web"
+        self._token_type, self._count_type = token_type(index.tokenizer.vocabulary), count_type(index.row_length)
+        self._paths = [f"{folder}/{entry.file}" for entry in index.shards]
+        self._tokens = np.array([entry.tokens for entry in index.shards], np.int64)  # of each shard
+        self._rows = np.array([entry.rows for entry in index.shards], np.int64)
+        # Of each split: the numbers of its shards in the index, and its rows up to the end of each of them.
+        self._shards = {
+            split: np.array([number for number, entry in enumerate(index.shards) if entry.split == split], np.int64)
+            for split in ("train", "validation")
+        }
+        self._ends = {split: np.cumsum(self._rows[shards]) for split, shards in self._shards.items()}
+        self._first_pair = np.cumsum(self._rows + 1) - (self._rows + 1)
+        pairs = int((self._rows + 1).sum())
+        if file_size(folder / OFFSETS) == pairs * 2 * OFFSET_TYPE.itemsize:
+            self._offsets: np.ndarray = np.memmap(folder / OFFSETS, OFFSET_TYPE, "r", 0, (pairs, 2))
+        else:
+            self._offsets = np.concatenate([np.empty((0, 2), OFFSET_TYPE), *_read_offsets(folder, index)])
+
+    def rows(self, split: Split) -> int:
+        """Rows in `split`."""
+        return int(self._ends[split][-1]) if len(self._ends[split]) else 0
+
+    def read(self, split: Split, numbers: np.ndarray) -> list[PackedRow]:
+        """The rows of these numbers, in this order. Raises `ConfigError` for a shard that is gone or damaged."""
+        place = np.searchsorted(self._ends[split], numbers, side="right")
+        shards = self._shards[split][place]
+        pairs = self._first_pair[shards] + self._rows[shards] - (self._ends[split][place] - numbers)
+        first, after = self._offsets[pairs].astype(np.int64).T, self._offsets[pairs + 1].astype(np.int64).T
+        # Of web text the token after the row is read too: it may continue the row's last document.
+        more = (after[0] < self._tokens[shards]) & self._is_web
+        token_bytes, count_bytes = self._token_type.itemsize, self._count_type.itemsize
+        counts_begin = self._tokens[shards] * token_bytes + self._rows[shards] * count_bytes
+        spans = np.stack(
+            [
+                first[0] * token_bytes,
+                (after[0] - first[0] + more) * token_bytes,
+                counts_begin + first[1] * count_bytes,
+                (after[1] - first[1]) * count_bytes,
+            ],
+            axis=1,
+        ).tolist()
+        shards, more = shards.tolist(), more.tolist()
+        for shard, (tokens_at, tokens_size, counts_at, counts_size) in zip(shards, spans, strict=True):
+            descriptor = self._descriptor(shard)
+            os.posix_fadvise(descriptor, tokens_at, tokens_size, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(descriptor, counts_at, counts_size, os.POSIX_FADV_WILLNEED)
+        return [self._row(*row) for row in zip(shards, more, spans, strict=True)]
+
+    def _row(self, shard: int, more: bool, span: list[int]) -> PackedRow:
+        tokens_at, tokens_size, counts_at, counts_size = span
+        descriptor = self._descriptor(shard)
+        try:
+            tokens, counts = os.pread(descriptor, tokens_size, tokens_at), os.pread(descriptor, counts_size, counts_at)
+        except OSError as error:
+            raise self._damaged(shard, f"cannot be read ({error.strerror})") from None
+        if (len(tokens), len(counts)) != (tokens_size, counts_size):
+            raise self._damaged(shard, "is too short")
+        ids, lengths = np.frombuffer(tokens, self._token_type), np.frombuffer(counts, self._count_type)
+        ids, following = (ids[:-1], int(ids[-1])) if more else (ids, None)
+        if lengths.sum() != len(ids):
+            raise self._damaged(shard, f"and {OFFSETS} differ")
+        return ids, lengths, None if more and ids[-1] == self._end_of_text else following
+
+    def _descriptor(self, shard: int) -> int:
+        try:
+            return self._files.descriptor(self._paths[shard])
+        except OSError as error:
+            raise self._damaged(shard, f"cannot be opened ({error.strerror})") from None
+
+    def _damaged(self, shard: int, problem: str) -> ConfigError:
+        name = os.path.relpath(self._paths[shard], self._folder)
+        return ConfigError(f"tokens artifact {self._folder}: shard {name} {problem}; {REBUILD}")
