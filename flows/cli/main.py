@@ -50,7 +50,7 @@ def run(
         bool, typer.Option("--force", help="Run the chosen stages again; the old artifacts are kept.")
     ] = False,
 ) -> None:
-    """Run the pipeline. Stages that are in the store are reused; interrupted ones resume."""
+    """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
     from configs.load import load
     from flows.run import run as run_pipeline
     from flows.selection import Selection
