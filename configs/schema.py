@@ -8,6 +8,7 @@ source of each of the paper's values; the defaults are ours.
 from pydantic import Field, NonNegativeInt, model_validator
 
 from configs.base import Operational, Section
+from configs.deploy import DeployConfig, Deployed
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
@@ -35,6 +36,7 @@ class RunConfig(Section):
     telemetry: Operational[TelemetryConfig] = TelemetryConfig()
     operation: Operational[OperationConfig] = OperationConfig()
     resources: Operational[ResourcesConfig] = ResourcesConfig()
+    deploy: Operational[dict[Deployed, DeployConfig]] = {}
     schedule: Operational[ScheduleConfig] = ScheduleConfig()
     endpoints: dict[str, EndpointConfig] = {}
     ingest: IngestConfig
@@ -47,6 +49,10 @@ class RunConfig(Section):
     evaluate: EvaluateConfig
     report: ReportConfig = ReportConfig()
     retention: Operational[RetentionConfig] = RetentionConfig()
+
+    def deployment(self, name: Deployed) -> DeployConfig:
+        """`[deploy.NAME]`, or its defaults."""
+        return self.deploy.get(name, DeployConfig())
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":

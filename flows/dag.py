@@ -141,7 +141,8 @@ def build_dag(
         inputs = {name: f"{need.kind}/{dag[need.producer].key}" for name, need in step.needs.items()}
         inputs |= step.given
         section = with_local_files(step.section, memory)
-        dag[step.label] = replace(step, section=section, key=step.stage.key(section, inputs))
+        resource = config.deployment(step.stage.name).resource or step.resource
+        dag[step.label] = replace(step, section=section, resource=resource, key=step.stage.key(section, inputs))
     return list(dag.values())
 
 

@@ -30,6 +30,9 @@ def deploy(
     pool: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Register for a work pool: process, kubernetes or cloud.")
     ] = None,
+    what: Annotated[
+        str | None, typer.Option("--print", metavar="WHAT", help="Only print a file: job-template, jobset or skypilot.")
+    ] = None,
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
@@ -41,6 +44,11 @@ def deploy(
 
     run_config = load(config)
     prefect_server.configure_prefect(the_store())
+    if what is not None:
+        from flows.operate.manifests import manifest
+
+        typer.echo(manifest(run_config, config, what))
+        return
     prefect_server.require_api()
     # Imports Prefect, which reads its settings once: after `configure_prefect` has set them.
     from flows.operate.deployments import register, serve

@@ -120,7 +120,7 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     inputs = {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
-    limit = concurrency.declared_limits().get("accelerator", "")
+    limit = concurrency.declared_limits().get(config.deployment("evaluate").resource or "accelerator", "")
     context = RunContext(run_id, str(store.root), False, label, config.name, config.launch, limit=limit)
     with cancelling():
         approval.before_step(store, config, step, False, run_id)

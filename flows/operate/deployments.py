@@ -10,19 +10,23 @@ they are registered for workers, which start the flow runs, also on other machin
 import asyncio
 import logging
 import os
+from collections import Counter
 from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.runner import Runner
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.schema_tools import ValidationError as SchemaMismatch
+from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from common.errors import ConfigError
+from configs.deploy import DeployConfig
 from configs.schema import RunConfig
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
@@ -34,7 +38,7 @@ from store.mirror import open_store
 
 log = logging.getLogger(__name__)
 
-POOL = "nautile"
+POOL = DeployConfig().pool
 POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
 
 
@@ -69,19 +73,32 @@ def serve(config: RunConfig, limit: int | None, runs: int) -> None:
     asyncio.run(_serve(f"nautile-{config.name}", deployments(config), step_limits(config, limit), runs))
 
 
-def register(config: RunConfig, pool: str, limit: int | None) -> str:
-    """Register the deployments with the work pool on the server of PREFECT_API_URL; returns a line for the operator.
+def register(config: RunConfig, pool_type: str, limit: int | None) -> str:
+    """Register the deployments with their work pools on the server of PREFECT_API_URL; returns lines for the operator.
 
-    Raises `ConfigError` for an unknown type of pool, a pool that does not exist, or a missing image.
+    The pool without a name of its own is of `pool_type`; those of `[deploy.NAME] pool` are what the server says. Raises
+    `ConfigError` for an unknown type, a pool that does not exist, a missing image, or variables that a pool refuses.
     """
-    if pool not in POOL_TYPES:
-        raise ConfigError(f"--pool: unknown type {pool!r}; use one of {', '.join(POOL_TYPES)}")
-    variables: dict[str, Any] = {"env": {"NAUTILE_STORE": open_store().location}}
-    if pool != "process":
+    if pool_type not in POOL_TYPES:
+        raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
+    entries = [(entry, config.deployment(entry.flow_name)) for entry in deployments(config)]
+    return asyncio.run(_register(entries, POOL_TYPES[pool_type], step_limits(config, limit)))
+
+
+def job_variables(deploy: DeployConfig, pool_type: str) -> dict[str, Any]:
+    """The variables of a pool's jobs: the store as its workers must name it, the image, and `[deploy.NAME]`'s own.
+
+    Raises `ConfigError` if the pool needs an image and none is named.
+    """
+    environment = {"NAUTILE_STORE": open_store().location, **deploy.job_variables.get("env", {})}
+    variables = {**deploy.job_variables, "env": environment}
+    if pool_type != "process" and "image" not in variables:
         if not (image := os.environ.get("NAUTILE_IMAGE")):
-            raise ConfigError(f"--pool {pool}: the environment variable NAUTILE_IMAGE must name an image")
+            raise ConfigError(
+                f"a work pool of type {pool_type}: the environment variable NAUTILE_IMAGE must name an image"
+            )
         variables["image"] = image
-    return asyncio.run(_register(deployments(config), POOL_TYPES[pool], variables, step_limits(config, limit)))
+    return variables
 
 
 def step_limits(config: RunConfig, limit: int | None) -> dict[str, int]:
@@ -119,18 +136,31 @@ async def _serve(name: str, served: list[RunnerDeployment], limits: dict[str, in
 
 
 async def _register(
-    pooled: list[RunnerDeployment], pool_type: str, variables: dict[str, Any], limits: dict[str, int]
+    entries: list[tuple[RunnerDeployment, DeployConfig]], default_type: str, limits: dict[str, int]
 ) -> str:
+    pools: dict[str, WorkPool] = {}
     async with get_client() as client:
-        try:
-            pool = await client.read_work_pool(POOL)
-        except ObjectNotFound:
-            command = f"prefect work-pool create {POOL} --type {pool_type}"
-            raise ConfigError(f"the server has no work pool {POOL!r}: create it with `{command}`") from None
-    if pool.type != pool_type:
-        raise ConfigError(f"work pool {POOL!r} is of type {pool.type!r}, not {pool_type!r}")
+        for name in sorted({deploy.pool for _, deploy in entries}):
+            try:
+                pools[name] = await client.read_work_pool(name)
+            except ObjectNotFound:
+                command = f"prefect work-pool create {name} --type {default_type}"
+                raise ConfigError(f"the server has no work pool {name!r}: create it with `{command}`") from None
+    if POOL in pools and pools[POOL].type != default_type:
+        raise ConfigError(f"work pool {POOL!r} is of type {pools[POOL].type!r}, not {default_type!r}")
+    for entry, deploy in entries:
+        pool = pools[deploy.pool]
+        entry.work_pool_name, entry.job_variables = pool.name, job_variables(deploy, pool.type)
+        try:  # the server does the same, but names no field
+            schema = pool.base_job_template.get("variables", {})
+            validate(entry.job_variables, schema, raise_on_error=True, preprocess=True, ignore_required=True)
+        except SchemaMismatch as error:
+            raise ConfigError(f"deploy.{entry.flow_name}.job_variables: work pool {pool.name!r}: {error}") from None
     await prepare(limits)
-    for deployment in pooled:
-        deployment.work_pool_name, deployment.job_variables = POOL, variables
-        await deployment.aapply()
-    return f"registered {len(pooled)} deployments in work pool {POOL!r}; `prefect worker start --pool {POOL}` runs them"
+    for entry, _ in entries:
+        await entry.aapply()
+    counts = Counter(deploy.pool for _, deploy in entries)
+    return "\n".join(
+        f"registered {count} deployments in work pool {name!r}; `prefect worker start --pool {name}` runs them"
+        for name, count in counts.items()
+    )

@@ -139,9 +139,10 @@ def prefect_home(build_once) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_url(prefect_home) -> Iterator[str]:
+def prefect_url(prefect_home, tmp_path_factory) -> Iterator[str]:
     """A Prefect server of this test session."""
-    with serving(prefect_home) as url:
+    # A copy: others copy the database too, which they must not do while a server writes to it.
+    with serving(shutil.copytree(prefect_home, tmp_path_factory.mktemp("prefect") / "home")) as url:
         yield url
 
 

@@ -53,9 +53,10 @@ def folder(tmp_path_factory, made):
 
 
 @pytest.fixture(scope="module")
-def running(folder):
+def running(folder, prefect_home):
     """Name -> service, of `nautile up` over that store. Its `index` asks for approval."""
     store, config = Store(folder / "store"), folder / "toy.toml"
+    shutil.copytree(prefect_home, store.root / "prefect")
     config.write_text(f'extends = "{TOY}"\n[operation.index]\napprove = true\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("NAUTILE_", "PREFECT_"))]:

@@ -1,6 +1,5 @@
 """Deployments for a work pool: `prefect.yaml` deploys whole with the real command, and equals `nautile deploy`."""
 
-import os
 import subprocess
 import sys
 
@@ -66,19 +65,6 @@ def test_a_flow_takes_a_configuration_by_its_name(local):
     assert pipeline.validate_parameters({"config": whole})["config"] == local
 
 
-def test_an_unknown_type_of_pool_and_a_missing_image_are_refused(local, monkeypatch):
+def test_an_unknown_type_of_pool_is_refused(local):
     with pytest.raises(ConfigError, match="process, kubernetes, cloud"):
         register(local, "abacus", 1)
-    monkeypatch.delenv("NAUTILE_IMAGE", raising=False)
-    with pytest.raises(ConfigError, match="NAUTILE_IMAGE must name an image"):
-        register(local, "kubernetes", 1)
-    assert "NAUTILE_IMAGE" not in os.environ
-
-
-def test_workers_are_given_the_url_of_a_remote_store_and_not_this_machine_s_copy(local, monkeypatch):
-    async def registered(pooled, pool_type, variables, limit):
-        return variables
-
-    monkeypatch.setattr("flows.operate.deployments._register", registered)
-    monkeypatch.setenv("NAUTILE_STORE", "s3://bucket/prefix")
-    assert register(local, "process", 1) == {"env": {"NAUTILE_STORE": "s3://bucket/prefix"}}

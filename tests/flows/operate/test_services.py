@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import time
 from typing import Any
 
@@ -45,8 +46,9 @@ def worse(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory, webhook, worse):
+def running(tmp_path_factory, webhook, worse, prefect_home):
     store, _ = worse
+    shutil.copytree(prefect_home, store.root / "prefect")
     config = tmp_path_factory.mktemp("config") / "minutely.toml"
     config.write_text('extends = "local"\n[schedule]\ncron = "* * * * *"\nwebhook = "HOOK"\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
