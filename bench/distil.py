@@ -23,6 +23,7 @@ from measure import options, write_results
 from data.distill.run import DOCUMENTS, REJECTED
 from tests.support import distilling_process
 from tests.support.fake_openai import own_process
+from tests.support.replies import reply_rows
 
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
 DELAY_S = 0.05
@@ -57,7 +58,7 @@ def measured(prompts: int, folder: Path) -> dict[str, object]:
             raise SystemExit(f"the second life ended with {code}")
         took, counts = time.monotonic() - began, server.counts()
     report = json.loads((folder / "counts.json").read_text())
-    kept = [json.loads(line)["digest"] for line in (folder / "replies.jsonl").open()]
+    kept = [row["digest"] for row in reply_rows(folder / "replies")]
     times = ends(folder)
     lost = counts["answered"] - len(set(kept))
     return {

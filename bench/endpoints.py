@@ -27,9 +27,10 @@ from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_cache import ReplyCache, ReplySource
 from store.events import EventWriter
 from tests.support.fake_openai import OwnProcess, own_process
+from tests.support.replies import reply_rows
 
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
 AT_ONCE, TIMEOUT_S, ATTEMPTS, DELAY_S = 256, 3.0, 8, 0.05
@@ -54,7 +55,7 @@ def requests(count: int) -> list[ChatRequest]:
 def ours(server: OwnProcess, count: int, folder: Path, emit: Emit | None = None) -> dict[str, object]:
     """All requests through a pool, into the folder's files."""
     writer = EventWriter(folder / "events.jsonl", "bench")
-    with EndpointPool({"fake": config(server.url)}, folder / "replies.jsonl", emit or writer) as pool:
+    with EndpointPool({"fake": config(server.url)}, folder / "replies", emit or writer) as pool:
         began, cpu = time.monotonic(), time.process_time()
         outcomes = pool.ask(requests(count))
         took, spent_cpu = time.monotonic() - began, time.process_time() - cpu
@@ -137,7 +138,7 @@ def kill(count: int) -> list[dict[str, object]]:
         before = server.counts()
         report = ours(server, count, Path(at))
         after = server.counts()
-        rows = [json.loads(line) for line in (Path(at) / "replies.jsonl").read_bytes().splitlines()]
+        rows = reply_rows(Path(at) / "replies")
     kept = len({row["digest"] for row in rows})
     lost = after["answered"] - kept  # sent by the server, and not on disk when the process was killed
     dollars_per_answer = after["dollars"] / after["answered"]
@@ -175,9 +176,10 @@ def _held(what: str, counts: dict) -> dict[str, object]:
 
 
 def ledger(count: int) -> list[dict[str, object]]:
-    """Open a file of so many replies of 1 kB, and read it the plain way after it (its memory comes on top)."""
+    """Open a shard of so many replies of 1 kB, and read it the plain way after it (its memory comes on top)."""
     with tempfile.TemporaryDirectory() as at:
-        path = Path(at) / "replies.jsonl"
+        path = Path(at) / "fake" / "host-0.jsonl"
+        path.parent.mkdir()
         with path.open("w") as file:
             for i in range(count):
                 head = {"digest": hashlib.sha256(str(i).encode()).hexdigest(), "endpoint": "fake", "dollars": 0.001}
@@ -185,7 +187,7 @@ def ledger(count: int) -> list[dict[str, object]]:
                 file.write(json.dumps({**head, **counts, "text": "said " * 200}) + "\n")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.process_time()
-        opened = ReplyCache(path, silent)
+        opened = ReplyCache(ReplySource(Path(at)), "fake", silent)
         took = time.process_time() - began
         assert len(opened) == count
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -127,7 +127,7 @@ def benchmark(options: argparse.Namespace) -> None:
         if kind == "progress":
             print(f"{time.strftime('%H:%M:%S')} {fields['done']}/{fields['total']}", flush=True)
 
-    with EndpointPool({"smollm2": endpoint}, options.out / "replies.jsonl", lambda *_, **__: None) as pool:
+    with EndpointPool({"smollm2": endpoint}, options.out / "replies", lambda *_, **__: None) as pool:
         answerer = EndpointAnswerer(pool, "smollm2", config)
         rows = evaluate(answerer, items, options.out / "rows.jsonl", options.seed, emit)
     scores = summarise(rows, answerer.name, config.model_dump(mode="json"), options.seed, column="")

@@ -1,8 +1,9 @@
 """An append-only log of records that are found by their digest: crash-safe, read in place, 16 bytes of memory a record.
 
 A log is one or more files of one framing: records of a fixed size, or lines. One process appends to a file at a time;
-`load` indexes what earlier processes wrote, or others in files of their own. Readers skip a record that was torn by a
-crash or a full disk. Before the next one is written a torn line is ended by a newline, a torn record of fixed size cut.
+`load` indexes what earlier processes wrote, `follow` what others are writing in files of their own. Readers skip a
+record that was torn by a crash or a full disk. Before the next one is written a torn line is ended by a newline, a torn
+record of fixed size cut.
 """
 
 import logging
@@ -22,17 +23,19 @@ READ_BLOCK = 65_536  # bytes of a line read at once
 class KeyedLog:
     """Records of `record_size` bytes each; None: a record is a line.
 
-    `digest_of(record)` gives the digest of a record that is loaded, and raises `ValueError` for a damaged one. The
-    index holds the last 64 bits of a digest, so the caller of `get` must check the digest of what it gets.
+    `digest_of(record)` gives the digest of a record that is loaded, None for one to leave out, and raises `ValueError`
+    for a damaged one. The index holds the last 64 bits of a digest, so the caller of `get` must check the digest of
+    what it gets.
     """
 
-    def __init__(self, digest_of: Callable[[bytes], bytes], record_size: int | None = None) -> None:
+    def __init__(self, digest_of: Callable[[bytes], bytes | None], record_size: int | None = None) -> None:
         self._digest_of, self._record_size = digest_of, record_size
         self._positions = SortedKeys(values=True)
         self._paths: list[Path] = []
         self._descriptors: dict[int, int] = {}  # of the files that were read or are written, by number
         self._writing: int | None = None  # the number of the file that is appended to
-        self._end = 0  # of that file
+        self.end = 0  # of that file, in bytes
+        self._followed: dict[Path, tuple[int, int]] = {}  # number of a file, and the end of what is indexed of it
         self._torn = False  # its last record was not written as a whole
 
     def __len__(self) -> int:
@@ -45,6 +48,23 @@ class KeyedLog:
             if torn := self._index_file(file, len(self._paths) - 1):
                 logger.warning("%s: the last record, of %d bytes, is incomplete", path, torn)
 
+    def follow(self, path: Path) -> None:
+        """Index the lines that another process has added to `path` since the last call; a line counts once it ends."""
+        if path not in self._followed:
+            self._followed[path] = len(self._paths), 0
+            self._paths.append(path)
+        number, offset = self._followed[path]
+        if path.stat().st_size <= offset:
+            return
+        with path.open("rb", buffering=2**20) as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._index(line, number, offset)
+                offset += len(line)
+        self._followed[path] = number, offset
+
     def open(self, path: Path, *, exclusive: bool = False) -> None:
         """Append to `path` from now on, after indexing what it holds; `exclusive`: it is new. Raises `OSError`."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
@@ -55,7 +75,7 @@ class KeyedLog:
         with os.fdopen(os.dup(descriptor), "rb", buffering=2**20) as file:
             file.seek(0)
             self._torn = self._index_file(file, self._writing) > 0
-        self._end = os.fstat(descriptor).st_size
+        self.end = os.fstat(descriptor).st_size
 
     @property
     def is_open(self) -> bool:
@@ -72,7 +92,7 @@ class KeyedLog:
         descriptor = self._descriptors[self._writing]
         if self._torn:
             self._end_torn_record(descriptor)
-        positions, end = [], self._end
+        positions, end = [], self.end
         for record in records:
             positions.append(self._writing << OFFSET_BITS | end)
             end += len(record)
@@ -112,37 +132,41 @@ class KeyedLog:
         self._descriptors, self._writing = {}, None
 
     def _end_torn_record(self, descriptor: int) -> None:
-        self._end = os.fstat(descriptor).st_size
+        self.end = os.fstat(descriptor).st_size
         if self._record_size is None:
             # Not cut: if only its newline is missing, the line is whole.
             self._append(descriptor, b"\n")
         else:
-            self._end -= self._end % self._record_size
-            os.ftruncate(descriptor, self._end)
+            self.end -= self.end % self._record_size
+            os.ftruncate(descriptor, self.end)
             self._torn = False
 
     def _append(self, descriptor: int, content: bytes) -> None:
         self._torn = True  # until all of it is written: the disk may become full in the middle of a record
         while content:
             written = os.write(descriptor, content)
-            self._end += written
+            self.end += written
             content = content[written:]
         self._torn = False
 
     def _index_file(self, file: BinaryIO, number: int) -> int:
         """Index the whole records of a file; returns how many bytes of a torn one follow them."""
-        position, size, torn = number << OFFSET_BITS, self._record_size, 0
+        offset, size, torn = 0, self._record_size, 0
         for record in file if size is None else iter(lambda: file.read(size), b""):
             if not (record.endswith(b"\n") if size is None else len(record) == size):
                 torn = len(record)
             # A line that lacks only its newline is whole: `digest_of` would refuse half a record.
             if not torn or size is None:
-                try:
-                    self._positions.add(_key(self._digest_of(record)), position)
-                except ValueError:
-                    logger.warning("%s: skipping a damaged record of %d bytes", self._paths[number], len(record))
-            position += len(record)
+                self._index(record, number, offset)
+            offset += len(record)
         return torn
+
+    def _index(self, record: bytes, number: int, offset: int) -> None:
+        try:
+            if (digest := self._digest_of(record)) is not None:
+                self._positions.add(_key(digest), number << OFFSET_BITS | offset)
+        except ValueError:
+            logger.warning("%s: skipping a damaged record of %d bytes", self._paths[number], len(record))
 
 
 def _key(digest: bytes) -> int:

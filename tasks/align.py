@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.files import write_json
-from configs.endpoint import EndpointConfig
 from configs.training import AlignConfig, JudgeConfig
-from data.endpoints.pool import EndpointPool
 from rl.advantages import is_mastered
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
 from rl.rewards import judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
+from tasks.open_pool import open_pool
 
 if TYPE_CHECKING:
     from rl.rollouts import Group
@@ -54,12 +53,10 @@ def align(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
-    endpoints = {name: EndpointConfig.model_validate(fields) for name, fields in job.section["endpoints"].items()}
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
-    endpoint = endpoints[config.judge.endpoint]
-    judged_by = {"model": endpoint.model, "rubric": config.judge.rubric, "stand_in": endpoint.stand_in}
-    with EndpointPool(endpoints, job.scratch / "replies.jsonl", job.emit) as pool:
-        judge = Judge(pool, config.judge)
+    with open_pool(job) as pool:
+        judge, endpoint = Judge(pool, config.judge), pool.config(config.judge.endpoint)
+        judged_by = {"model": endpoint.model, "rubric": config.judge.rubric, "stand_in": endpoint.stand_in}
         run = Reinforcement(
             inputs=inputs,
             rollout=config.rollout,

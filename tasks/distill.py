@@ -8,13 +8,11 @@ from pydantic import PositiveInt, TypeAdapter, ValidationError
 from common.errors import ConfigError
 from common.files import sha256_of
 from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig
 from configs.model import TokenizerConfig
 from data.distill.prompts import check_prompt_set
 from data.distill.run import DOCUMENTS, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
 from data.distill.teacher_prompt import template_for
-from data.endpoints.pool import EndpointPool
 from data.retrieval.embedders import encoder_for
 from data.retrieval.exemplar_index import ExemplarIndex
 from data.screening.contamination import ContaminationIndex, read_questions
@@ -23,6 +21,7 @@ from data.tokens.build import PublishedTokens, write_tokens
 from data.tokens.tokenise_file import CorpusPlan
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
+from tasks.open_pool import open_pool
 from tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
@@ -34,7 +33,6 @@ SAMPLES = 3  # in the manifest: of the kept documents, and of the rejected ones 
 def distill(job: Job) -> None:
     """Check every input and endpoint, distil, tokenise, write the data card. A resumed run repeats no finished file."""
     config = job.part("distill", DistillConfig)
-    endpoints = {name: EndpointConfig.model_validate(fields) for name, fields in job.section["endpoints"].items()}
     for prompt_set in config.prompt_sets:
         check_prompt_set(prompt_set)
     encoder = encoder_for(job.part("index", IndexConfig).embedding, job.scratch / "vectors", job.emit)
@@ -42,9 +40,7 @@ def distill(job: Job) -> None:
     # Neither a prompt nor a document may overlap the benchmarks' questions; a run without benchmarks has none.
     questions = read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
     screen = None if questions is None else ContaminationIndex(questions).screen
-    with EndpointPool(
-        endpoints, job.scratch / "replies.jsonl", job.emit, config.budget_dollars, config.budget_tokens
-    ) as pool:
+    with open_pool(job, config.budget_dollars, config.budget_tokens) as pool:
         for teacher in config.teachers:
             template_for(teacher, pool.config(teacher.endpoint))
         pool.check()

@@ -52,8 +52,9 @@ class ChatRequest:
 @dataclass(frozen=True)
 class ChatReply:
     """A reply. `finish`: "stop", "length", …; token counts are None where the endpoint stated none; `cached`: it comes
-    from the reply cache; `latency_s` is None for a batch job's. `digest` is that of the request, and `endpoint` the one
-    that answered, which with fallbacks may be another than the one in the request."""
+    from the reply cache, and `reused`: another execution paid for it; `latency_s` is None for a batch job's. `digest`
+    is that of the request, and `endpoint` the one that answered, which with fallbacks may be another than the one in
+    the request."""
 
     text: str
     finish: str
@@ -63,6 +64,7 @@ class ChatReply:
     cached: bool
     digest: str
     endpoint: str = ""
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,14 @@ def call_row(
     return {**row, **counts, "status": "ok", "finish": result.finish, "reply": text_digest}
 
 
-def reply_to_row(reply: ChatReply, spent: Usage) -> dict[str, Any]:
+def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, Any]:
     """A reply as it is cached; what the cache adds up comes first, so that it need not parse the text."""
     return {
         "digest": reply.digest,
         "endpoint": reply.endpoint,
         "dollars": spent.dollars,
         "tokens": spent.tokens,
+        "execution": execution,  # that paid for it
         "tokens_in": reply.tokens_in,
         "tokens_out": reply.tokens_out,
         "finish": reply.finish,

@@ -12,18 +12,19 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit
 from configs.endpoint import EndpointConfig
-from data.endpoints.batch.jobs import refuse_forgotten_jobs
-from data.endpoints.batch.queue import BatchQueue, jobs_folder
+from data.endpoints.batch.jobs import adopt_jobs, refuse_forgotten_jobs
+from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
 from data.endpoints.endpoint import Endpoint, send_request
-from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_cache import BATCHES, ReplyCache, ReplySource, read_replies
 
 logger = logging.getLogger(__name__)
 
@@ -32,38 +33,49 @@ OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
 SMALLEST_PREFERRED = 1024  # requests
 ROUNDS_PREFERRED = 4  # requests for each of an endpoint's connections
+ADOPTED_AT_ONCE = 1000  # replies
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between looks at a request that another process has sent
 
 
 class EndpointPool:
     """The endpoints of a configuration. A context manager; an embedded endpoint starts with its first request.
 
-    `cache`: the file of replies; batch jobs in progress are kept in a folder beside it. `budget_dollars` and
-    `budget_tokens` (0: no limit) include what earlier processes spent in the same file.
+    `replies`: where replies and batch jobs in progress are kept. `budget_dollars` and `budget_tokens` (0: no limit)
+    include what earlier processes spent for the same execution; replies that another one paid for cost nothing.
     """
 
     def __init__(
         self,
         endpoints: dict[str, EndpointConfig],
-        cache: Path,
+        replies: ReplySource | Path,
         emit: Emit,
         budget_dollars: float = 0.0,
         budget_tokens: int = 0,
     ) -> None:
-        batch_endpoints = [name for name, config in endpoints.items() if config.mode == "batch"]
-        refuse_forgotten_jobs(jobs_folder(cache), batch_endpoints)
+        source = replies if isinstance(replies, ReplySource) else ReplySource(replies)
         self._configs = endpoints
-        self._cache = ReplyCache(cache, emit)
-        self._limit = SpendingLimit(Usage(budget_dollars, budget_tokens), self._cache.total, "the budget")
+        self._caches = {
+            model: ReplyCache(source, model, emit) for model in dict.fromkeys(e.model for e in endpoints.values())
+        }
+        if source.adopt is not None:
+            self._adopt(source.adopt)
+        for name, config in endpoints.items():
+            if config.mode != "batch":
+                refuse_forgotten_jobs(self._cache(name).folder / BATCHES, name)
+        spent = sum((cache.total for cache in self._caches.values()), NO_USAGE)
+        self._limit = SpendingLimit(Usage(budget_dollars, budget_tokens), spent, "the budget")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
         self._endpoints: dict[str, Endpoint] = {}
         for name, config in endpoints.items():
             limit = Usage(config.budget_dollars, config.budget_tokens)
-            own = SpendingLimit(limit, self._cache.spent.get(name, NO_USAGE), f"the budget of endpoint {name!r}")
+            own = SpendingLimit(limit, self._cache(name).spent[name], f"the budget of endpoint {name!r}")
             self._endpoints[name] = Endpoint(name, config, own, self._limit)
         self._batch_queues = {
-            name: BatchQueue(self._endpoints[name], jobs_folder(cache), self._cache) for name in batch_endpoints
+            name: BatchQueue(self._endpoints[name], self._cache(name))
+            for name, config in endpoints.items()
+            if config.mode == "batch"
         }
         # Requests that are being answered, by digest: a second one with the same digest waits for the first.
         self._in_flight: dict[str, asyncio.Future[AskResult]] = {}
@@ -165,7 +177,8 @@ class EndpointPool:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._cache.close()
+        for cache in self._caches.values():
+            cache.close()
 
     def _run_in_loop(self, work: Coroutine[Any, Any, Value]) -> Value:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -227,12 +240,30 @@ class EndpointPool:
         assert first_failure is not None
         return first_failure
 
+    def _cache(self, name: str) -> ReplyCache:
+        return self._caches[self._configs[name].model]
+
+    def _adopt(self, path: Path) -> None:
+        """Move the replies and batch jobs of this execution that an earlier version kept in a file of their own."""
+        first = next(iter(self._configs))
+
+        def known(name: str) -> str:
+            return name if name in self._configs else first  # the earliest rows name no endpoint
+
+        adopt_jobs(path.with_name(f"{path.name}.batches"), lambda name: self._cache(known(name)).folder / BATCHES)
+        if path.exists():
+            old = read_replies(path)
+            while rows := list(islice(old, ADOPTED_AT_ONCE)):
+                for cache in self._caches.values():
+                    cache.adopt(row for row in rows if self._cache(known(row.get("endpoint", ""))) is cache)
+            path.unlink()
+
     async def _cached(self, request: ChatRequest, name: str, digest: str) -> ChatReply | None:
         """The cached reply, with its row in the ledger."""
-        reply = self._cache.reply(digest)
+        reply = self._cache(name).reply(digest)
         if reply is not None:
             reply = replace(reply, endpoint=name)
-            await self._cache.record(call_row(request, digest, name, self._configs[name], reply))
+            await self._cache(name).record(call_row(request, digest, name, self._configs[name], reply))
         return reply
 
     async def _answer_at(self, name: str, request: ChatRequest, digest: str, *, has_fallback: bool) -> AskResult:
@@ -248,14 +279,23 @@ class EndpointPool:
             # The reply is in the cache now: the next pass finds it, and records that it cost nothing.
         in_flight = self._in_flight[digest] = asyncio.get_running_loop().create_future()
         result: AskResult = ChatFailure("outage", "cancelled", 0)  # for those that wait, if this one is cancelled
+        cache, batch_queue = self._cache(name), self._batch_queues.get(name)
         try:
-            if name in self._batch_queues:
-                result = await self._batch_queues[name].ask(digest, request)
+            pause = FIRST_LOOK_S
+            while not cache.locks.acquire(digest):  # another process asks for it
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_LOOK_S, 2 * pause)
+            cache.refresh()
+            if (cached := await self._cached(request, name, digest)) is not None:
+                result = cached
+            elif batch_queue is not None:
+                result = await batch_queue.ask(digest, request)
             else:
-                endpoint = self._endpoints[name]
-                result = await send_request(endpoint, request, digest, self._cache, has_fallback=has_fallback)
+                result = await send_request(self._endpoints[name], request, digest, cache, has_fallback=has_fallback)
             return result
         finally:
+            if batch_queue is None or not batch_queue.has_in_job(digest):
+                cache.locks.release(digest)
             del self._in_flight[digest]
             in_flight.set_result(result)
 

@@ -1,4 +1,9 @@
-"""The reply cache: replies by request digest that survive a kill -9, and the ledger events of every attempt.
+"""The reply cache: the paid replies of a model by request digest, kept for all runs, and the ledger events of attempts.
+
+    <replies>/<model>/<host>-<random>.jsonl   a shard: appended to by one process at a time, which holds its flock
+    <replies>/<model>/pulled/*.jsonl          shards of other machines, fetched from the store's remote
+    <replies>/<model>/batches/                batch jobs in progress
+    <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
 
 A reply is on disk before anybody uses it. Replies are JSON lines, appended and fsynced in groups: whatever arrives
 while one group is being written forms the next, so the disk sets the size of a group and never the pace of requests.
@@ -6,23 +11,51 @@ Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (ben
 """
 
 import asyncio
+import fcntl
 import json
+import logging
+import os
+import platform
 import re
+import uuid
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from common.errors import ConfigError
 from common.events import Emit, emit_all
 from common.keyed_log import KeyedLog
 from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
+from data.endpoints.request_locks import RequestLocks
 
+logger = logging.getLogger(__name__)
+
+SHARDS, PULLED, BATCHES = "*.jsonl", "pulled", "batches"
+SHARD_BYTES = 64 * 2**20  # after which a new shard is begun: a mirror sends a shard that has grown as a whole
 # The head of a line as `reply_to_row` writes it: all that has to be known of a reply when the file is opened.
 _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '
+    rb'(?:"execution": "([^"\\]*)", )?'
 )
+
+
+@dataclass(frozen=True)
+class ReplySource:
+    """Where replies are kept, and for which execution of a stage new ones are paid.
+
+    `ask_again`: only this execution's own replies are used. `adopt`: a file of replies that this execution wrote before
+    they were shared; they are moved into the folder.
+    """
+
+    folder: Path
+    execution: str = ""
+    ask_again: bool = False
+    adopt: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -35,41 +68,41 @@ class _Entry:
 
 
 class ReplyCache:
-    """The replies of an endpoint pool in one file. `spent`: by endpoint, of all replies in it, earlier processes' too.
+    """The replies of one model. `spent`: what the source's execution paid for replies, by endpoint, also earlier.
 
-    To be used from one event loop. Raises `ConfigError` if the file cannot be opened.
+    To be used from one event loop. Raises `ConfigError` if the folder cannot be written.
     """
 
-    def __init__(self, path: Path, emit: Emit) -> None:
-        self.path, self._emit = path, emit
+    def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
+        self.folder, self._source, self._emit = source.folder / folder_name(model), source, emit
+        self.spent: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self._pending: list[_Entry] = []
         self._writer: asyncio.Task | None = None
-        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-
-        def index(line: bytes) -> bytes:
-            digest, endpoint, dollars, tokens = _read_head(line)
-            total = totals[endpoint]
-            total[0] += dollars
-            total[1] += tokens
-            return digest
-
-        self._log = KeyedLog(index)
+        self._log = KeyedLog(self._index_line)
+        self._own_shards: dict[Path, int] = {}  # with the descriptor that holds its flock
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._log.open(path)
+            (self.folder / BATCHES).mkdir(parents=True, exist_ok=True)
+            self.locks = RequestLocks(self.folder / "requests.lock")
+            self._open_shard()
+            self.refresh()
         except OSError as error:
             raise ConfigError(
-                f"replies cannot be written to {path} ({error.strerror}); choose another folder"
+                f"replies cannot be written to {self.folder} ({error.strerror}); choose another folder"
             ) from None
-        self.spent = {name: Usage(dollars, int(tokens)) for name, (dollars, tokens) in totals.items()}
 
     def __len__(self) -> int:
         return len(self._log)
 
     @property
     def total(self) -> Usage:
-        """Usage of all replies."""
+        """What the execution paid at all endpoints."""
         return sum(self.spent.values(), NO_USAGE)
+
+    def refresh(self) -> None:
+        """Find the replies that other processes have written since the last call."""
+        for path in chain(self.folder.glob(SHARDS), (self.folder / PULLED).glob(SHARDS)):
+            if path not in self._own_shards:
+                self._log.follow(path)
 
     def reply(self, digest: str) -> ChatReply | None:
         """The cached reply to the request of this digest."""
@@ -77,13 +110,14 @@ class ReplyCache:
         if line is None:
             return None
         row = json.loads(line)
-        return reply_from_row(row) if row["digest"] == digest else None
+        reused = row.get("execution", "") != self._source.execution
+        return replace(reply_from_row(row), reused=reused) if row["digest"] == digest else None
 
     async def record(
         self, event: dict[str, Any] | None, reply: ChatReply | None = None, spent: Usage = NO_USAGE
     ) -> None:
         """Write a reply and emit a ledger event; both are on disk on return. Raises `OSError` on a full disk."""
-        row = None if reply is None else reply_to_row(replace(reply, cached=False), spent)
+        row = None if reply is None else reply_to_row(replace(reply, cached=False), spent, self._source.execution)
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self._writer is None or self._writer.done():
@@ -91,9 +125,36 @@ class ReplyCache:
         # A request that is cancelled must not cancel the write: its reply is paid for.
         await asyncio.shield(entry.done)
 
+    def adopt(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Write rows of an earlier file of this execution, except those that are here already."""
+        new = {row["digest"]: row for row in rows if self._log.get(bytes.fromhex(row["digest"])) is None}
+        written = [reply_to_row(reply_from_row(row), _usage(row), self._source.execution) for row in new.values()]
+        self._add(written, self._write(written, []))
+
     def close(self) -> None:
-        """Close the file; nothing may be recorded any more."""
+        """Close the files; nothing may be recorded any more."""
         self._log.close()
+        self.locks.close()
+        for descriptor in self._own_shards.values():
+            os.close(descriptor)
+
+    def _open_shard(self) -> None:
+        """Append to a shard of this host that no process writes, from now on, or to a new one."""
+        prefix = re.sub(r"[^A-Za-z0-9.]+", "_", platform.node())[:64].lstrip(".") or "host"
+        known = [path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES]
+        for path in [*known, self.folder / f"{prefix}-{uuid.uuid4().hex[:12]}.jsonl"]:
+            if path in self._own_shards:
+                continue
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # locked; or the file system has no locks: then every process takes a new shard
+                if path in known:
+                    os.close(descriptor)
+                    continue
+            self._own_shards[path] = descriptor
+            self._log.open(path)
+            return
 
     async def _write_pending(self) -> None:
         while self._pending:
@@ -101,6 +162,8 @@ class ReplyCache:
             rows = [entry.row for entry in group if entry.row is not None]
             events = [entry.event for entry in group if entry.event is not None]
             try:
+                if self._log.end >= SHARD_BYTES:
+                    self._open_shard()
                 positions = await asyncio.to_thread(self._write, rows, events)
             except BaseException as error:
                 for entry in group:
@@ -110,13 +173,15 @@ class ReplyCache:
                 if not isinstance(error, Exception):
                     raise
                 continue
-            for row, position in zip(rows, positions, strict=True):
-                self._log.add(bytes.fromhex(row["digest"]), position)
-                spent = Usage(row["dollars"], row["tokens"])
-                self.spent[row["endpoint"]] = self.spent.get(row["endpoint"], NO_USAGE) + spent
+            self._add(rows, positions)
             for entry in group:
                 if not entry.done.cancelled():
                     entry.done.set_result(None)
+
+    def _add(self, rows: list[dict[str, Any]], positions: list[int]) -> None:
+        for row, position in zip(rows, positions, strict=True):
+            self._log.add(bytes.fromhex(row["digest"]), position)
+            self.spent[row["endpoint"]] += Usage(row["dollars"], row["tokens"])
 
     def _write(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[int]:
         """In a thread: replies first, then events. Returns the replies' positions in the log."""
@@ -125,17 +190,47 @@ class ReplyCache:
         emit_all(self._emit, "call", events)
         return positions
 
+    def _index_line(self, line: bytes) -> bytes | None:
+        """The digest of a line, whose cost is counted if this execution paid it; None for a reply not to be used."""
+        digest, endpoint, spent, execution = _read_head(line)
+        if execution == self._source.execution:
+            self.spent[endpoint] += spent
+        elif self._source.ask_again:
+            return None
+        return digest
 
-def _read_head(line: bytes) -> tuple[bytes, str, float, int]:
-    """Digest, endpoint, dollars and tokens of a line. Raises `ValueError` if it is not a reply."""
+
+def folder_name(model: str) -> str:
+    """The name of a model's folder of replies."""
+    name = quote(model, safe="")
+    return name if name[:1] not in ("", ".") else f"%2E{name[1:]}"
+
+
+def read_replies(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one file of replies; damaged lines are skipped."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                _read_head(line)
+                yield json.loads(line)
+            except ValueError:
+                logger.warning("%s: skipping a damaged record of %d bytes", path, len(line))
+
+
+def _usage(row: dict[str, Any]) -> Usage:
+    tokens = row.get("tokens", (row.get("tokens_in") or 0) + (row.get("tokens_out") or 0))
+    return Usage(row["dollars"] or 0.0, tokens)
+
+
+def _read_head(line: bytes) -> tuple[bytes, str, Usage, str]:
+    """Digest, endpoint, cost and execution of a line. Raises `ValueError` if it is not a reply."""
     # A line that was torn inside a text may end in that text's own `"}`, but then with a backslash before the quote:
     # such a line is parsed as a whole.
     if (head := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
-        digest, endpoint, dollars, tokens = head.groups()
-        return bytes.fromhex(digest.decode()), endpoint.decode(), float(dollars), int(tokens)
+        digest, endpoint, dollars, tokens, execution = head.groups(b"")
+        return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()
     try:
         row = json.loads(line)
-        tokens = row.get("tokens", (row.get("tokens_in") or 0) + (row.get("tokens_out") or 0))
-        return bytes.fromhex(row["digest"]), row.get("endpoint", ""), row["dollars"] or 0.0, tokens
+        return bytes.fromhex(row["digest"]), row.get("endpoint", ""), _usage(row), row.get("execution", "")
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a reply: {error}") from None

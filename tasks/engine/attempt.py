@@ -248,6 +248,7 @@ class _Attempt:
                 "inputs": {name: str(artifact.path) for name, artifact in self.inputs.items()},
                 "staging": str(staging.path),
                 "store": str(self.store.root),
+                "ask_again": self.context.ask_again,
                 "events": f"{self._events(staging)}.jsonl",
                 "parent": os.getpid(),
                 "launch": self.context.launch.model_dump(mode="json"),

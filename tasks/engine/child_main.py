@@ -167,6 +167,8 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int) -> Job:
         inputs={name: Path(folder) for name, folder in request["inputs"].items()},
         staging=Path(request["staging"]),
         emit=emit,
+        replies=Path(request["store"]) / "replies",
+        ask_again=request["ask_again"],
         process=rank,
     )
 

@@ -31,6 +31,8 @@ class Job:
     inputs: dict[str, Path]
     staging: Path
     emit: Emit
+    replies: Path | None = None  # the store's folder of paid replies
+    ask_again: bool = False  # pay again for replies that other executions have paid for
     process: int = 0  # rank among the processes of a multi-host stage; only what process 0 writes is published
 
     def part(self, name: str, model: type[SectionPart]) -> SectionPart:

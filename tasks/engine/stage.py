@@ -29,6 +29,7 @@ class RunContext:
     run_id: str
     store_root: str
     force: bool = False
+    ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)

@@ -34,7 +34,7 @@ def judge_of(tmp_path):
 
     def make(server, config=CONFIG, **fields):
         endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, timeout_s=0.7, **fields)
-        pools.append(EndpointPool({"judge": endpoint}, tmp_path / "replies.jsonl", silent))
+        pools.append(EndpointPool({"judge": endpoint}, tmp_path / "replies", silent))
         return Judge(pools[-1], config)
 
     yield make

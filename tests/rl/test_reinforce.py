@@ -14,6 +14,7 @@ from rl.advantages import advantages
 from rl.rollouts import keep_steps
 from tests.support.fake_openai import FakeOpenAI, always, useful
 from tests.support.reinforcing import JUDGE, run
+from tests.support.replies import reply_rows
 
 DEADLINE_S = 1500  # of one process that compiles; a machine four times slower than a laptop needs 400
 pytestmark = pytest.mark.timeout(5 * DEADLINE_S)
@@ -67,10 +68,10 @@ def test_killed_in_a_rollout_in_marks_of_and_in_an_update_it_resumes_to_the_same
         kill_when(start(tmp_path, server.url, "update:3"), stopped.exists)
         held = server.answered + 3  # in the middle of a group
         server.faults = lambda arrival: None if server.answered < held else "hang"
-        kept = tmp_path / "replies.jsonl"  # a reply that is not in it yet would rightly be asked for again
+        kept = tmp_path / "replies"  # a reply that is not in it yet would rightly be asked for again
         kill_when(
             start(tmp_path, server.url),
-            lambda: server.statuses["hang"] > 0 and kept.read_bytes().count(b"\n") >= server.answered,
+            lambda: server.statuses["hang"] > 0 and len(reply_rows(kept)) >= server.answered,
         )
         assert not (tmp_path / "final").exists()
         server.faults = lambda arrival: None if server.answered < held + 2 else "close"

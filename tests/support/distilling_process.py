@@ -1,6 +1,6 @@
 """A process that runs a distillation, to be killed by a test: `python distilling_process.py URL FOLDER PROMPTS`.
 
-FOLDER keeps everything between its runs: `retrieval/`, `replies.jsonl`, `work/` and `out/`, and `counts.json` once
+FOLDER keeps everything between its runs: `retrieval/`, `replies`, `work/` and `out/`, and `counts.json` once
 one has finished.
 """
 
@@ -42,7 +42,7 @@ def main() -> None:
     url, folder, prompts = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     config = DistillConfig(prompts=prompts, chunk=max(8, prompts // 20), teachers=(TeacherConfig(endpoint="teacher"),))
     index = ExemplarIndex(folder / "retrieval", Encoder())
-    with EndpointPool({"teacher": endpoint(url)}, folder / "replies.jsonl", silent) as pool:
+    with EndpointPool({"teacher": endpoint(url)}, folder / "replies", silent) as pool:
         output = distill_prompts(config, pool, index, folder / "out", folder / "work", 1, silent)
         counts = {"prompts": output.stats.prompts, "accepted": output.stats.accepted, "dollars": pool.spent}
     (folder / "counts.json").write_text(json.dumps({**counts, "rejected": dict(output.stats.rejected)}))

@@ -36,7 +36,7 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
     folder.mkdir(parents=True, exist_ok=True)
     endpoint = EndpointConfig(kind="openai", model="fake", url=url, timeout_s=60, concurrency=2)
     model = tiny_model()
-    with EndpointPool({"judge": endpoint}, folder / "replies.jsonl", emit) as pool:
+    with EndpointPool({"judge": endpoint}, folder / "replies", emit) as pool:
         reinforcement = Reinforcement(
             inputs=StageInputs(
                 model,

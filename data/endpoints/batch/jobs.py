@@ -8,10 +8,10 @@ the step that follows it: "written", "creating" (the vendor may have the job alt
 import json
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from common.errors import ConfigError
 from common.files import write_atomically
@@ -73,17 +73,20 @@ class PendingJob:
         return self.folder / f"{self.label}{suffix}"
 
 
-def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
-    """The jobs of earlier processes, the oldest first. Raises `ConfigError` if one is unreadable."""
+def pending_jobs(folder: Path, endpoint: str, acquire: Callable[[str], bool]) -> list[PendingJob]:
+    """The jobs of earlier processes, the oldest first; `acquire(label)` is False for one that a living process has.
+
+    Raises `ConfigError` if one is unreadable.
+    """
     jobs = []
     for path in sorted(folder.glob(f"*{STATE}")):
+        label = path.name.removesuffix(STATE)
+        state = _read_state(path)
+        # Looked at again once it is locked: the process that had it may have finished it.
+        if state is None or state["endpoint"] != endpoint or not acquire(label) or (state := _read_state(path)) is None:
+            continue
         try:
-            state = json.loads(path.read_bytes())
-            if state["endpoint"] != endpoint:
-                continue
-            label = state["label"]
-            lines = path.with_name(f"{label}{REQUESTS}").read_bytes().splitlines()
-            rows = [json.loads(line) for line in lines]
+            rows = [json.loads(line) for line in path.with_name(f"{label}{REQUESTS}").read_bytes().splitlines()]
             requests = {row["digest"]: _request(row["request"]) for row in rows}
             attempts = {row["digest"]: row["attempt"] for row in rows}
             reserved = Usage(*state["reserved"])
@@ -95,19 +98,36 @@ def pending_jobs(folder: Path, endpoint: str) -> list[PendingJob]:
     return sorted(jobs, key=lambda job: job.written)
 
 
-def refuse_forgotten_jobs(folder: Path, endpoints: Iterable[str]) -> None:
-    """Raise `ConfigError` if there is a job that none of these endpoints would resume: it is paid for."""
+def refuse_forgotten_jobs(folder: Path, endpoint: str) -> None:
+    """Raise `ConfigError` if an endpoint whose mode is no longer "batch" has a job in progress: it is paid for."""
     for path in sorted(folder.glob(f"*{STATE}")):
-        try:
-            state = json.loads(path.read_bytes())
-            name, job = state["endpoint"], state["id"] or state["label"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(_unreadable(path, error)) from None
-        if name not in endpoints:
+        if (state := _read_state(path)) is not None and state["endpoint"] == endpoint:
+            job = state["id"] or path.name.removesuffix(STATE)
             raise ConfigError(
-                f"endpoint {name!r} has batch job {job} in progress, but its mode is no longer 'batch': set it back "
-                f"until the job has ended, or cancel the job at the vendor's and delete {path}"
+                f"endpoint {endpoint!r} has batch job {job} in progress, but its mode is no longer 'batch': "
+                f"set it back until the job has ended, or cancel the job at the vendor's and delete {path}"
             )
+
+
+def adopt_jobs(old: Path, folder_of: Callable[[str], Path]) -> None:
+    """Move the jobs of a folder to where `folder_of` says that those of an endpoint are, their states last."""
+    for path in sorted(old.glob(f"*{STATE}")):
+        if (state := _read_state(path)) is not None:
+            requests = path.with_name(path.name.removesuffix(STATE) + REQUESTS)
+            for file in (requests, path):
+                if file.exists():
+                    file.rename(folder_of(state["endpoint"]) / file.name)
+
+
+def _read_state(path: Path) -> dict[str, Any] | None:
+    """The state of a job; None if it has ended. Raises `ConfigError` if it is unreadable."""
+    try:
+        state = json.loads(path.read_bytes())
+        return {name: state[name] for name in ("endpoint", "reserved", "written", "phase", "file", "id")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(_unreadable(path, error)) from None
 
 
 def _unreadable(path: Path, error: Exception) -> str:

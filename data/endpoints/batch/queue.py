@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import ConfigError
@@ -35,7 +34,7 @@ from data.endpoints.chat_types import (
 )
 from data.endpoints.clients import check_key, parse_completion, safe_message
 from data.endpoints.endpoint import Endpoint
-from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_cache import BATCHES, ReplyCache
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +47,6 @@ Value = TypeVar("Value")
 JobResult = ChatReply | ChatFailure | CallError  # of a request; after a `CallError` it may be put into another job
 
 
-def jobs_folder(cache: Path) -> Path:
-    """The folder of the jobs whose replies go into the file `cache`."""
-    return cache.with_name(f"{cache.name}.batches")
-
-
 class BatchQueue:
     """The batch interface of one endpoint. Lives in the pool's loop. Raises `ConfigError` for unreadable job files.
 
@@ -60,8 +54,8 @@ class BatchQueue:
     `PendingJob`; `_finish_job` sends the job, polls it, records its replies and sets the future.
     """
 
-    def __init__(self, endpoint: Endpoint, folder: Path, cache: ReplyCache) -> None:
-        self._endpoint, self._folder, self._cache = endpoint, folder, cache
+    def __init__(self, endpoint: Endpoint, cache: ReplyCache) -> None:
+        self._endpoint, self._folder, self._cache = endpoint, cache.folder / BATCHES, cache
         self._config, self._batch = endpoint.config, endpoint.config.batch
         self._opened_client: BatchClient | None = None
         self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests without a result yet
@@ -72,7 +66,7 @@ class BatchQueue:
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
-        for job in pending_jobs(folder, endpoint.name):
+        for job in pending_jobs(self._folder, endpoint.name, cache.locks.acquire):
             self._register(job)
             endpoint.budget.hold(job.reserved)
             logger.info("endpoint %r: resuming batch job %s", endpoint.name, job.id or job.label)
@@ -94,6 +88,10 @@ class BatchQueue:
             if result.reason == "rate_limited":
                 await asyncio.sleep(min(LONGEST_REST_S, self._batch.poll_s * 2**attempt))
         return ChatFailure(result.reason, f"endpoint {self._endpoint.name!r}: {result.message}", attempt)
+
+    def has_in_job(self, digest: str) -> bool:
+        """Whether a job in progress has the request: its lock is released when the job has ended."""
+        return digest in self._digests_in_jobs
 
     def resume(self) -> None:
         """Continue every job without a task: an earlier process left it, or the vendor did not answer."""
@@ -201,6 +199,8 @@ class BatchQueue:
             raise
 
     def _register(self, job: PendingJob) -> None:
+        for name in (job.label, *job.requests):
+            self._cache.locks.acquire(name)
         self._jobs[job.label] = job
         self._digests_in_jobs |= job.requests.keys()
 
@@ -231,6 +231,8 @@ class BatchQueue:
         await asyncio.to_thread(job.remove)
         del self._jobs[job.label]
         self._digests_in_jobs -= job.requests.keys()
+        for name in (job.label, *job.requests):
+            self._cache.locks.release(name)
         await self._endpoint.budget.settle(job.reserved, spent)
         for digest, result in results.items():
             self._set_result(digest, result)

@@ -66,7 +66,7 @@ def run(tmp_path, index):
         def emit(kind, **fields):
             events.append((kind, fields))
 
-        with EndpointPool(endpoints, tmp_path / "replies.jsonl", emit, config.budget_dollars) as pool:
+        with EndpointPool(endpoints, tmp_path / "replies", emit, config.budget_dollars) as pool:
             output = distill_prompts(config, pool, index, out, tmp_path / "work", 1, emit, screen)
             counts = distill_facts(output.stats, config, pool)
         rows = [

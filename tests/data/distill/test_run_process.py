@@ -13,6 +13,7 @@ import pytest
 from data.distill.run import DOCUMENTS, REJECTED
 from tests.support import distilling_process
 from tests.support.fake_openai import own_process
+from tests.support.replies import reply_rows
 
 ROOT = str(Path(__file__).parents[3])
 PROMPTS = 240
@@ -59,6 +60,6 @@ def test_killed_twice_every_prompt_ends_once_and_the_files_are_those_of_an_undis
     assert len(rows) == PROMPTS
     counted = json.loads((stopped / "counts.json").read_text())
     assert counted["prompts"] == counted["accepted"] + sum(counted["rejected"].values()) == PROMPTS
-    kept = [json.loads(line)["digest"] for line in (stopped / "replies.jsonl").read_bytes().splitlines()]
+    kept = [row["digest"] for row in reply_rows(stopped / "replies")]
     assert len(kept) == len(set(kept)) == counts["prompts"] == PROMPTS
     assert counts["most_for_a_prompt"] <= 3, "only requests in flight when the process was killed are sent again"

@@ -18,6 +18,7 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, reque
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI
+from tests.support.replies import reply_rows
 
 KEY = "sk-planted-batch-0123456789"
 PRICES = {"dollars_per_million_in": 1e5, "dollars_per_million_out": 2e5}
@@ -51,7 +52,7 @@ def pool_for(tmp_path):
     pools, events = [], []
 
     def make(budget=0.0, **endpoints):
-        pool = EndpointPool(endpoints, tmp_path / "replies.jsonl", lambda kind, **fields: events.append(fields), budget)
+        pool = EndpointPool(endpoints, tmp_path / "replies", lambda kind, **fields: events.append(fields), budget)
         pools.append(pool)
         pool.events = events
         return pool
@@ -62,7 +63,7 @@ def pool_for(tmp_path):
 
 
 def jobs_on_disk(tmp_path):
-    return list((tmp_path / "replies.jsonl.batches").glob("*"))
+    return list((tmp_path / "replies" / "fake" / "batches").glob("*"))
 
 
 def test_every_request_is_answered_once_at_half_the_price(pool_for, tmp_path, kind):
@@ -159,8 +160,8 @@ def test_a_wrong_key_stops_everything_and_is_not_shown(pool_for, tmp_path, kind)
 
 
 def test_a_job_file_that_cannot_be_read_is_named(pool_for, tmp_path, kind):
-    folder = tmp_path / "replies.jsonl.batches"
-    folder.mkdir()
+    folder = tmp_path / "replies" / "fake" / "batches"
+    folder.mkdir(parents=True)
     (folder / "x.job.json").write_text("{")
     with FakeOpenAI() as server, pytest.raises(ConfigError, match=r"x\.job\.json"):
         pool_for(fake=endpoint(server, kind))
@@ -170,7 +171,7 @@ def test_jobs_of_an_endpoint_whose_mode_is_live_now_are_not_forgotten(pool_for, 
     with FakeOpenAI() as server:
         (request,) = requests(1)
         digest = request_digest(request, endpoint(server, kind))
-        job = PendingJob.write(tmp_path / "replies.jsonl.batches", "fake", {digest: request}, Usage(), {})
+        job = PendingJob.write(tmp_path / "replies" / "fake" / "batches", "fake", {digest: request}, Usage(), {})
         with pytest.raises(ConfigError, match=f"batch job {job.label} in progress"):
             pool_for(fake=endpoint(server, kind).model_copy(update={"mode": "live"}))
         (reply,) = pool_for(fake=endpoint(server, kind)).ask(requests(1))
@@ -195,7 +196,7 @@ def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path
     root = str(Path(__file__).parents[3])
     with FakeOpenAI(per_million=PER_MILLION) as server:
         config = endpoint(server, kind)
-        command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(tmp_path / "replies.jsonl")]
+        command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(tmp_path / "replies")]
         killed = subprocess.run([*command, "8", moment], env={**os.environ, "PYTHONPATH": root}, timeout=600)
         assert killed.returncode == -9
         assert len(server.batches.jobs) == (moment not in ("before upload", "after upload"))
@@ -204,5 +205,5 @@ def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path
     assert all(isinstance(reply, ChatReply) for reply in replies)
     assert server.batches.submitted == {str(i): 1 for i in range(8)}
     assert pool.spent == pytest.approx(server.batch_dollars)
-    assert len({(tmp_path / "replies.jsonl").read_text().count(reply.digest) for reply in replies}) == 1
+    assert sorted(row["digest"] for row in reply_rows(tmp_path / "replies")) == sorted(r.digest for r in replies)
     assert not jobs_on_disk(tmp_path)

@@ -22,7 +22,7 @@ def pool_for(tmp_path):
     pools, events = [], []
 
     def make(**endpoints):
-        pools.append(EndpointPool(endpoints, tmp_path / "replies.jsonl", lambda kind, **row: events.append(row)))
+        pools.append(EndpointPool(endpoints, tmp_path / "replies", lambda kind, **row: events.append(row)))
         pools[-1].events = events
         return pools[-1]
 

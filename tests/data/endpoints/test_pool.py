@@ -18,6 +18,7 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI, always, mixed, script
+from tests.support.replies import reply_rows
 
 KEY = "sk-planted-0123456789abcdef"
 
@@ -54,7 +55,7 @@ def pool_for(tmp_path, events):
     """Makes pools that share a file of replies; all are closed at the end."""
     pools = []
 
-    def make(budget=0.0, cache="replies.jsonl", **endpoints):
+    def make(budget=0.0, cache="replies", **endpoints):
         pools.append(EndpointPool(endpoints, tmp_path / cache, events, budget))
         return pools[-1]
 
@@ -233,7 +234,7 @@ def test_the_key_is_sent_and_written_nowhere(pool_for, events, monkeypatch, tmp_
         pool.check()
         (reply,) = pool.ask([request()])
     assert reply.text == "your key is [key]"
-    assert KEY not in json.dumps(events) + (tmp_path / "replies.jsonl").read_text()
+    assert KEY not in json.dumps(events) + json.dumps(reply_rows(tmp_path / "replies"))
 
 
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
@@ -326,7 +327,7 @@ def test_closing_cancels_the_requests_of_other_threads(pool_for):
 @pytest.mark.slow
 def test_what_was_answered_before_a_kill_is_not_sent_again(pool_for, tmp_path):
     """A real process is killed while it sends requests; another continues with its file."""
-    cache = tmp_path / "replies.jsonl"
+    cache = tmp_path / "replies"
     with FakeOpenAI(delay_s=0.02) as server:
         section = asking_process.config(server.url).model_dump_json()
         command = [sys.executable, asking_process.__file__, section, str(cache), "60"]

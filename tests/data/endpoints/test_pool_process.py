@@ -1,6 +1,5 @@
 """The pool against a server in another process, with a tenth of the requests of bench/endpoints.py, and killed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from data.endpoints.chat_types import ChatReply
 from data.endpoints.pool import EndpointPool
 from tests.support import asking_process
 from tests.support.fake_openai import own_process
+from tests.support.replies import reply_rows
 
 ROOT = str(Path(__file__).parents[3])
 FAULTS = {"429": 0.05, "500": 0.02, "hang": 0.01, "cut": 0.01, "invalid": 0.01}
@@ -23,13 +23,9 @@ COUNT = 1000
 FIELDS = {"timeout_s": 20.0, "attempts": 9, "dollars_per_million_in": 5.0, "dollars_per_million_out": 15.0}
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
 @pytest.mark.slow
 def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
-    cache, events = tmp_path / "replies.jsonl", []
+    cache, events = tmp_path / "replies", []
     with own_process(faults=FAULTS, per_million=PER_MILLION, delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=64, **FIELDS)
         with EndpointPool({"fake": config}, cache, lambda kind, **row: events.append(row)) as pool:
@@ -39,7 +35,7 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
         counts = server.counts()
     assert all(isinstance(result, ChatReply) for result in results)
     assert sorted(reported) == list(range(COUNT))
-    assert counts["answered"] == counts["prompts"] == len(rows(cache)) == COUNT
+    assert counts["answered"] == counts["prompts"] == len(reply_rows(cache)) == COUNT
     assert spent == pytest.approx(counts["dollars"])
     assert sum(row["dollars"] for row in events) == pytest.approx(counts["dollars"])
     assert len(events) == counts["arrived"] == rates["sent"]
@@ -48,7 +44,7 @@ def test_every_prompt_ends_once_and_the_ledger_agrees_with_the_server(tmp_path):
 
 @pytest.mark.slow
 def test_a_kill_loses_only_what_was_in_flight(tmp_path):
-    cache = tmp_path / "replies.jsonl"
+    cache = tmp_path / "replies"
     with own_process(faults=FAULTS, per_million=PER_MILLION, delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=64, **FIELDS)
         command = [sys.executable, asking_process.__file__, config.model_dump_json(), str(cache), str(COUNT)]
@@ -63,8 +59,8 @@ def test_a_kill_loses_only_what_was_in_flight(tmp_path):
         counts = server.counts()
     assert all(isinstance(result, ChatReply) for result in results)
     assert all(results[index].cached for index in reported), "what was returned was on disk before"
-    lines = [row for row in cache.read_bytes().splitlines() if row.endswith(b"}")]
-    assert len({json.loads(line)["digest"] for line in lines}) == len(lines) == COUNT
+    kept = [row["digest"] for row in reply_rows(cache)]
+    assert len(set(kept)) == len(kept) == COUNT
     lost = counts["answered"] - COUNT  # answered by the server, but not on disk when the process was killed
     assert 0 <= lost <= 64
     assert counts["prompts"] == COUNT
@@ -89,7 +85,7 @@ def _counts_at_rest(server):
 def test_a_limit_of_fifty_a_second_is_kept_with_few_refusals(tmp_path, states):
     with own_process(limit=[50, 50], states=states, retry_after="1", delay_s=0.02) as server:
         config = asking_process.config(server.url, concurrency=256, attempts=9)
-        with EndpointPool({"fake": config}, tmp_path / "replies.jsonl", silent) as pool:
+        with EndpointPool({"fake": config}, tmp_path / "replies", silent) as pool:
             results = pool.ask(asking_process.requests(250))
         counts = server.counts()
     assert all(isinstance(result, ChatReply) for result in results)

@@ -36,7 +36,7 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
         fields = {"url": server.url, "key_variable": "PLANTED_KEY", "mode": mode, "batch": batch, "timeout_s": 5.0}
         config = EndpointConfig(kind=kind, model="fake", **fields)
         requests = [ChatRequest("t", ({"role": "user", "content": str(i)},), 20) for i in range(6)]
-        with EndpointPool({"t": config}, tmp_path / "replies.jsonl", writer) as pool:
+        with EndpointPool({"t": config}, tmp_path / "replies", writer) as pool:
             pool.check()
             outcomes = pool.ask(requests)
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}-of-another")

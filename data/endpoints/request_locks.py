@@ -1,0 +1,53 @@
+"""Locks on requests, so that of several processes that want the same reply one asks for it and the others wait.
+
+A lock is one byte of a file, at an offset made of the request's digest; the file stays empty. The kernel releases a
+process's locks when it dies. They belong to the open file, so two pools in one process exclude each other as well.
+"""
+
+import fcntl
+import logging
+import os
+import struct
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
+
+
+class RequestLocks:
+    """The locks in one file. Raises `OSError` if it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._supported = True
+
+    def acquire(self, digest: str) -> bool:
+        """Take the lock of a digest (hexadecimal); False if another process has it. It may be taken several times.
+
+        On a file system without locks everybody gets it: a request may then be paid for twice.
+        """
+        if not self._supported:
+            return True
+        try:
+            self._set(fcntl.F_WRLCK, digest)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            self._supported = False
+            logger.warning("%s cannot be locked (%s): let no two runs use this store at once", self.path, error)
+        return True
+
+    def release(self, digest: str) -> None:
+        """Release the lock of a digest, if this object holds it."""
+        if self._supported:
+            self._set(fcntl.F_UNLCK, digest)
+
+    def close(self) -> None:
+        """Release all locks."""
+        os.close(self._descriptor)
+
+    def _set(self, kind: int, digest: str) -> None:
+        start = int(digest[:16], 16) >> 2  # an offset has 63 bits
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, start, 1, 0))

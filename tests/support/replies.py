@@ -1,0 +1,13 @@
+"""The reply cache's files, as tests read and write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data.endpoints.reply_cache import SHARDS
+
+
+def reply_rows(folder: Path, model: str = "fake") -> list[dict[str, Any]]:
+    """The rows of all shards of a model under a folder of replies, without lines that a kill cut."""
+    lines = [line for path in sorted((folder / model).glob(SHARDS)) for line in path.read_bytes().splitlines()]
+    return [json.loads(line) for line in lines if line.endswith(b"}")]
