@@ -15,7 +15,7 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from data.retrieval.exemplar_index import ExemplarIndex, Neighbour
 
-OnVerdict = Callable[[bool], None]  # called as each teacher's reply comes in: True if its document passed the checks
+OnVerdict = Callable[[str | None], None]  # called as each result comes in: the reason for its rejection, or None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class TeacherRound:
                 document = parse_reply(reply.text)
                 reason = reject_reason(document, reply.finish, task.prompt, task.neighbours, task.template, self.config)
                 results[index] = PromptResult(task, reply, document, reason, (PaidReply("teacher", reply),))
-            on_verdict(results[index].reason is None)
+            on_verdict(results[index].reason)
 
         raise_for_outage(self.pool.ask([task.request for task in tasks], check))
         return [results[index] for index in range(len(tasks))]

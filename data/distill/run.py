@@ -25,7 +25,7 @@ from data.distill.ask import PreparedPrompt, TeacherRound, document_text
 from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
 from data.distill.prompts import Prompt
 from data.distill.seen import SeenTexts
-from data.distill.stats import DistillStats, emit_samples, refuse_if_too_few
+from data.distill.stats import FIRST_JUDGED, UNASKED, DistillStats, emit_samples, refuse_if_too_few, refuse_if_too_many
 from data.distill.types import PromptResult, result_row, unasked_row
 from data.endpoints.chat_types import ChatReply, request_digest
 from data.endpoints.pool import EndpointPool
@@ -85,16 +85,19 @@ class _Run:
         if first:
             logger.info("resuming after %d finished files of %d prompts", first, self._config.chunk)
         self._show_progress()
-        # A round spans as many files as keep every endpoint busy.
+        refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
+        # A round spans as many files as keep every endpoint busy; the first only one, before it is known how many
+        # replies of these teachers are rejected.
         size = max(1, self._pool.preferred_requests(self._config.endpoints) // self._config.chunk)
-        rounds = [files[begin : begin + size] for begin in range(first, len(files), size)]
+        begins = range(first if self.stats.judged >= FIRST_JUDGED else first + 1, len(files), size)
+        rounds = [part for part in (files[first : begins.start], *(files[b : b + size] for b in begins)) if part]
         # The neighbours of the next round are looked up in a thread while the teachers answer this one.
         with ThreadPoolExecutor(1) as lookahead:
             next_prepared = None
             number = first
             for index, paths in enumerate(rounds):
                 parts = [read_prompts(path) for path in paths]
-                if self.stats.rejected["failed_budget"]:  # the budget is spent: the remaining prompts are not sent
+                if self.stats.unasked:  # the budget is spent: the remaining prompts are not sent
                     for part in parts:
                         self._reject_unasked(number, part)
                         number += 1
@@ -106,12 +109,15 @@ class _Run:
                 number += len(parts)
 
     def _load_finished(self, files: Sequence[Path]) -> int:
-        """Load the statistics and hashes of the finished files; returns how many there are."""
+        """Load the statistics and hashes of the finished files; returns how many there are.
+
+        A file with prompts that the budget did not pay for is not finished: the budget may be larger now.
+        """
         for number in range(len(files)):
             marker = self._marker(number)
-            if not marker.is_file():
+            if not marker.is_file() or (part := DistillStats.from_json(json.loads(marker.read_bytes()))).unasked:
                 return number
-            self.stats.merge(DistillStats.from_json(json.loads(marker.read_bytes())))
+            self.stats.merge(part)
             self._seen.load(marker.with_suffix(".u8"), marker.with_suffix(".bands.u8"))
             self._done, self._accepted = self.stats.prompts, self.stats.accepted
             self._dollars = sum(dollars for _, dollars in self.stats.curve)
@@ -123,12 +129,18 @@ class _Run:
     def _ask(self, first: int, parts: Sequence[Sequence[Prompt]], prepared: Sequence[PreparedPrompt]) -> None:
         """Ask the teachers about the prompts of one round, and finish its files; `first`: the number of the first."""
         step = max(1, len(prepared) // CURVE_POINTS)
+        rejected, judged = Counter(self.stats.rejected), self.stats.judged
 
-        def on_verdict(accepted: bool) -> None:
-            self._done, self._accepted = self._done + 1, self._accepted + accepted
+        def on_verdict(reason: str | None) -> None:
+            nonlocal judged
+            self._done, self._accepted = self._done + 1, self._accepted + (reason is None)
             if self._done % step == 0:
                 self._add_curve_point()
             self._show_progress()
+            if reason != UNASKED:
+                judged += 1
+                rejected.update([] if reason is None else [reason])
+                refuse_if_too_many(self._config, judged, rejected, self._pool.spent)
 
         results = self._round.run(prepared, on_verdict)
         self._add_curve_point()
@@ -165,9 +177,9 @@ class _Run:
 
     def _reject_unasked(self, number: int, prompts: Sequence[Prompt]) -> None:
         part = DistillStats()
-        part.add_unasked("failed_budget", Counter(prompt.set for prompt in prompts))
+        part.add_unasked(Counter(prompt.set for prompt in prompts))
         self._done += len(prompts)
-        self._write(number, part, "", "".join(unasked_row(prompt, "failed_budget") for prompt in prompts))
+        self._write(number, part, "", "".join(unasked_row(prompt, UNASKED) for prompt in prompts))
         self._show_progress()
 
     def _write(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:
@@ -184,6 +196,7 @@ class _Run:
         write_atomically(marker.with_suffix(".bands.u8"), bands)
         write_atomically(marker, json.dumps(part.to_json()).encode())
         self.stats.merge(part)
+        refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
 
     def _marker(self, number: int) -> Path:
         return self._work / f"documents-{number:05d}.json"

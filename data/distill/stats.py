@@ -23,6 +23,9 @@ SAMPLE_ROWS = 48  # documents, kept and rejected, that become sample rows of the
 SAMPLES_KEPT = 6  # in the statistics, of the kept documents and of each reason for rejection
 BINS = 20  # of the histogram of difficulty
 SAMPLE_CHARACTERS = 1200
+UNASKED = "failed_budget"  # the reason in the row of a prompt that was not sent, because the budget was spent
+FIRST_JUDGED = 200  # replies, before which `max_rejected_share` is not looked at
+FALSE_ALARM = 1e-6  # probability of stopping, at one look, for rejects that the limit allows
 
 
 @dataclass
@@ -34,6 +37,8 @@ class DistillStats:
     planned: int = 0  # prompts that were sent to a teacher
     uncounted: int = 0  # replies without token counts
     unprobed: int = 0  # prompts whose probes all failed
+    reused: int = 0  # replies that another execution paid for
+    unasked: int = 0  # prompts that were not sent to a teacher, because the budget was spent
     rejected: Counter[str] = field(default_factory=Counter)
     contaminated: Counter[str] = field(default_factory=Counter)  # by benchmark
     asked: Counter[str] = field(default_factory=Counter)  # by teacher
@@ -57,6 +62,11 @@ class DistillStats:
         return sum(self.kept.values())
 
     @property
+    def judged(self) -> int:
+        """Prompts that were sent, which are documents or rejected now."""
+        return self.prompts - self.unasked
+
+    @property
     def cost(self) -> float:
         """Dollars, probes included."""
         return sum(self.dollars.values())
@@ -64,6 +74,10 @@ class DistillStats:
     def add(self, result: PromptResult, pool: EndpointPool) -> None:
         """Count one prompt."""
         task, teacher = result.task, result.task.teacher.endpoint
+        self._add_cost(result, pool)
+        if result.reason == UNASKED:
+            self.add_unasked(Counter([task.prompt.set]))
+            return
         self.prompts += 1
         self.planned += 1
         self.asked[teacher] += 1
@@ -83,15 +97,14 @@ class DistillStats:
             self.rejected[result.reason or "unparsable"] += 1
         if result.reason == "contaminated":
             self.contaminated[result.evidence["benchmark"]] += 1
-        self._add_cost(result, pool)
         group = self.samples.setdefault(result.reason or "kept", [])
         if len(group) < SAMPLES_KEPT:
             group.append(sample_of(result))
 
-    def add_unasked(self, reason: str, sets: Counter[str]) -> None:
-        """Count prompts that were never sent to a teacher."""
+    def add_unasked(self, sets: Counter[str]) -> None:
+        """Count prompts that were not sent to a teacher because the budget was spent; they are not rejected."""
         self.prompts += sets.total()
-        self.rejected[reason] += sets.total()
+        self.unasked += sets.total()
         self.sets += sets
 
     def merge(self, other: "DistillStats") -> None:
@@ -114,7 +127,9 @@ class DistillStats:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "DistillStats":
         """The inverse of `to_json`."""
-        values = {counted.name: data[counted.name] for counted in fields(cls)}
+        values = {counted.name: data[counted.name] for counted in fields(cls) if counted.name in data}
+        if "unasked" not in data:  # an earlier version counted them as rejected
+            values["unasked"] = values["rejected"].pop(UNASKED, 0)
         return cls(**{k: Counter(v) if isinstance(v, dict) and k != "samples" else v for k, v in values.items()})
 
     def _add_cost(self, result: PromptResult, pool: EndpointPool) -> None:
@@ -125,7 +140,8 @@ class DistillStats:
                 continue
             counted.add(reply.digest)
             cost = reply_cost(pool.config(reply.endpoint), reply.tokens_in, reply.tokens_out)
-            self.dollars[paid.purpose] += cost or 0.0
+            self.dollars[paid.purpose] += 0.0 if reply.reused else cost or 0.0
+            self.reused += reply.reused
             self.uncounted += reply.tokens_in is None or reply.tokens_out is None
             self.tokens_in[reply.endpoint] += reply.tokens_in or 0
             self.tokens_out[reply.endpoint] += reply.tokens_out or 0
@@ -153,32 +169,73 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
     return {
         "prompts": stats.prompts,
         "documents": stats.accepted,
-        "accepted_share": round(stats.accepted / stats.prompts, 4) if stats.prompts else None,
+        "unasked": stats.unasked,
+        "accepted_share": round(stats.accepted / stats.judged, 4) if stats.judged else None,
         "rejected": dict(stats.rejected.most_common()),
         "teachers": teachers,
         "dollars": round(stats.cost, 6),
         "dollars_by_purpose": {name: round(cost, 6) for name, cost in sorted(stats.dollars.items())},
+        "replies_reused": stats.reused,
         "replies_without_token_counts": stats.uncounted,
         "mean_difficulty": round(stats.difficulty / stats.planned, 4) if stats.planned else None,
         "prompts_without_probe": stats.unprobed if config.probe else None,
         "languages": dict(stats.languages.most_common()),
         "neighbours": config.neighbours,
-        "budget_exhausted": stats.rejected["failed_budget"] > 0,
+        "budget_exhausted": stats.unasked > 0,
         "stand_in": "; ".join(dict.fromkeys(stand_ins)) or None,
     }
 
 
+def refuse_if_too_many(config: DistillConfig, judged: int, rejected: Counter[str], dollars: float) -> None:
+    """Raise `ConfigError` if so many of the replies so far are rejected that the whole would exceed the limit.
+
+    Called at every reply, so that a poor teacher is paid for some hundreds of replies and not for all.
+    """
+    limit, count = config.max_rejected_share, rejected.total()
+    if judged >= FIRST_JUDGED and chance_of_rejects(count, judged, limit) < FALSE_ALARM:
+        raise ConfigError(
+            f"distill.max_rejected_share is {limit:g}, but {count} of the first {judged} replies were rejected "
+            f"({_most_common(rejected)}), so no more are asked for; ${dollars:.4f} are spent. Use another teacher or "
+            "raise the limit: what is paid for is kept"
+        )
+
+
+def chance_of_rejects(rejected: int, judged: int, share: float) -> float:
+    """Upper bound on the probability of so many rejects or more, if each reply is rejected with probability `share`.
+
+    Chernoff's bound: exp(-n KL(observed share, share)); close enough at a few hundred replies.
+    """
+    observed = rejected / judged
+    if observed <= share:
+        return 1.0
+    if share == 0:
+        return 0.0
+    divergence = observed * math.log(observed / share)
+    if observed < 1:
+        divergence += (1 - observed) * math.log((1 - observed) / (1 - share))
+    return math.exp(-judged * divergence)
+
+
 def refuse_if_too_few(config: DistillConfig, stats: DistillStats) -> None:
-    """Raise `ConfigError` if no document was kept, or fewer than `max_rejected_share` allows."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in stats.rejected.most_common(4))
+    """Raise `ConfigError` if no document was kept, or fewer than `max_rejected_share` allows of those asked for."""
+    if not stats.judged:
+        raise ConfigError(
+            f"distill: the budget pays for not one of {stats.prompts} prompts; raise distill.budget_dollars or "
+            "budget_tokens, or those of the endpoint"
+        )
+    reasons = _most_common(stats.rejected)
     if not stats.accepted:
-        raise ConfigError(f"distill: not one of {stats.prompts} documents was kept ({reasons}); see rejected-*.jsonl")
-    share = 1 - stats.accepted / stats.prompts
+        raise ConfigError(f"distill: not one of {stats.judged} documents was kept ({reasons}); see rejected-*.jsonl")
+    share = 1 - stats.accepted / stats.judged
     if share > config.max_rejected_share:
         raise ConfigError(
-            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.prompts} "
+            f"distill.max_rejected_share is {config.max_rejected_share:g}, but {share:.3f} of {stats.judged} "
             f"documents were rejected ({reasons}); use another teacher or raise the limit"
         )
+
+
+def _most_common(rejected: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in rejected.most_common(4))
 
 
 def emit_samples(results: list[PromptResult], first: int, emit: Emit) -> None:

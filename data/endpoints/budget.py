@@ -2,6 +2,7 @@
 overrun a limit; what it did cost is booked when it ends."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -20,13 +21,23 @@ class Usage:
 
 
 NO_USAGE = Usage()
+WARNING_SHARE = 0.8  # of a limit
 
 
 class SpendingLimit:
-    """A `limit` (0: no limit of that kind), of which `spent` is used up. To be used from one event loop."""
+    """A `limit` (0: no limit of that kind), of which `spent` is used up. To be used from one event loop.
 
-    def __init__(self, limit: Usage = NO_USAGE, spent: Usage = NO_USAGE, name: str = "the budget") -> None:
-        self.limit, self.spent, self.name = limit, spent, name
+    `warn` is called once, when 80 % of it is spent.
+    """
+
+    def __init__(
+        self,
+        limit: Usage = NO_USAGE,
+        spent: Usage = NO_USAGE,
+        name: str = "the budget",
+        warn: "Callable[[SpendingLimit], None] | None" = None,
+    ) -> None:
+        self.limit, self.spent, self.name, self._warn = limit, spent, name, warn
         self._reserved, self._in_flight = NO_USAGE, 0
         self._settled = asyncio.Condition()
 
@@ -51,6 +62,9 @@ class SpendingLimit:
         self.spent, self._in_flight = self.spent + spent, self._in_flight - 1
         # Sums of floats drift: nothing in flight must mean nothing reserved.
         self._reserved = self._reserved - reserved if self._in_flight else NO_USAGE
+        if self._warn is not None and self.spent_share >= WARNING_SHARE:
+            self._warn(self)
+            self._warn = None
         if self.limit != NO_USAGE:
             async with self._settled:
                 self._settled.notify_all()
@@ -60,6 +74,12 @@ class SpendingLimit:
         needed = self.spent + self._reserved + amount
         dollars = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12
         return dollars and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
+
+    @property
+    def spent_share(self) -> float:
+        """The share that is spent, of dollars or tokens, whichever is more; 0 without a limit."""
+        dollars = self.spent.dollars / self.limit.dollars if self.limit.dollars else 0.0
+        return max(dollars, self.spent.tokens / self.limit.tokens if self.limit.tokens else 0.0)
 
     def __str__(self) -> str:
         """What is spent of it, for a message."""

@@ -63,14 +63,16 @@ class EndpointPool:
             if config.mode != "batch":
                 refuse_forgotten_jobs(self._cache(name).folder / BATCHES, name)
         spent = sum((cache.total for cache in self._caches.values()), NO_USAGE)
-        self._limit = SpendingLimit(Usage(budget_dollars, budget_tokens), spent, "the budget")
+        self._emit = emit
+        self._limit = SpendingLimit(Usage(budget_dollars, budget_tokens), spent, "the budget", self._warn_of_budget)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
         self._endpoints: dict[str, Endpoint] = {}
         for name, config in endpoints.items():
             limit = Usage(config.budget_dollars, config.budget_tokens)
-            own = SpendingLimit(limit, self._cache(name).spent[name], f"the budget of endpoint {name!r}")
+            spent = self._cache(name).spent[name]
+            own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget)
             self._endpoints[name] = Endpoint(name, config, own, self._limit)
         self._batch_queues = {
             name: BatchQueue(self._endpoints[name], self._cache(name))
@@ -146,22 +148,31 @@ class EndpointPool:
         """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
 
         Never raises for a request's own failure. Raises `ConfigError` for an unknown endpoint and `OSError` when
-        replies cannot be written. If `on_reply` raises, the requests in flight are cancelled.
+        replies cannot be written. If `on_reply` raises, nothing more is sent, and the requests in flight, which are
+        paid for, are awaited; batch jobs are left to the next call.
         """
         for request in requests:
             for name in self._candidates(request):
                 self.config(name)
         # The loop's thread puts the results, this thread takes them; None ends them.
         results_queue: queue.SimpleQueue[tuple[int, AskResult] | None] = queue.SimpleQueue()
-        work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, results_queue), self._loop)
+        stop = asyncio.Event()
+        work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, results_queue, stop), self._loop)
         work.add_done_callback(lambda _: results_queue.put(None))
         results: dict[int, AskResult] = {}
+        refusal: Exception | None = None
         try:
             while (item := results_queue.get()) is not None:
                 index, result = item
                 results[index] = result
-                if on_reply is not None:
-                    on_reply(index, result)
+                if on_reply is not None and refusal is None:
+                    try:
+                        on_reply(index, result)
+                    except Exception as error:
+                        refusal = error
+                        self._loop.call_soon_threadsafe(stop.set)
+            if refusal is not None:
+                raise refusal
             work.result()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -194,15 +205,25 @@ class EndpointPool:
             await endpoint.close()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def _answer_all(self, requests: Sequence[ChatRequest], results_queue: queue.SimpleQueue) -> None:
+    async def _answer_all(
+        self, requests: Sequence[ChatRequest], results_queue: queue.SimpleQueue, stop: asyncio.Event
+    ) -> None:
+        """Put the result of every request into the queue, until `stop` is set."""
         waiting: dict[str, deque[int]] = defaultdict(deque)
         for index, request in enumerate(requests):
             waiting[request.endpoint].append(index)
 
         async def work_through(indices: deque[int]) -> None:
-            while indices:
+            while indices and not stop.is_set():
                 index = indices.popleft()
                 results_queue.put((index, await self._answer(requests[index])))
+
+        async def cancel_at_stop(tasks: list[asyncio.Task[None]]) -> None:
+            await stop.wait()
+            for batch_queue in self._batch_queues.values():
+                batch_queue.drop_queued()
+            for task in tasks:
+                task.cancel()
 
         async with asyncio.TaskGroup() as group:
             # A new call gives endpoints that were given up a new chance, and resumes the batch jobs.
@@ -211,11 +232,17 @@ class EndpointPool:
             for batch_queue in self._batch_queues.values():
                 batch_queue.resume()
             # As many workers an endpoint as it may have requests in flight; each takes the next index when it is free.
+            workers, batch_workers = [], []
             for name, indices in waiting.items():
                 batch_queue = self._batch_queues.get(name)
-                workers = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
-                for _ in range(min(workers, len(indices))):
-                    group.create_task(work_through(indices))
+                count = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
+                tasks = [group.create_task(work_through(indices)) for _ in range(min(count, len(indices)))]
+                workers += tasks
+                batch_workers += tasks if batch_queue else []
+            stopping = group.create_task(cancel_at_stop(batch_workers))
+            if workers:
+                await asyncio.wait(workers)
+            stopping.cancel()
 
     def _candidates(self, request: ChatRequest) -> list[str]:
         """The endpoints that may answer a request: the one in the request, then its fallbacks for this purpose."""
@@ -239,6 +266,10 @@ class EndpointPool:
                 return result  # it is about the request, or for the operator to fix: a fallback would not help
         assert first_failure is not None
         return first_failure
+
+    def _warn_of_budget(self, limit: SpendingLimit) -> None:
+        logger.warning("%s", limit)
+        self._emit("metric", name="budget_spent_share", step=0, value=limit.spent_share)
 
     def _cache(self, name: str) -> ReplyCache:
         return self._caches[self._configs[name].model]

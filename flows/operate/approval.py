@@ -100,7 +100,8 @@ def question_after(store: Store, config: RunConfig, step: Step, outputs: dict[st
             return (
                 f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To use a larger "
                 f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run "
-                f"`nautile run {config.name} --from {stage}`: that runs the stage again. Or resume with less."
+                f"`nautile run {config.name} --from {stage} --force`: replies that were paid for are reused. Or resume "
+                "with less."
             )
     return None
 
@@ -292,7 +293,7 @@ def _last_time(store: Store, config: RunConfig, step: Step) -> str:
 
 
 def _left_undone(facts: dict[str, Any]) -> str:
-    undone = facts.get("rejected", {}).get("failed_budget")
+    undone = facts.get("unasked")
     spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
     total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
     return f"{spent}{undone:,}{total} prompts were not sent" if undone else f"{spent}its work is not finished"

@@ -10,6 +10,7 @@ from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.base import TaskConfig
 from configs.distill import IndexConfig
+from configs.load import load
 from configs.model import TokenizerConfig
 from data.endpoints import circuit_breaker
 from data.sources.corpus_source import synth_record
@@ -20,6 +21,7 @@ from tasks.distill import distill
 from tasks.engine.job import Job
 from tasks.index import index
 from tests.support.fake_openai import FakeOpenAI, always, useful
+from tests.support.replies import reply_rows
 
 KEY = "sk-planted-fedcba9876543210"
 
@@ -32,7 +34,10 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def job(tmp_path):
-    """Jobs in one staging folder, as attempts at one execution are; `events`: what they emitted."""
+    """Jobs in one staging folder, as attempts at one execution are, or in others; all share one folder of replies.
+
+    `events`: what they emitted.
+    """
     drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
     write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
     section = {"index": IndexConfig().model_dump(mode="json")}
@@ -40,7 +45,7 @@ def job(tmp_path):
     index.work(Job("index", "key", "e", section, inputs, tmp_path / "indexing", lambda kind, **fields: None))
     retrieval = tmp_path / "indexing" / "output" / "retrieval"
 
-    def make(server, events=None, endpoint=None, questions=None, **config):
+    def make(server, events=None, endpoint=None, questions=None, attempt="a", execution="e", ask_again=False, **config):
         section = {
             "seed": 1,
             "row_length": 128,
@@ -53,13 +58,14 @@ def job(tmp_path):
         }
         emit = (events if events is not None else []).append
         read = {"retrieval": retrieval, **({"questions": questions} if questions else {})}
-        return Job("distill", "key", "e", section, read, tmp_path / "a" / "staging", lambda k, **f: emit((k, f)))
+        staging, replies = tmp_path / attempt / "staging", tmp_path / "replies"
+        return Job("distill", "key", execution, section, read, staging, lambda k, **f: emit((k, f)), replies, ask_again)
 
     return make
 
 
-def facts(tmp_path, kind):
-    return json.loads((tmp_path / "a" / "staging" / "facts" / f"{kind}.json").read_text())
+def facts(tmp_path, kind, attempt="a"):
+    return json.loads((tmp_path / attempt / "staging" / "facts" / f"{kind}.json").read_text())
 
 
 def test_documents_and_their_tokens(job, tmp_path):
@@ -163,3 +169,81 @@ def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY.encode() not in written + json.dumps(events).encode()
     assert b"[key]" in written
+
+
+@pytest.mark.slow
+def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path):
+    """Forced, in another run, with another concurrency, price, address, budget and limit, and after publication."""
+    events, prices = [], {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
+    with FakeOpenAI(per_million=(1.0, 2.0)) as server, FakeOpenAI() as moved:
+        distill.work(job(server, events, endpoint=prices))
+        first = facts(tmp_path, "documents")
+        assert first["dollars"] == pytest.approx(server.dollars)
+        shutil.rmtree(tmp_path / "a")  # published: its staging folder is gone
+        ways = (
+            {"execution": "forced"},
+            {"execution": "another key", "prompts": 20},
+            {"execution": "moved", "endpoint": {**prices, "url": moved.url, "concurrency": 2}},
+            {"execution": "dear", "endpoint": {"dollars_per_million_out": 9.0}, "budget_dollars": 1e-9},
+            {"execution": "strict", "max_rejected_share": 0.9, "chunk": 7},
+        )
+        for number, way in enumerate(ways):
+            again = []
+            distill.work(job(server, again, attempt=str(number), **way))
+            documents = facts(tmp_path, "documents", str(number))
+            assert documents["dollars"] == 0.0
+            assert not documents["budget_exhausted"]
+            assert documents["replies_reused"] == documents["prompts"] == way.get("prompts", 24)
+            assert all(event["cached"] and event["dollars"] == 0.0 for kind, event in again if kind == "call")
+            events += again
+        assert (server.answered, moved.answered) == (24, 0)
+        calls = [event for kind, event in events if kind == "call"]
+        assert sum(event["dollars"] for event in calls) == pytest.approx(server.dollars), "no cost is counted twice"
+        originals = {event["digest"]: event["dollars"] for event in calls if not event["cached"]}
+        assert len(originals) == 24
+        assert all(originals.values()), "the call that was paid for stays visible"
+        distill.work(job(server, attempt="b", execution="again", ask_again=True, endpoint=prices))
+        assert server.answered == 48, "only --ask-again pays again"
+        assert facts(tmp_path, "documents", "b")["replies_reused"] == 0
+
+
+def test_replies_of_an_unfinished_attempt_of_an_earlier_version_are_moved_and_counted(job, tmp_path):
+    prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
+    with FakeOpenAI(per_million=(1.0, 2.0)) as server:
+        distill.work(job(server, endpoint=prices, execution="x"))
+        shutil.rmtree(tmp_path / "a")
+        rows = reply_rows(tmp_path / "replies")
+        shutil.rmtree(tmp_path / "replies")
+        old = tmp_path / "a" / "staging" / "scratch" / "replies.jsonl"
+        old.parent.mkdir(parents=True)
+        lines = [{name: value for name, value in row.items() if name != "execution"} for row in rows]
+        old.write_text("".join(json.dumps(row) + "\n" for row in lines) + '{"torn')
+        distill.work(job(server, endpoint=prices))
+        assert server.answered == 24
+        assert facts(tmp_path, "documents")["dollars"] == pytest.approx(server.dollars), "this execution paid for them"
+    assert not old.exists()
+    assert len(reply_rows(tmp_path / "replies")) == 24
+
+
+SHIPPED = load("nautile_370m")
+
+
+def test_out_of_money_publishes_what_there_is_with_the_shipped_settings(job, tmp_path):
+    """30 % of the prompts are not asked, where 20 % of the replies may be rejected."""
+    settings = {"max_rejected_share": SHIPPED.distill.max_rejected_share, "temperature": SHIPPED.distill.temperature}
+    assert settings["max_rejected_share"] == 0.2
+    assert SHIPPED.operation.distill.at_budget == "pause"
+    events = []
+    with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
+        prices = {"dollars_per_million_out": 1000.0, "concurrency": 1}
+        config = {"prompts": 60, "chunk": 10, "max_tokens": 60, "near_duplicates": False, **settings}
+        distill.work(job(server, events, endpoint=prices, budget_dollars=1.0, **config))
+        assert server.dollars <= 1.0
+    documents = facts(tmp_path, "documents")
+    assert documents["budget_exhausted"]
+    assert documents["unasked"] > 0.25 * 60
+    assert documents["documents"] + documents["unasked"] + sum(documents["rejected"].values()) == 60
+    assert documents["accepted_share"] > 0.8
+    shares = [event["value"] for kind, event in events if event.get("name") == "budget_spent_share"]
+    assert len(shares) == 1, "one warning"
+    assert 0.8 <= shares[0] < 0.9

@@ -93,6 +93,12 @@ class BatchQueue:
         """Whether a job in progress has the request: its lock is released when the job has ended."""
         return digest in self._digests_in_jobs
 
+    def drop_queued(self) -> None:
+        """Fail the requests that are in no job yet."""
+        for digest, *_ in self._queue:
+            self._set_result(digest, ChatFailure("outage", "no more requests are sent", 0))
+        self._queue.clear()
+
     def resume(self) -> None:
         """Continue every job without a task: an earlier process left it, or the vendor did not answer."""
         for job in list(self._jobs.values()):

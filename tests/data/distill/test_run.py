@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from math import comb
 
 import pytest
 
@@ -13,7 +14,7 @@ from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, Teacher
 from configs.endpoint import EndpointConfig
 from data.distill import ask
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
-from data.distill.stats import DistillStats, distill_facts
+from data.distill.stats import FIRST_JUDGED, DistillStats, chance_of_rejects, distill_facts
 from data.endpoints import circuit_breaker
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord, from_dict
@@ -297,6 +298,8 @@ def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
         endpoints = {"t": openai(server, **prices, concurrency=2)}
         output = run(endpoints, budget_dollars=0.5, max_tokens=100, prompts=60, chunk=8)
     assert output.counts["budget_exhausted"]
+    assert (output.counts["rejected"], output.counts["accepted_share"]) == ({}, 1.0), "unasked is not rejected"
+    assert output.counts["unasked"] == len(output.rejected)
     assert output.counts["dollars"] == pytest.approx(server.dollars)
     assert server.dollars <= 0.5
     assert {row["reason"] for row in output.rejected} == {"failed_budget"}
@@ -319,3 +322,41 @@ def test_a_distillation_that_keeps_nothing_is_refused(run):
 def test_a_wrong_address_is_the_operators_to_fix(run):
     with FakeOpenAI(faults=always("404")) as server, pytest.raises(ConfigError, match="404"):
         run({"t": openai(server)})
+
+
+@pytest.mark.slow
+def test_a_poor_teacher_is_noticed_within_the_first_replies_and_no_more_are_paid_for(run):
+    """One prompt in two is rejected where one in five may be: $5 of $5,000 are spent, not all."""
+    with FakeOpenAI(reply=lambda body: useful(body) if len(str(body)) % 2 else "no json") as server:
+        with pytest.raises(ConfigError, match=r"max_rejected_share is 0\.2, but \d+ of the first \d+ .*no more are"):
+            run({"t": openai(server, concurrency=8)}, prompts=300, chunk=300, max_rejected_share=0.2)
+        asked = len(server.bodies)
+        assert FIRST_JUDGED <= asked <= FIRST_JUDGED + 40
+        assert server.answered == asked, "what was in flight was awaited, because it is paid for"
+        server.reply = useful
+        output = run({"t": openai(server, concurrency=8)}, prompts=300, chunk=300, max_rejected_share=0.6)
+        assert len(server.bodies) == 300, "a higher limit goes on with what is there"
+    assert output.stats.judged == 300
+
+
+def test_the_chance_of_rejects_is_bounded_from_above():
+    assert chance_of_rejects(40, 200, 0.2) == 1.0
+    assert chance_of_rejects(1, 200, 0.0) == 0.0
+    assert chance_of_rejects(200, 200, 1.0) == 1.0
+    assert chance_of_rejects(200, 200, 0.5) == pytest.approx(0.5**200)
+    for count, judged, share in ((60, 200, 0.2), (90, 300, 0.2), (30, 400, 0.05)):
+        exact = sum(comb(judged, k) * share**k * (1 - share) ** (judged - k) for k in range(count, judged + 1))
+        assert exact <= chance_of_rejects(count, judged, share) <= 50 * exact
+
+
+def test_a_larger_budget_asks_what_an_attempt_had_no_money_for(run):
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
+    with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
+        endpoints = {"t": openai(server, **prices, concurrency=2)}
+        with pytest.raises(ConfigError, match=r"pays for not one of 30 prompts; raise distill\.budget_dollars"):
+            run(endpoints, budget_dollars=0.01, max_tokens=100, prompts=30, chunk=8)
+        first = run(endpoints, budget_dollars=0.3, max_tokens=100, prompts=30, chunk=8)
+        whole = run(endpoints, budget_dollars=100.0, max_tokens=100, prompts=30, chunk=8)
+    assert 0 < first.counts["documents"] < 30 == whole.counts["documents"]
+    assert whole.counts["dollars"] == pytest.approx(server.dollars)
+    assert server.answered == 30

@@ -81,7 +81,7 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     folder = store.staging(distill.key) / "made"
     folder.mkdir()
     (folder / "documents.jsonl").write_text("{}\n")
-    facts = {"budget_exhausted": True, "dollars": 4.5, "prompts": 4, "rejected": {"failed_budget": 3}}
+    facts = {"budget_exhausted": True, "dollars": 4.5, "prompts": 4, "unasked": 3}
     kept = store.publish(
         "documents", distill.key, folder, stage="distill", version=1, config={}, inputs={}, facts=facts, run="mine"
     )
@@ -94,7 +94,7 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     assert key == "budget:distill"
     assert "$4.5000 spent, 3 of 4 prompts were not sent" in question
     assert "raise distill.budget_dollars" in question
-    assert "`nautile run toy --from distill`" in question
+    assert "`nautile run toy --from distill --force`" in question
 
 
 def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
