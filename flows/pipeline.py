@@ -121,6 +121,7 @@ class _StepRunner:
             self.config.telemetry,
             resume=retry if deployment.id else self.prepared.resume_command(step.label),
             limit=self.server_limits.get(step.resource, ""),
+            ask_again=self.prepared.selection.ask_again,
         )
         inputs = {name: self.artifacts[need] for name, need in step.needs.items()} | step.given
         try:

@@ -16,12 +16,16 @@ from store.artifacts import Store
 
 
 class Selection(Section):
-    """Which steps of the DAG to run, by stage (`evaluate`) or by label (`evaluate:align`). Empty: all of them."""
+    """Which steps of the DAG to run, by stage (`evaluate`) or by label (`evaluate:align`). Empty: all of them.
+
+    `force` runs them again, with the replies that are paid for; `ask_again` has them pay for new ones.
+    """
 
     first: str | None = None
     last: str | None = None
     only: str | None = None
     force: bool = False
+    ask_again: bool = False
 
     def options(self, stopped_at: str | None = None) -> str:
         """The options of `nautile run` that resume this selection after it stopped at a step.
@@ -30,7 +34,10 @@ class Selection(Section):
         """
         first = stopped_at if self.force and not self.only and stopped_at else self.first
         given = (("--from", first), ("--until", self.last), ("--only", self.only))
-        return "".join(f" {option} {value}" for option, value in given if value) + (" --force" if self.force else "")
+        flags = (("--force", self.force), ("--ask-again", self.ask_again))
+        return "".join(f" {option} {value}" for option, value in given if value) + "".join(
+            f" {flag}" for flag, is_set in flags if is_set
+        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     """Labels of the steps that `selection` picks. Raises `ConfigError` for a name that fits none."""
     if selection.only and (selection.first or selection.last):
         raise ConfigError("--only cannot be combined with --from or --until")
+    if selection.ask_again and not selection.force:
+        raise ConfigError("--ask-again needs --force: a step that is reused asks nothing")
     labels = [step.label for step in dag]
     if selection.only:
         return set(_matching(dag, selection.only, "--only"))

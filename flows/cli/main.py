@@ -49,13 +49,19 @@ def run(
     force: Annotated[
         bool, typer.Option("--force", help="Run the chosen stages again; the old artifacts are kept.")
     ] = False,
+    ask_again: Annotated[
+        bool,
+        typer.Option(
+            "--ask-again", help="With --force: pay for the replies of endpoints again, instead of reusing them."
+        ),
+    ] = False,
 ) -> None:
     """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
     from configs.load import load
     from flows.run import run as run_pipeline
     from flows.selection import Selection
 
-    selection = Selection(first=first, last=last, only=only, force=force)
+    selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
     raise typer.Exit(run_pipeline(load(config), config, selection, console_for(), console_for(stderr=True)))
 
 

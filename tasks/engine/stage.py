@@ -29,13 +29,13 @@ class RunContext:
     run_id: str
     store_root: str
     force: bool = False
-    ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
     label: str = ""
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     resume: str = ""  # the command that continues after a failure
     limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
+    ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
 
 
 @dataclass(frozen=True)

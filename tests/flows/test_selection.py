@@ -41,6 +41,7 @@ def test_nothing_said_picks_all(dag):
         ({"only": "dream"}, "--only: no stage 'dream'; there are held_out, ingest, index, distill, pretrain"),
         ({"first": "evaluate:dream"}, "--from: no stage 'evaluate:dream'"),
         ({"only": "reason", "first": "align"}, "--only cannot be combined"),
+        ({"ask_again": True}, "--ask-again needs --force"),
         ({"first": "reason", "last": "align"}, "--from reason comes after --until align"),
     ],
 )
@@ -79,6 +80,7 @@ def test_inputs_that_are_there_are_given_in_full(dag, made):
         (Selection(first="align", last="reason"), " --from align --until reason"),
         (Selection(force=True), " --from reason --force"),
         (Selection(only="reason", force=True), " --only reason --force"),
+        (Selection(only="align", force=True, ask_again=True), " --only align --force --ask-again"),
     ],
 )
 def test_how_to_go_on_after_a_stop(selection, options):
