@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -10,6 +11,12 @@ def visible(text: object, most: int | None = None) -> str:
     """`text` with terminal escapes and direction overrides replaced by U+FFFD, cut to `most` characters."""
     clean = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text).replace("\r\n", "\n"))
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
+
+
+def as_file_name(text: str) -> str:
+    """`text` as the name of a file or object: what is not a letter, a digit or one of `_.-` as ~ and its code."""
+    name = quote(text, safe="").replace("%", "~")
+    return name if name[:1] not in ("", ".") else f"~2E{name[1:]}"
 
 
 def fenced(text: str) -> str:

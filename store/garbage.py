@@ -3,7 +3,8 @@
 A replaced artifact stays as long as a live one, or another that stays, was made from it: lineage never breaks. Live
 artifacts are never garbage, whatever their state, except a folder without any manifest, which nothing can use, and
 those that retention rules (configs/operation.py) let go. What is removed is removed from the remote too. Unfinished
-work stays, whatever its age, while it holds checkpoints, replies or open batch jobs, until somebody names it.
+work stays, whatever its age, while it holds checkpoints, replies or open batch jobs, until somebody names it. So do the
+paid replies of a model.
 """
 
 import time
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.files import read_json, writing
+from common.text import as_file_name
 from configs.operation import RetentionConfig
 from store.artifacts import Artifact, Store, VersionId
+from store.locks import KeyLock
 from store.manifest import KEY, MANIFEST, creation_order
 from store.mirror import MirroredStore
 
@@ -44,17 +47,21 @@ def find_garbage(
     stale_days: float = STALE_DAYS,
     rules: RetentionConfig = RetentionConfig(),
     unfinished: Sequence[str] = (),
+    replies: Sequence[str] = (),
 ) -> list[Garbage]:
     """What `collect` would remove. Unfinished work counts once it is untouched for `stale_days`, unless it is
-    `precious`; that whose key begins with one of `unfinished` counts at once.
+    `precious`; that whose key begins with one of `unfinished` counts at once. So do the `replies` of a model.
 
-    Raises `ConfigError` for a pin that names no artifact, or a prefix that names no staging folder.
+    Raises `ConfigError` for a pin that names no artifact, a prefix that names no staging folder, or a model that has no
+    replies or is asked now.
     """
     folders = [folder.name for folder in (store.root / "staging").glob("*") if KEY.fullmatch(folder.name)]
     for prefix in unfinished:
         if not prefix or not any(name.startswith(prefix) for name in folders):
             raise ConfigError(f"no unfinished work begins with {prefix!r}: `nautile reconcile` lists what there is")
     garbage = [*_staging(store, stale_days, tuple(unfinished)), *_artifacts(store, rules), *_digest_records(store)]
+    for model in replies:
+        garbage += _replies(store, model)
     if isinstance(store, MirroredStore):
         for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
             path = store.root / "artifacts" / name
@@ -116,6 +123,21 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
                 yield Garbage(folder, _size(folder), "unfinished, and named", folder.name)
             elif days > stale_days and (named is None or not precious(folder)):
                 yield Garbage(folder, _size(folder), f"unfinished, untouched for {days:.0f} days", folder.name)
+
+
+def _replies(store: Store, model: str) -> list[Garbage]:
+    """All paid replies of a model (data/endpoints/reply_cache.py), here and at the remote."""
+    name = as_file_name(model)
+    folder, remote = store.root / "replies" / name, tuple[str, ...]()
+    if isinstance(store, MirroredStore):
+        remote = tuple(f"replies/{name}/{shard}" for shard in store.remote.names(f"replies/{name}"))
+    if not folder.is_dir() and not remote:
+        raise ConfigError(f"{store.location} has no replies of a model {model!r}")
+    if any(KeyLock(path).held_elsewhere() for path in folder.glob("*.jsonl")):
+        raise ConfigError(f"a run is asking {model!r} now: wait until it has ended")
+    reason = f"paid replies of {model}, named"
+    at_remote = [Garbage(folder, 0, f"{reason}, at the remote", remote=remote)] if remote else []
+    return [Garbage(folder, _size(folder), reason), *at_remote]
 
 
 def _is_published(store: Store, folder: Path) -> bool:

@@ -4,7 +4,11 @@
     <url>/payload/<kind>/<key>/<execution>/<file>       first
     <url>/manifests/<kind>/<key>/<execution>.json       last: with it the artifact is there, whole
     <url>/events/*.jsonl
+<<<<<<< HEAD
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
+=======
+    <url>/replies/<model>/*.jsonl                       paid replies
+>>>>>>> 5b19c85 (Paid replies are mirrored, and removed only by the name of their model)
 
 An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
 newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
@@ -25,6 +29,7 @@ from typing import Any
 
 from common.errors import ConfigError, Retryable
 from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
+from common.text import as_file_name
 from store.artifacts import Artifact, Store, VersionId, damage_message
 from store.lease import Lease
 from store.manifest import (
@@ -120,14 +125,47 @@ class MirroredStore(Store):
         self.refresh()
         sent = self.push(self.list(superseded=True))
         self.push_events()
+        self.push_replies()
         return sent
 
     def push_events(self) -> int:
         """Send each event file that is longer here than at the remote; returns how many."""
-        at_remote = {name: entry.bytes for name, entry in self.remote.names("events").items()}
         paths = [path for path in sorted((self.root / "events").glob("*.jsonl")) if _EVENT_FILE.fullmatch(path.name)]
-        grown = [path for path in paths if path.stat().st_size > at_remote.get(path.name, 0)]
-        self.remote.map(lambda path: self.remote.put(path, f"events/{path.name}"), grown)
+        return self._push_grown("events", paths)
+
+    def push_replies(self) -> int:
+        """Send each file of paid replies that is longer here than at the remote; returns how many."""
+        return self._push_grown("replies", sorted((self.root / "replies").glob("*/*.jsonl")))
+
+    def pull_replies(self, models: Iterable[str]) -> None:
+        """Fetch the paid replies of these models that other machines have sent.
+
+        They lie beside this machine's own, which alone are continued and sent.
+        """
+        for model in map(as_file_name, models):
+            folder = self.root / "replies" / model
+            wanted = []
+            for name, entry in self.remote.names(f"replies/{model}").items():
+                path = folder / "pulled" / name
+                is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
+                if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
+                    wanted.append(name)
+            if wanted:
+                (folder / "pulled").mkdir(parents=True, exist_ok=True)
+                self.remote.map(
+                    lambda name, model=model, folder=folder: self._download(
+                        f"replies/{model}/{name}", folder / "pulled" / name
+                    ),
+                    wanted,
+                )
+
+    def _push_grown(self, folder: str, paths: Iterable[Path]) -> int:
+        """Send those of the files, somewhere in a folder of the store, that are longer than at the remote."""
+        at_remote = {name: entry.bytes for name, entry in self.remote.names(folder).items()}
+        sizes = {path: path.stat().st_size for path in paths}
+        names = {path: path.relative_to(self.root / folder).as_posix() for path in sizes}
+        grown = [path for path, size in sizes.items() if size > at_remote.get(names[path], 0)]
+        self.remote.map(lambda path: self.remote.put(path, f"{folder}/{names[path]}"), grown)
         return len(grown)
 
     def has_files(self, artifact: Artifact) -> bool:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from common.errors import ConfigError
 from common.events import Emit, emit_all
 from common.keyed_log import KeyedLog
+from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
 from data.endpoints.request_locks import RequestLocks
@@ -74,7 +74,7 @@ class ReplyCache:
     """
 
     def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
-        self.folder, self._source, self._emit = source.folder / folder_name(model), source, emit
+        self.folder, self._source, self._emit = source.folder / as_file_name(model), source, emit
         self.spent: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self._pending: list[_Entry] = []
         self._writer: asyncio.Task | None = None
@@ -198,12 +198,6 @@ class ReplyCache:
         elif self._source.ask_again:
             return None
         return digest
-
-
-def folder_name(model: str) -> str:
-    """The name of a model's folder of replies."""
-    name = quote(model, safe="")
-    return name if name[:1] not in ("", ".") else f"%2E{name[1:]}"
 
 
 def read_replies(path: Path) -> Iterator[dict[str, Any]]:

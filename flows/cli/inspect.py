@@ -145,10 +145,11 @@ def garbage(
     dry_run: bool,
     rules: RetentionConfig = RetentionConfig(),
     unfinished: Sequence[str] = (),
+    replies: Sequence[str] = (),
 ) -> list[CatalogRow]:
     """Remove what is not needed and update the catalog: a row for each path; `dry_run`: only list them."""
     store.refresh()
-    items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished)
+    items = find_garbage(store, stale_days=days, rules=rules, unfinished=unfinished, replies=replies)
     if not dry_run:
         items = collect(store, items)
         if store.catalog_path.exists():

@@ -84,6 +84,10 @@ def gc(
         list[str] | None,
         typer.Option(metavar="KEY", help="Remove this unfinished work, checkpoints and replies too. Repeatable."),
     ] = None,
+    replies: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="Remove the paid replies of this endpoint model. Repeatable."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +96,8 @@ def gc(
     The copies at the remote go too.
     Without --keep-newest, --keep-days or retention rules that set them, every current artifact stays.
     What a kept artifact was made from always stays, and so does unfinished work that holds checkpoints, replies or open
-    batch jobs, until --unfinished names it (`nautile reconcile` lists it).
+    batch jobs, until --unfinished names it (`nautile reconcile` lists it). Paid replies stay until --replies names
+    their model.
     """
     from configs.operation import RetentionConfig
     from flows.cli import inspect
@@ -109,7 +114,7 @@ def gc(
         kinds=(*rules.kinds, *(keep_kind or ())),
         pins=(*rules.pins, *(pin or ())),
     )
-    rows = inspect.garbage(the_store(), days, dry_run, rules, unfinished or ())
+    rows = inspect.garbage(the_store(), days, dry_run, rules, unfinished or (), replies or ())
     show_as(rows, as_json, lambda rows: garbage_table(rows, dry_run))
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from common.files import write_json, writing
 from store.artifacts import Artifact, Store
 from store.events import EventWriter, read_live
 from store.manifest import code_commit, host
-from store.mirror import open_store
+from store.mirror import MirroredStore, open_store
 from tasks.engine.attempt_log import INGEST_PATIENCE_S, AttemptLog
 from tasks.engine.child_process import command, crash_of, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
@@ -33,6 +34,7 @@ from tasks.engine.telemetry import Forwarder, forwarder_of
 logger = logging.getLogger(__name__)
 
 INGEST_EVERY_S = 5.0
+MIRROR_REPLIES_EVERY_S = 300.0
 
 Artifacts = dict[str, Artifact]  # by kind, or by the name of an input
 Progress = Callable[[dict[str, Any]], None]  # called with the live values of a child
@@ -164,10 +166,13 @@ class _Attempt:
         self._write_request(staging)
         context, events = self.context, self._events(staging)
         forwarder = forwarder_of(context.telemetry, events, context.run_id, self.stage.name, self.log.label)
-        ingested_at = time.monotonic()
+        ingested_at = mirrored_at = time.monotonic()
+        endpoints = self.section.get("endpoints", {}).values()
+        if endpoints and isinstance(self.store, MirroredStore):
+            self.store.pull_replies({endpoint["model"] for endpoint in endpoints})
 
         def on_progress(live: dict[str, Any]) -> None:
-            nonlocal ingested_at
+            nonlocal ingested_at, mirrored_at
             check_lease()
             shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), **shown)
@@ -175,6 +180,9 @@ class _Attempt:
                 self.log.ingest(INGEST_PATIENCE_S)
                 forwarder.forward()
                 ingested_at = time.monotonic()
+            if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:
+                threading.Thread(target=self.log.mirror_replies, daemon=True).start()
+                mirrored_at = time.monotonic()
 
         try:
             peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0

@@ -131,10 +131,19 @@ class AttemptLog:
             logger.log(logging.DEBUG if patience_s else logging.WARNING, "catalog: %s", error)
 
     def mirror(self, outputs: dict[str, str] | None = None) -> None:
-        """Send the artifacts and events to the store's remote, if it has one."""
+        """Send the artifacts, events and paid replies to the store's remote, if it has one."""
         if isinstance(self._store, MirroredStore):
             self._store.push([self._store.get(artifact_id) for artifact_id in (outputs or {}).values()])
             self._store.push_events()
+            self._store.push_replies()
+
+    def mirror_replies(self) -> None:
+        """Send the paid replies so far to the store's remote; a failure is only logged: the stage's end sends them."""
+        if isinstance(self._store, MirroredStore):
+            try:
+                self._store.push_replies()
+            except (ConfigError, Retryable, OSError) as error:
+                logger.warning("paid replies are not mirrored: %s", error)
 
     def _write(self, **fields: Any) -> None:
         self._row |= fields
