@@ -4,11 +4,8 @@
     <url>/payload/<kind>/<key>/<execution>/<file>       first
     <url>/manifests/<kind>/<key>/<execution>.json       last: with it the artifact is there, whole
     <url>/events/*.jsonl
-<<<<<<< HEAD
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
-=======
     <url>/replies/<model>/*.jsonl                       paid replies
->>>>>>> 5b19c85 (Paid replies are mirrored, and removed only by the name of their model)
 
 An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
 newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a

@@ -13,7 +13,8 @@ FOLDERS = {
     "staging": "unfinished work, from which stages resume",
     "events": "metrics, samples and calls that processes have reported",
     "logs": "output of the stages",
-    "cache": "embeddings and replies, kept for reuse",
+    "cache": "embeddings, kept for reuse",
+    "replies": "replies of endpoints that were paid for, kept for reuse",
     "compiled": "compiled programs",
     "prefect": "Prefect's own database",
 }
