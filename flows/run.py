@@ -19,10 +19,11 @@ from common.processes import ExitCode
 from common.text import duration, visible
 from configs.schema import RunConfig
 from flows.cli.tables import relative
+from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.operate import prefect_server
 from flows.operate.services import url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
-from flows.selection import PreparedRun, Selection, prepare_run
+from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine import prefect_page
@@ -66,6 +67,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         prepared = prepare_run(config, selection, store, argument)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
+    print_forecast(out, prepared, store)
     log_file = prefect_server.configure_prefect(store)
     progress = RunProgress(step.label for step in prepared.steps)
     if "PREFECT_API_URL" not in os.environ:
@@ -142,6 +144,13 @@ def reason_of(update: StageUpdate) -> str:
     """Why a step failed, in one line: without the path and the lines of its log, which the closing account prints."""
     lines = visible(update.reason).splitlines()
     return lines[0] if lines else ""
+
+
+def print_forecast(out: Console, run: PreparedRun, store: Store) -> None:
+    """Print what the run's calls to paid endpoints will cost, if it makes any."""
+    paid = [step for step in run.steps if asks_paid_endpoints(step)]
+    if to_make := [step for step in paid if run.selection.force or not is_in_store(store, step)]:
+        out.print(Text("\n".join(forecast_lines(forecast_calls(to_make, store)))), soft_wrap=True)
 
 
 def print_failure(err: Console, label: str, cause: BaseException | None, run: PreparedRun, log_file: Path) -> None:

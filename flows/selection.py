@@ -82,6 +82,14 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     return PreparedRun(argument, selection, [step for step in dag if step.label in chosen], inputs)
 
 
+def is_in_store(store: Store, step: Step) -> bool:
+    """Whether a run without `force` would only reuse the step."""
+    try:
+        return all(store.find(kind, step.key) for kind in step.outputs)
+    except ConfigError:
+        return False  # damaged: the step will run again
+
+
 def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     """Labels of the steps that `selection` picks. Raises `ConfigError` for a name that fits none."""
     if selection.only and (selection.first or selection.last):

@@ -130,16 +130,25 @@ def plan(
     quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate memory and time of pretraining by compiling its step for chips that this machine need not have."""
+    """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints."""
+    from dataclasses import asdict
+
     from configs.load import load
     from flows.cli.capacity import plan_pretraining
+    from flows.dag import pipeline_steps
+    from flows.forecast import forecast_calls, forecast_lines
 
+    store, run_config = the_store(), load(config)
     with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
-        folder = plan_pretraining(the_store(), load(config), topology, mfu, fsdp, not quick, spinner.update)
+        folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
+    calls = forecast_calls(pipeline_steps(run_config), store)
     if as_json:
-        print((folder / "plan.json").read_text(encoding="utf-8").strip())
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        print(json.dumps({**plan, "calls": [asdict(row) for row in calls]}, indent=1, ensure_ascii=False))
     else:
         print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
+        for line in forecast_lines(calls):
+            print(line)
 
 
 def chat(

@@ -38,6 +38,7 @@ from common.retry import Backoff, retry
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
+from flows.selection import is_in_store
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import host, now
@@ -75,7 +76,7 @@ def before_step(store: Store, config: RunConfig, step: Step, force: bool, run_id
 
 def asks_before(store: Store, config: RunConfig, step: Step, force: bool) -> bool:
     """Whether `before_step` asks."""
-    return config.operation.of(step.stage.name).approve and (force or not _is_in_store(store, step))
+    return config.operation.of(step.stage.name).approve and (force or not is_in_store(store, step))
 
 
 def after_step(
@@ -297,10 +298,3 @@ def _left_undone(facts: dict[str, Any]) -> str:
     spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
     total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
     return f"{spent}{undone:,}{total} prompts were not sent" if undone else f"{spent}its work is not finished"
-
-
-def _is_in_store(store: Store, step: Step) -> bool:
-    try:
-        return all(store.find(kind, step.key) for kind in step.outputs)
-    except ConfigError:
-        return False  # damaged: the step will run again

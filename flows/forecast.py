@@ -1,0 +1,183 @@
+"""What the calls to paid endpoints will cost, before the first is made: requests, tokens and dollars per endpoint.
+
+Lengths are those of earlier calls of the same model and purpose, in any run of this store; where there are none, the
+most that the configuration allows. Replies that are in the store already cost nothing and are not subtracted here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import ConfigError
+from configs.distill import DistillConfig
+from configs.endpoint import EndpointConfig
+from configs.evaluation import EvaluateConfig
+from configs.training import AlignConfig
+from data.distill.teacher_prompt import TEMPLATES, template_for
+from data.endpoints.chat_types import reply_cost
+from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
+from flows.dag import Step
+from rl.calibration import KINDS
+from store.artifacts import Store
+from store.catalog import Catalog, CatalogBusy
+
+CHARACTERS_PER_TOKEN = 4
+RUBRIC_TOKENS = 600
+LONGEST_QUERY = 1500  # tokens of a prompt and its passage, assumed where no call was measured
+_MEASURED = """
+SELECT model, purpose, count(*) AS calls, avg(tokens_in) AS tokens_in, avg(tokens_out) AS tokens_out,
+    quantile_cont(tokens_out, 0.1) AS low_out, quantile_cont(tokens_out, 0.9) AS high_out,
+    quantile_cont(tokens_in, 0.1) AS low_in, quantile_cont(tokens_in, 0.9) AS high_in
+FROM calls WHERE status = 'ok' AND NOT cached AND tokens_in IS NOT NULL AND tokens_out IS NOT NULL GROUP BY ALL
+"""
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Requests of a step to an endpoint: `expected` and at most; `tokens`: the most in and out that one may have."""
+
+    purpose: str
+    endpoint: str
+    expected: float
+    most: int
+    tokens: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CallForecast:
+    """The calls of a step to an endpoint. `dollars`: at the shortest tenth of the measured lengths, expected, at the
+    longest tenth; without measured replies (`measured` 0) all three are at the most that the configuration allows."""
+
+    label: str
+    endpoint: str
+    model: str
+    purpose: str
+    requests: int
+    tokens_in: int
+    tokens_out: int
+    dollars: tuple[float, float, float]
+    measured: int
+    budget_dollars: float  # of the step; 0: none
+
+
+def forecast_calls(steps: Iterable[Step], store: Store) -> list[CallForecast]:
+    """The forecast of every step that asks endpoints."""
+    measured = _measured_lengths(store)
+    forecasts = []
+    for step in steps:
+        endpoints = {
+            n: EndpointConfig.model_validate(fields) for n, fields in step.section.get("endpoints", {}).items()
+        }
+        for calls in _calls_of(step, endpoints) if endpoints else ():
+            config = endpoints[calls.endpoint]
+            row = measured.get((config.model, calls.purpose))
+            ways = [calls.tokens] * 3
+            if row is not None:
+                ways = [
+                    (row["low_in"], row["low_out"]),
+                    (row["tokens_in"], row["tokens_out"]),
+                    (row["high_in"], row["high_out"]),
+                ]
+            requests = (calls.expected, calls.expected, calls.most)
+            dollars = [
+                reply_cost(config, round(count * tokens_in), round(count * tokens_out)) or 0.0
+                for count, (tokens_in, tokens_out) in zip(requests, ways, strict=True)
+            ]
+            tokens_in, tokens_out = (round(calls.expected * tokens) for tokens in ways[1])
+            forecasts.append(
+                CallForecast(
+                    label=step.label,
+                    endpoint=calls.endpoint,
+                    model=config.model,
+                    purpose=calls.purpose,
+                    requests=round(calls.expected),
+                    tokens_in=tokens_in,
+                    tokens_out=tokens_out,
+                    dollars=(dollars[0], dollars[1], dollars[2]),
+                    measured=row["calls"] if row else 0,
+                    budget_dollars=(step.section.get(step.stage.name) or {}).get("budget_dollars", 0.0),
+                )
+            )
+    return forecasts
+
+
+def asks_paid_endpoints(step: Step) -> bool:
+    """Whether the step has an endpoint with a price."""
+    endpoints = step.section.get("endpoints", {}).values()
+    return any(fields["dollars_per_million_in"] or fields["dollars_per_million_out"] for fields in endpoints)
+
+
+def forecast_lines(forecasts: Sequence[CallForecast]) -> list[str]:
+    """A line for each endpoint that costs money, and the total; empty if none does."""
+    paid = [forecast for forecast in forecasts if forecast.dollars[2] > 0]
+    if not paid:
+        return []
+    lines = ["expected calls to paid endpoints (replies that are in the store already cost nothing):"]
+    for row in paid:
+        basis = f"by {row.measured:,} measured replies" if row.measured else "at most, for none is measured yet"
+        budget = f"; the step's budget is ${row.budget_dollars:,.2f}" if row.budget_dollars else ""
+        lines.append(
+            f"  {row.label}, {row.endpoint} ({row.purpose}): {row.requests:,} requests, {row.tokens_in:,} tokens in, "
+            f"{row.tokens_out:,} out, {_dollars(row.dollars)} {basis}{budget}"
+        )
+    low, expected, high = (sum(row.dollars[way] for row in paid) for way in range(3))
+    return [*lines, f"  in all {_dollars((low, expected, high))}"]
+
+
+def _dollars(spread: tuple[float, float, float]) -> str:
+    low, expected, high = spread
+    return f"${expected:,.2f}" + ("" if low == expected == high else f" (${low:,.2f} to ${high:,.2f})")
+
+
+def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
+    """The requests of a step, from its section. Steps of other stages, or of another shape, have none."""
+    section: dict[str, Any] = step.section
+    if step.stage.name == "distill":
+        yield from _distill_calls(DistillConfig.model_validate(section["distill"]), endpoints)
+    elif step.stage.name == "align":
+        align = AlignConfig.model_validate(section["align"])
+        rollout, judge = align.rollout, align.judge
+        drawn = align.policy.steps * rollout.prompts * rollout.group
+        calibration = judge.calibration_items // len(KINDS) * len(KINDS)
+        tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
+        most = drawn * (1 + align.policy.refill) + calibration
+        yield _Calls("judge", judge.endpoint, drawn + calibration, most, tokens)
+    elif step.stage.name == "evaluate" and "model_under_test" in section:
+        evaluate = EvaluateConfig.model_validate(section["evaluate"])
+        count = evaluate.held_out.count if evaluate.held_out else 0
+        for choice in evaluate.benchmarks:
+            parts = COMPOSITES.get(choice.name, (choice.name,))
+            sizes = [BENCHMARKS[part].size if part in BENCHMARKS else 0 for part in parts]
+            count += choice.items or sum(sizes)
+        tokens = (evaluate.prompt_length, evaluate.max_tokens)
+        yield _Calls("evaluate", section["model_under_test"]["endpoint"], count, count, tokens)
+
+
+def _distill_calls(config: DistillConfig, endpoints: dict[str, EndpointConfig]) -> Iterator[_Calls]:
+    """Teachers get the prompts between their thresholds of difficulty, which is taken to be spread evenly."""
+
+    def longest(name: str) -> tuple[int, int]:
+        teacher = next((teacher for teacher in config.teachers if teacher.endpoint == name), config.teachers[0])
+        template = template_for(teacher, endpoints[name])
+        shown = config.neighbours * sum(TEMPLATES[template.name].exemplar)
+        return shown // CHARACTERS_PER_TOKEN + LONGEST_QUERY, config.max_tokens
+
+    below = 0.0
+    for teacher in config.teachers:
+        share, below = max(0.0, teacher.up_to - below), max(below, teacher.up_to)
+        expected = config.prompts * share
+        yield _Calls("teacher", teacher.endpoint, expected, round(expected), longest(teacher.endpoint))
+    for name in config.probe.endpoints if config.probe else ():
+        assert config.probe is not None
+        count = config.prompts * config.probe.samples
+        yield _Calls("probe", name, count, count, longest(name))
+
+
+def _measured_lengths(store: Store) -> dict[tuple[str, str], dict[str, Any]]:
+    """Lengths of earlier replies by model and purpose."""
+    try:
+        catalog = Catalog(store)
+        catalog.ingest(patience=1.0)
+        return {(row["model"], row["purpose"]): row for row in catalog.query(_MEASURED, patience=1.0)}
+    except (CatalogBusy, ConfigError):
+        return {}
