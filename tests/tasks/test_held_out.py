@@ -42,6 +42,7 @@ def test_every_item_of_a_benchmark_is_held_out_however_few_are_asked(tmp_path):
     assert facts["rule"] == {"words": 13, "shortest": 5, "boilerplate_above": 10}
 
 
+@pytest.mark.slow
 def test_stand_ins_give_what_is_asked_without_our_prompt(tmp_path):
     result, facts = gathered(tmp_path, *({"name": name, "items": 4} for name in STAND_INS))
     assert facts["benchmarks"] == dict.fromkeys(sorted(STAND_INS), 4)
