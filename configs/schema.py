@@ -5,6 +5,8 @@ the key of its artifacts, but for those marked `Operational` (`configs.keys`). `
 source of each of the paper's values; the defaults are ours.
 """
 
+from typing import cast
+
 from pydantic import Field, NonNegativeInt, model_validator
 
 from configs.base import Operational, Section
@@ -50,9 +52,9 @@ class RunConfig(Section):
     report: ReportConfig = ReportConfig()
     retention: Operational[RetentionConfig] = RetentionConfig()
 
-    def deployment(self, name: Deployed) -> DeployConfig:
+    def deployment(self, name: str | None) -> DeployConfig:
         """`[deploy.NAME]`, or its defaults."""
-        return self.deploy.get(name, DeployConfig())
+        return self.deploy.get(cast(Deployed, name), DeployConfig())
 
     @model_validator(mode="after")
     def _names_agree(self) -> "RunConfig":
