@@ -10,7 +10,10 @@ import time
 import pytest
 
 from common.errors import ConfigError
-from flows.selection import Selection, prepare_run
+from configs.load import load
+from flows.dag import build_dag
+from flows.pipeline import _StepRunner
+from flows.selection import PreparedRun, Selection, prepare_run
 from store.artifacts import Store
 from tests.support.stage_parent import is_alive
 from tests.support.toy_cli import start
@@ -75,6 +78,23 @@ def test_ctrl_c_ends_the_processes_of_all_steps(run, tmp_path):
     assert process.returncode == 130
     assert "stopped in text, teachers" in err
     assert not any(is_alive(int(path.read_text().split()[0])) for path in begun)
+
+
+@pytest.mark.parametrize("name", ["local", "spark", "nautile_370m"])
+def test_by_default_a_shipped_run_is_in_order_one_step_at_a_time(name, store):
+    """Two at a time on two cores would be slower."""
+    config = load(name)
+    dag = build_dag(config)
+    runner = _StepRunner(store, config, PreparedRun(name, Selection(), dag, {}), "run", {})
+    started = []
+    while step := runner._next_step():
+        started.append(step)
+        runner.waiting.remove(step)
+        runner.running = {step.label: step}
+        assert runner._next_step() is None
+        runner.running = {}
+        runner._keep(step, {kind: f"{kind}/{step.key}" for kind in step.outputs})
+    assert started == dag
 
 
 def test_a_resource_without_a_limit_is_refused_in_plain_words(store, tmp_path, toy, monkeypatch):
