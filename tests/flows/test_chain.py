@@ -18,7 +18,7 @@ from tests.support.fake_openai import FakeOpenAI, useful
 from tests.support.toy_cli import start
 
 CHAIN = Path(__file__).parents[1] / "support" / "chain.toml"
-KILLED = ("ingest", "distill", "pretrain", "reason")
+KILLED = ("ingest:synth", "distill", "pretrain", "reason")
 TABLES = ("artifacts", "inputs", "runs", "metrics", "calls", "samples")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -104,12 +104,12 @@ def test_killed_anywhere_it_resumes_to_the_same_bytes(run, whole, tmp_path):
     """kill -9 of the whole session in each of four stages, at moments spread over the run; then it ends as if
     undisturbed. The stages between those are reused: they have been made once from the same bytes."""
     store = Store(shutil.copytree(whole.root, tmp_path / "store", symlinks=True))
-    removed = [artifact for artifact in store.list() if artifact.manifest["stage"] in KILLED]
-    assert {artifact.manifest["stage"] for artifact in removed} == set(KILLED)
+    removed = [artifact for artifact in store.list() if artifact.manifest["label"] in KILLED]
+    assert {artifact.manifest["label"] for artifact in removed} == set(KILLED)
     for artifact in removed:
         shutil.rmtree(artifact.folder)
-    for stage in KILLED:
-        process = run(store=store.root)
+    for label in KILLED:
+        process, stage = run(store=store.root), label.partition(":")[0]
         deadline = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < deadline and not staged(store.root, stage):
             time.sleep(0.02)
