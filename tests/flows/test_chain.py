@@ -15,6 +15,7 @@ from flows.cli import inspect
 from store.artifacts import Store
 from store.catalog import Catalog
 from tests.support.fake_openai import FakeOpenAI, useful
+from tests.support.prefect_calls import remove_limits
 from tests.support.toy_cli import start
 
 CHAIN = Path(__file__).parents[1] / "support" / "chain.toml"
@@ -32,6 +33,7 @@ def endpoint():
 @pytest.fixture(scope="module")
 def run(endpoint, prefect_url, prefect_home, tmp_path_factory):
     """Start `nautile run` of the chain in a store. The embedded server of a run alone is tested in test_run.py."""
+    remove_limits(prefect_url)
     folder = tmp_path_factory.mktemp("config")
     teacher = f'kind = "openai"\nmodel = "fake"\nurl = "{endpoint.url}"\nstand_in = true\n'
     text = f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}"

@@ -15,6 +15,7 @@ from flows.dag import build_dag
 from flows.pipeline import _StepRunner
 from flows.selection import PreparedRun, Selection, prepare_run
 from store.artifacts import Store
+from tests.support.prefect_calls import remove_limits
 from tests.support.stage_parent import is_alive
 from tests.support.toy_cli import start
 from tests.support.toy_stages import TOY
@@ -30,6 +31,7 @@ def store(tmp_path):
 @pytest.fixture
 def run(store, tmp_path, prefect_url):
     """Start `nautile run` with a DAG of that module."""
+    remove_limits(prefect_url)
 
     def call(dag: str, config: str = str(TOY)):
         more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}

@@ -26,3 +26,9 @@ def request(url: str, body: dict[str, Any] | None = None) -> httpx.Response:
 def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON data of a GET, or of a POST of `body`. Raises `httpx.HTTPStatusError`."""
     return request(url, body).raise_for_status().json()
+
+
+def remove_limits(url: str) -> None:
+    """Remove the server's concurrency limits: deployments of other tests have declared them, and runs would wait."""
+    for limit in fetch(f"{url}/v2/concurrency_limits/filter", {}):
+        httpx.delete(f"{url}/v2/concurrency_limits/{limit['id']}", timeout=TIMEOUT_S).raise_for_status()

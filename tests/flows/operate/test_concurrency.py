@@ -5,7 +5,6 @@ import time
 from contextvars import copy_context
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -15,6 +14,7 @@ from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCancelled
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
+from tests.support.prefect_calls import remove_limits
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,7 @@ def name(prefect_url, monkeypatch):
         concurrency.declare({"accelerator": 1, "cpu": 2})
         concurrency.declare({"accelerator": 1, "cpu": 2})  # a second deploy changes nothing
         yield concurrency.declared_limits()["accelerator"]
-        with get_client(sync_client=True) as client:
-            for name in concurrency.declared_limits().values():  # they would limit the runs of other tests
-                client.delete_global_concurrency_limit_by_name(name)
+        remove_limits(prefect_url)
         EventsWorker.drain_all(timeout=5, at_exit=False)  # else the events of later tests would go to this server
 
 
