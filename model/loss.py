@@ -64,7 +64,7 @@ def masked_logits(hidden: Array, table_VD: Array, vocabulary: int) -> Array:
     return jnp.where(jnp.arange(table_VD.shape[0]) < vocabulary, logits, _MASKED)
 
 
-def _chunks(array_BL: Array, chunk: int) -> Array:
+def chunks(array_BL: Array, chunk: int) -> Array:
     """[B, L, ...] to [N, B, C, ...], with C at most L and the last chunk padded with zeros."""
     batch, length = array_BL.shape[:2]
     chunk = min(chunk, length)
@@ -73,7 +73,7 @@ def _chunks(array_BL: Array, chunk: int) -> Array:
     return jnp.swapaxes(array_BL.reshape(batch, -1, chunk, *array_BL.shape[2:]), 0, 1)
 
 
-def _joined(array_NBC: Array, length: int) -> Array:
+def joined(array_NBC: Array, length: int) -> Array:
     """The inverse of `_chunks`."""
     array_BNC = jnp.swapaxes(array_NBC, 0, 1)
     return array_BNC.reshape(array_BNC.shape[0], -1, *array_BNC.shape[3:])[:, :length]
@@ -113,8 +113,8 @@ def _token_logprobs_forward(
         mean_BC = jnp.sum(jnp.exp(logits_BCV - total_BC[..., None]) * logits_BCV, axis=-1)
         return None, (chosen_BC - total_BC, total_BC - mean_BC, total_BC)
 
-    _, parts = jax.lax.scan(body, None, (_chunks(hidden_BLD, chunk), _chunks(targets_BL, chunk)))
-    logprobs_BL, entropy_BL, total_BL = (_joined(part, hidden_BLD.shape[1]) for part in parts)
+    _, parts = jax.lax.scan(body, None, (chunks(hidden_BLD, chunk), chunks(targets_BL, chunk)))
+    logprobs_BL, entropy_BL, total_BL = (joined(part, hidden_BLD.shape[1]) for part in parts)
     return (logprobs_BL, entropy_BL), (table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL)
 
 
@@ -134,9 +134,9 @@ def _token_logprobs_backward(
         slope_BCV /= temperature
         return _table_gradient(sum_DV, slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
 
-    parts = tuple(_chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
+    parts = tuple(chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
     sum_DV, slope_NBCD = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
-    return sum_DV.T.astype(table_VD.dtype), _joined(slope_NBCD, hidden_BLD.shape[1]), None
+    return sum_DV.T.astype(table_VD.dtype), joined(slope_NBCD, hidden_BLD.shape[1]), None
 
 
 _token_logprobs.defvjp(_token_logprobs_forward, _token_logprobs_backward)
@@ -150,7 +150,7 @@ class _LossInputs(NamedTuple):
 
     def chunks(self, chunk: int) -> tuple[Array, Array, Array]:
         """Hidden states, targets and weights, cut along L."""
-        return _chunks(self.hidden_BLD, chunk), _chunks(self.targets_BL, chunk), _chunks(self.weights_BL, chunk)
+        return chunks(self.hidden_BLD, chunk), chunks(self.targets_BL, chunk), chunks(self.weights_BL, chunk)
 
 
 class _ChunkLoss(NamedTuple):
@@ -200,7 +200,7 @@ def _cross_entropy_forward(
 
     start_DV = jnp.zeros(table_VD.shape[::-1], jnp.float32)
     sum_DV, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, start_DV, inputs.chunks(chunk))
-    slope_BLD = _joined(slope_NBCD, inputs.hidden_BLD.shape[1])
+    slope_BLD = joined(slope_NBCD, inputs.hidden_BLD.shape[1])
     return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, slope_BLD)
 
 

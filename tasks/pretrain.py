@@ -17,7 +17,7 @@ START = "start.checkpoint"  # the input that a pretraining begins from; no sourc
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The tokenizer is that of the tokens, on which all must agree."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
-    from model.training.loop import Start, train
+    from model.training.loop import Pretraining, Start, train
 
     sources = {name: folder for name, folder in job.inputs.items() if name != START}
     if not sources:
@@ -27,7 +27,8 @@ def pretrain(job: Job) -> None:
     start = None
     if START in job.inputs:
         start = Start(job.inputs[START], rows_before(job.inputs[START], sources))
-    facts = train(config, model, tokenizer, sources, job.scratch, job.output("checkpoint"), job.seed, job.emit, start)
+    pretraining = Pretraining(config, model, tokenizer, sources, job.seed, start)
+    facts = train(pretraining, job.scratch, job.output("checkpoint"), job.emit)
     job.describe("checkpoint", **facts, stand_ins=[])
 
 

@@ -22,7 +22,7 @@ from model.decoding.sampling import draw_each, likeliest, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
 from model.layers.sca import SCAState, projected
-from model.loss import masked_logits
+from model.loss import chunks, joined, masked_logits
 from model.nautile import sca_names
 
 MAX_ALTERNATIVES = 20  # for each generated token; OpenAI's limit
@@ -238,12 +238,8 @@ def _next_ids(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Ar
 
 def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array) -> PrefillScores:
     """log p of each token given those before it; columns before a prompt's second token have no meaning."""
-    rows, length = x_BPD.shape[0], x_BPD.shape[1] - 1
-    missing = -length % SCORE_CHUNK
-    hidden = jnp.pad(x_BPD[:, :-1], ((0, 0), (0, missing), (0, 0)))
-    targets = jnp.pad(tokens_BP[:, 1:], ((0, 0), (0, missing)))
 
-    def chunk(part: tuple[Array, Array]) -> PrefillScores:
+    def score(part: tuple[Array, Array]) -> PrefillScores:
         hidden_BCD, targets_BC = part
         logits_BCV = masked_logits(hidden_BCD, params["embedding"], config.vocabulary)
         total_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
@@ -251,11 +247,6 @@ def _scores(params: Params, config: ModelConfig, x_BPD: Array, tokens_BP: Array)
         values_BCN, ids_BCN = likeliest(logits_BCV, min(MAX_PROMPT_ALTERNATIVES, config.vocabulary))
         return PrefillScores(chosen_BC - total_BC, ids_BCN, values_BCN - total_BC[..., None])
 
-    def chunks(array: Array) -> Array:
-        return jnp.swapaxes(array.reshape(rows, -1, SCORE_CHUNK, *array.shape[2:]), 0, 1)
-
-    def joined(array: Array) -> Array:
-        array = jnp.swapaxes(array, 0, 1)
-        return array.reshape(rows, -1, *array.shape[3:])[:, :length]
-
-    return jax.tree.map(joined, jax.lax.map(chunk, (chunks(hidden), chunks(targets))))
+    length = tokens_BP.shape[1] - 1
+    scored = jax.lax.map(score, (chunks(x_BPD[:, :-1], SCORE_CHUNK), chunks(tokens_BP[:, 1:], SCORE_CHUNK)))
+    return jax.tree.map(lambda array: joined(array, length), scored)

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,75 +54,66 @@ class Start:
     rows_before: Mapping[str, int] = field(default_factory=dict)
 
 
-def train(
-    config: PretrainConfig,
-    model: ModelConfig,
-    tokenizer: TokenizerConfig,
-    sources: dict[str, Path],
-    work: Path,
-    out: Path,
-    seed: int,
-    emit: Emit,
-    start: Start | None = None,
-) -> dict[str, Any]:
-    """Train on the phases of `config` and write the weights to `out`; returns facts for the manifest.
+@dataclass(frozen=True)
+class Pretraining:
+    """What determines the weights of a run. `sources`: `tokens` artifacts by the names that mixtures use.
 
-    sources: `tokens` artifacts by the names that mixtures use.
-    start: a checkpoint whose weights the run begins with; the optimizer's moments, the schedule and the step are new.
+    `start`: a checkpoint whose weights it begins with; the optimizer's moments, the schedule and the step are new.
+    """
+
+    config: PretrainConfig
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    sources: Mapping[str, Path]
+    seed: int = 0
+    start: Start | None = None
+
+
+def train(pretraining: Pretraining, work: Path, out: Path, emit: Emit) -> dict[str, Any]:
+    """Train on the phases of the configuration and write the weights to `out`; returns facts for the manifest.
+
     work: keeps the checkpoints; if it has any, training resumes from the last intact one.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
     reports and writes. Raises `ConfigError` for settings and data that do not fit, checkpoints of another run, and a
     run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
     """
-    run = _Run(config, model, tokenizer, sources, work, seed, emit if jax.process_index() == 0 else silent, start)
+    run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent)
     try:
         state = run.train()
     finally:
         run.checkpoints.close()
     params = whole_on_hosts(state.params, run.mesh)
     if jax.process_index() == 0:
-        save_weights(out, params, model, tokenizer)
+        save_weights(out, params, pretraining.model, pretraining.tokenizer)
     return run.facts()
 
 
 class _Run:
     """The parts of a run, created in the order in which they can fail: data, mesh, checkpoints, then compilation."""
 
-    def __init__(
-        self,
-        config: PretrainConfig,
-        model: ModelConfig,
-        tokenizer: TokenizerConfig,
-        sources: dict[str, Path],
-        work: Path,
-        seed: int,
-        emit: Emit,
-        start: Start | None,
-    ) -> None:
-        self.config, self.model, self.tokenizer, self.emit, self.start = config, model, tokenizer, emit, start
-        used = _used_sources(config, sources)
-        hosts = jax.process_count()
-        before = start.rows_before if start else {}
-        self.loader = Loader(
-            used, config.phases, config.batch_rows, seed, tokenizer, before, host=jax.process_index(), hosts=hosts
-        )
+    def __init__(self, pretraining: Pretraining, work: Path, emit: Emit) -> None:
+        config, model, tokenizer = pretraining.config, pretraining.model, pretraining.tokenizer
+        seed, self.start = pretraining.seed, pretraining.start
+        self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
+        used = _used_sources(config, pretraining.sources)
+        before = self.start.rows_before if self.start else {}
+        host, hosts = jax.process_index(), jax.process_count()
+        self.loader = Loader(used, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts)
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
         _check(config, model, tokenizer, self.loader, used, self.mesh.size)
-        if start:
-            refuse_other_shape(start.folder, "checkpoint", model, tokenizer)
-        self.program = Program(
-            config, model, self.mesh, self.steps, len(self.loader.names), self.loader.row_length, seed
-        )
-        self.checkpoints = TrainCheckpoints(
-            work / "checkpoints", config.keep, identity(config, model, tokenizer, used, seed, start)
-        )
-        self.tokens = config.batch_rows * self.loader.row_length
+        if self.start:
+            refuse_other_shape(self.start.folder, "checkpoint", model, tokenizer)
+        length, names = self.loader.row_length, self.loader.names
+        self.program = Program(config, model, self.mesh, self.steps, len(names), length, seed)
+        own = identity(replace(pretraining, sources=used))
+        self.checkpoints = TrainCheckpoints(work / "checkpoints", config.keep, own)
+        self.tokens = config.batch_rows * length
         peak = peak_of(jax.devices()[0].device_kind)
-        self.flops = training_flops(model, self.loader.row_length)
+        self.flops = training_flops(model, length)
         peak_tokens = peak * self.mesh.size / self.flops if peak else None
-        self.metrics = TrainMetrics(emit, self.loader.names, self.tokens, self.steps, config.log_every, peak_tokens)
+        self.metrics = TrainMetrics(emit, names, self.tokens, self.steps, config.log_every, peak_tokens)
         self.divergence = DivergenceMonitor(
             config.skip_limit, config.spike_factor, config.spike_steps, config.rollbacks
         )
@@ -302,34 +293,24 @@ class _Run:
                 self.emit("metric", name=f"validation_{name}", step=done, value=value, source=source)
 
 
-def identity(
-    config: PretrainConfig,
-    model: ModelConfig,
-    tokenizer: TokenizerConfig,
-    sources: dict[str, Path],
-    seed: int,
-    start: Start | None = None,
-) -> dict[str, Any]:
+def identity(pretraining: Pretraining) -> dict[str, Any]:
     """The settings that two runs must share for one to resume from the other's checkpoints.
 
     Settings that change only how the same sums are computed (micro_rows, fsdp, loss_chunk, the form of the mixing
     operator, rematerialisation) or what is reported are not among them.
     """
-    dump = config.model_dump(mode="json")
+    dump, tokenizer, start = pretraining.config.model_dump(mode="json"), pretraining.tokenizer, pretraining.start
     return {
-        "model": model.model_dump(mode="json", exclude={"mixing", "chunk", "remat"}),
+        "model": pretraining.model.model_dump(mode="json", exclude={"mixing", "chunk", "remat"}),
         "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
-        "data": {
-            name: hashlib.sha256((path / "index.json").read_bytes()).hexdigest()
-            for name, path in sorted(sources.items())
-        },
+        "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
-        "seed": seed,
+        "seed": pretraining.seed,
         **({"start": sha256_of(start.folder / WEIGHTS), "rows_before": dict(start.rows_before)} if start else {}),
     }
 
 
-def _used_sources(config: PretrainConfig, sources: dict[str, Path]) -> dict[str, Path]:
+def _used_sources(config: PretrainConfig, sources: Mapping[str, Path]) -> dict[str, Path]:
     """The sources that a mixture names. Raises `ConfigError` if one is missing."""
     if not config.phases:
         raise ConfigError("pretrain.phases is empty; configure at least one phase with `tokens` and `mixture`")

@@ -7,6 +7,7 @@ and score scales) are numbers with a meaning each, which weight decay or orthogo
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,13 +36,15 @@ def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decayed)
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
+    last_two = partial(jax.tree.map, lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1))
     muon = optax.chain(
-        scale_by_muon(ns_steps=MUON_STEPS, beta=MUON_BETA, weight_dimension_numbers=_dimension_numbers),
+        scale_by_muon(ns_steps=MUON_STEPS, beta=MUON_BETA, weight_dimension_numbers=last_two),
         optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * (MUON_RMS * max(u.shape[-2:]) ** 0.5), updates)),
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(rate),
     )
-    groups = optax.partition({"muon": muon, "adamw": adamw}, _tree(_group))
+    inside = _tree(lambda path, leaf: "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw")
+    groups = optax.partition({"muon": muon, "adamw": adamw}, inside)
     return optax.chain(optax.clip_by_global_norm(config.clip), groups)
 
 
@@ -97,11 +100,3 @@ def _names(path: tuple[Any, ...]) -> list[str]:
 
 def _tree(rule: Callable[[tuple[Any, ...], Any], Any]) -> Callable[[Any], Any]:
     return lambda params: jax.tree_util.tree_map_with_path(rule, params)
-
-
-def _group(path: tuple[Any, ...], leaf: Any) -> str:
-    return "muon" if is_stacked(path) and matrix_axes(path, leaf) is not None else "adamw"
-
-
-def _dimension_numbers(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1), params)

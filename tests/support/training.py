@@ -22,7 +22,7 @@ from data.tokenizer import tokenizer_for
 from data.tokens.packing import ConcatPacker
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from model.compile_cache import enable_compile_cache
-from model.training.loop import train
+from model.training.loop import Pretraining, train
 from model.training.step import Program
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -75,8 +75,8 @@ def run(
     root: Path, config: PretrainConfig | None = None, emit: Emit = silent, name: str = "run", seed: int = 0
 ) -> dict[str, Any]:
     """Train under `root`, with shared shards, and work and output in the folder `name`."""
-    work, out = root / name / "work", root / name / "out"
-    return train(config or settings(), MODEL, TOKENIZER, sources(root), work, out, seed, emit)
+    pretraining = Pretraining(config or settings(), MODEL, TOKENIZER, sources(root), seed)
+    return train(pretraining, root / name / "work", root / name / "out", emit)
 
 
 def shared_programs() -> Callable[..., Program]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
+from common.events import silent
 from data.tokens.loader import Loader
 from model.capacity.flops import forward_flops, training_flops
 from model.nautile import parameter_counts, shapes
@@ -309,7 +310,7 @@ def test_a_model_that_does_not_fit_the_tokens_is_refused(finished):
     def attempt(**changes):
         model = MODEL.model_copy(update=changes)
         folder = root / "refused"
-        training.train(settings(), model, TOKENIZER, sources(root), folder, folder, 0, lambda kind, **fields: None)
+        training.train(training.Pretraining(settings(), model, TOKENIZER, sources(root)), folder, folder, silent)
 
     with pytest.raises(ConfigError, match=r"model\.vocabulary 200 is smaller than the tokenizer's 261"):
         attempt(vocabulary=200)
@@ -320,7 +321,7 @@ def test_a_model_that_does_not_fit_the_tokens_is_refused(finished):
 def test_the_identity_leaves_out_how_sums_are_split(finished):
     root, _, _ = finished
     parts = [
-        training.identity(settings(**change), MODEL, TOKENIZER, sources(root), 0)
+        training.identity(training.Pretraining(settings(**change), MODEL, TOKENIZER, sources(root)))
         for change in ({}, {"micro_rows": 2, "loss_chunk": 16, "save_every": 7, "log_every": 1})
     ]
     assert parts[0] == parts[1]
