@@ -200,15 +200,17 @@ def assemble(rows: Sequence[PackedRow], row_length: int) -> Batch:
     """
     shape = (len(rows), row_length)
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    following = np.full((len(rows), 1), -1, np.int32)
-    for i, (ids, lengths, next_id) in enumerate(rows):
-        used = len(ids)
-        tokens[i, :used] = ids
-        segments[i, :used] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        positions[i, :used] = np.arange(used) - np.repeat(starts, lengths)
-        if next_id is not None:
-            following[i] = next_id
+    following = np.array([[-1 if next_id is None else next_id] for _, _, next_id in rows], np.int32).reshape(-1, 1)
+    if rows:
+        used = np.array([len(ids) for ids, _, _ in rows])
+        pieces = np.array([len(lengths) for _, lengths, _ in rows])
+        lengths = np.concatenate([lengths for _, lengths, _ in rows]).astype(np.int64)
+        filled = np.arange(row_length) < used[:, None]
+        tokens[filled] = np.concatenate([ids for ids, _, _ in rows])
+        # Pieces are numbered, and their tokens counted, through all rows; what came before is taken off again.
+        of_row = np.arange(1, len(lengths) + 1) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        segments[filled] = np.repeat(of_row, lengths)
+        positions[filled] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     # A target is learnt where the next token is in the same piece, or continues the last piece in the next row.
     same = np.concatenate([(segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0), following >= 0], axis=1)
     targets = np.where(same, np.concatenate([tokens[:, 1:], following], axis=1), 0).astype(np.int32)

@@ -27,6 +27,7 @@ OFFSET_TYPE = np.dtype("<u4")
 RESERVED_FILES = 512  # descriptors left to everything else in the process
 MOST_FILES = 65_536
 READERS = 8  # shards whose counts are read at once
+ANNOUNCED = 64  # rows that the system is told of before the first of them is read
 
 PackedRow = tuple[np.ndarray, np.ndarray, int | None]  # ids, piece lengths, the id that continues the last piece
 
@@ -68,7 +69,7 @@ class OpenFiles:
         if soft < min(needed, hard):
             soft = min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-        self._most = max(16, min(wanted, soft - RESERVED_FILES))
+        self._most = max(ANNOUNCED, min(wanted, soft - RESERVED_FILES))
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def descriptor(self, path: str) -> int:
@@ -133,15 +134,20 @@ class RowReader:
             axis=1,
         ).tolist()
         shards, more = shards.tolist(), more.tolist()
-        for shard, (tokens_at, tokens_size, counts_at, counts_size) in zip(shards, spans, strict=True):
-            descriptor = self._descriptor(shard)
-            os.posix_fadvise(descriptor, tokens_at, tokens_size, os.POSIX_FADV_WILLNEED)
-            os.posix_fadvise(descriptor, counts_at, counts_size, os.POSIX_FADV_WILLNEED)
-        return [self._row(*row) for row in zip(shards, more, spans, strict=True)]
+        rows: list[PackedRow] = []
+        for start in range(0, len(shards), ANNOUNCED):
+            block = slice(start, start + ANNOUNCED)
+            descriptors = [self._descriptor(shard) for shard in shards[block]]
+            for descriptor, (tokens_at, tokens_size, counts_at, counts_size) in zip(
+                descriptors, spans[block], strict=True
+            ):
+                os.posix_fadvise(descriptor, tokens_at, tokens_size, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(descriptor, counts_at, counts_size, os.POSIX_FADV_WILLNEED)
+            rows += map(self._row, shards[block], descriptors, more[block], spans[block])
+        return rows
 
-    def _row(self, shard: int, more: bool, span: list[int]) -> PackedRow:
+    def _row(self, shard: int, descriptor: int, more: bool, span: list[int]) -> PackedRow:
         tokens_at, tokens_size, counts_at, counts_size = span
-        descriptor = self._descriptor(shard)
         try:
             tokens, counts = os.pread(descriptor, tokens_size, tokens_at), os.pread(descriptor, counts_size, counts_at)
         except OSError as error:
@@ -150,7 +156,7 @@ class RowReader:
             raise self._damaged(shard, "is too short")
         ids, lengths = np.frombuffer(tokens, self._token_type), np.frombuffer(counts, self._count_type)
         ids, following = (ids[:-1], int(ids[-1])) if more else (ids, None)
-        if lengths.sum() != len(ids):
+        if sum(lengths.tolist()) != len(ids):
             raise self._damaged(shard, f"and {OFFSETS} differ")
         return ids, lengths, None if more and ids[-1] == self._end_of_text else following
 
