@@ -91,11 +91,15 @@ _CRON_FIELD = re.compile(r"[0-9A-Za-z*/,#?-]+")
 
 
 class StageOperation(Section):
-    """Where a run stops for a person's approval. A stage that is reused costs nothing and needs none."""
+    """Where a run stops for a person's approval, and how long it sits out an outage.
+
+    A stage that is reused costs nothing and needs no approval.
+    """
 
     approve: bool = False  # before the stage begins
     at_budget: Literal["go_on", "pause"] = "go_on"  # "pause": also when its money runs out before its work is done
     hours: PositiveFloat = 72.0  # an approval that nobody gives within this time fails the run
+    outage_hours: PositiveFloat = 24.0  # an endpoint, the Hub or the store's remote is away, and nothing gets done
 
     @property
     def patience(self) -> timedelta:

@@ -119,6 +119,7 @@ class _StepRunner:
             self.config.name,
             self.config.launch,
             self.config.telemetry,
+            self.config.operation.of(step.stage.name),
             resume=retry if deployment.id else self.prepared.resume_command(step.label),
             limit=self.server_limits.get(step.resource, ""),
             ask_again=self.prepared.selection.ask_again,

@@ -51,7 +51,7 @@ class ProgressListener:
             self.progress.advance(update.label, update.done, update.total, update.unit, update.note)
         elif update.state == "retrying":
             self.progress.begin(update.label, step.attempt)
-            self.progress.advance(update.label, None, None, "", f"trying again after: {reason_of(update)}")
+            self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
         elif update.state != "publishing":
             self.progress.end(update.label, update.state, update.outputs.values(), reason_of(update))
         self.view.changed(update.label)

@@ -121,7 +121,10 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
     limit = concurrency.declared_limits().get(config.deployment("evaluate").resource or "accelerator", "")
-    context = RunContext(run_id, str(store.root), False, label, config.name, config.launch, limit=limit)
+    operation = config.operation.evaluate
+    context = RunContext(
+        run_id, str(store.root), False, label, config.name, config.launch, operation=operation, limit=limit
+    )
     with cancelling():
         approval.before_step(store, config, step, False, run_id)
         with tags("accelerator"):

@@ -175,7 +175,7 @@ class _Attempt:
             nonlocal ingested_at, mirrored_at
             check_lease()
             shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
-            self.log.notify("running", metrics=live.get("metrics", {}), **shown)
+            self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **shown)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
                 self.log.ingest(INGEST_PATIENCE_S)
                 forwarder.forward()

@@ -3,17 +3,17 @@
 Exit codes: `common.processes.ExitCode`.
 """
 
+import math
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID
 
 from common.errors import ConfigError, Retryable
+from common.retry import Backoff
 
-OUTAGES, CRASHES = 4, 2  # retries after a `Retryable` and after a `StageCrash`
-PAUSES_S = (2.0, 10.0, 30.0, 60.0)  # before the first, second, … retry; the last one repeats
-JITTER = 0.5  # up to this share is added to a pause, so that tasks which failed together do not return together
+CRASHES = 2  # retries after crashes in a row
+BACKOFF = Backoff(first_s=2.0, longest_s=600.0)  # the pauses between the tries of a stage
+ITEM_BACKOFF = Backoff(attempts=5, first_s=2.0)  # of a work item: what lasts longer is for its stage to sit out
 
 
 class StageCrash(RuntimeError):
@@ -50,32 +50,48 @@ class NotWritable(ConfigError):
     """The store is full or read-only: this ends the whole stage, whichever work item met it."""
 
 
-@dataclass
-class _Failures:
-    outages: int = 0
-    crashes: int = 0
-    last: float | None = None
-
-
 class RetryPolicy:
-    """Counts the failures in a row of each task run. An error of any other kind is never tried again."""
+    """Whether a task run that failed is tried again, and after which pause.
 
-    def __init__(self, reset_after_s: float | None = None) -> None:
-        """An attempt that lasted longer than `reset_after_s` made progress: the counts start from zero."""
-        self._reset_after_s = reset_after_s
-        self._failures: dict[UUID, _Failures] = {}
+    An outage (`Retryable`) is retried as `backoff` says, a crash `CRASHES` times; an error of any other kind never.
+    Progress ends a row of failures: the next one is the first again.
+    """
 
-    def should_retry(self, task_run: UUID, error: object) -> bool:
-        """Count this failure; True if the task run may be tried again."""
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._crashes = self._outages = 0  # in a row
+        self._first_at = 0.0  # of this row, on the monotonic clock
+        self._reached: dict[str, float] = {}  # what is counted -> how far the work came, in any attempt
+
+    @property
+    def failures(self) -> int:
+        """The failures in a row."""
+        return self._crashes + self._outages
+
+    def progress(self, counted: str, done: float) -> None:
+        """Take a report of the work: farther than any attempt came before is progress."""
+        if done > self._reached.get(counted, 0.0):
+            self._reached[counted] = done
+            self._crashes = self._outages = 0
+
+    def should_retry(self, error: object) -> bool:
+        """Count this failure; True if there may be another try."""
         if not isinstance(error, (Retryable, StageCrash)):
             return False
-        failures = self._failures.setdefault(task_run, _Failures())
-        now = time.monotonic()
-        if self._reset_after_s is not None and failures.last is not None and now - failures.last > self._reset_after_s:
-            failures.outages = failures.crashes = 0
-        failures.last = now
-        if isinstance(error, Retryable):
-            failures.outages += 1
-        else:
-            failures.crashes += 1
-        return failures.outages <= OUTAGES and failures.crashes <= CRASHES
+        if not self.failures:
+            self._first_at = time.monotonic()
+        if isinstance(error, StageCrash):
+            self._crashes += 1
+            return self._crashes <= CRASHES
+        self._outages += 1
+        return self.left_s() > 0 and not self._backoff.is_last(self._outages, 0.0)
+
+    def pause_s(self) -> float:
+        """Seconds to wait before the next try. The last one begins when the patience with an outage ends."""
+        return min(self._backoff.pause_s(self.failures), max(0.0, self.left_s()))
+
+    def left_s(self) -> float:
+        """Seconds until an outage is given up; infinite if only tries are counted."""
+        if self._backoff.give_up_s is None:
+            return math.inf
+        return self._first_at + self._backoff.give_up_s - time.monotonic()

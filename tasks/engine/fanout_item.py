@@ -7,7 +7,6 @@ lease or none, and ends within a second, on whichever host it runs.
 
 import json
 import os
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from common.errors import ConfigError
 from common.files import read_json, write_json
 from store.manifest import code_commit, host
 from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
-from tasks.engine.errors import JITTER, PAUSES_S, NotWritable, StageCancelled
+from tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
 from tasks.engine.fanout import Markers
 
 LEASE = "rounds/attempt.json"  # in the staging folder
@@ -59,9 +58,7 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     """
     _check_lease(item)
     if earlier_tries:
-        seconds = PAUSES_S[min(earlier_tries, len(PAUSES_S)) - 1]
-        # Not Prefect's own pause between tries, which nothing can interrupt.
-        until = time.monotonic() + seconds * random.uniform(1.0, 1.0 + JITTER)
+        until = time.monotonic() + ITEM_BACKOFF.pause_s(earlier_tries)
         while (left := until - time.monotonic()) > 0:
             pause(min(left, 0.3))
             _check_lease(item)

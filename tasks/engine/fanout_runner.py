@@ -208,4 +208,5 @@ class _Pass:
         shares = sum(min(1.0, max(0.0, (each.get("done") or 0.0) / (each.get("total") or math.inf))) for each in live)
         note = f"{self.fan_out.name}, {len(self.skipped)} skipped" if self.skipped else self.fan_out.name
         done = len(self.done) + len(self.skipped) + shares
-        self.runner.on_progress({"done": done, "total": len(self.items), "unit": self.fan_out.noun, "note": note})
+        shown = {"done": done, "total": len(self.items), "unit": self.fan_out.noun, "note": note}
+        self.runner.on_progress(shown | {"phase": self.fan_out.name})

@@ -6,11 +6,13 @@ pauses between them are in `run_item`, because nothing interrupts Prefect's own 
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -22,18 +24,19 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.transactions import BaseTransaction
 
 from configs.operation import LaunchConfig
-from tasks.engine.errors import CRASHES, OUTAGES, RetryPolicy
+from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy
 from tasks.engine.executors import Executor, local_workers
 from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
 
 logger = logging.getLogger(__name__)
 
-# An item starts from the beginning at each try, so the time that a try took never resets its count.
-_retries = RetryPolicy()
+MAX_RETRIES = 100_000  # `RetryPolicy` sets the limit, not Prefect
+
+_policies: dict[UUID, RetryPolicy] = defaultdict(lambda: RetryPolicy(ITEM_BACKOFF))
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    again = _retries.should_retry(run.id, state.data)
+    again = _policies[run.id].should_retry(state.data)
     logger.warning("%s failed%s: %s", run.name, ", and is tried again" if again else "", state.data)
     return again
 
@@ -41,7 +44,7 @@ def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
 @task(
     name="work-item",
     task_run_name="{fan_out} {item}",
-    retries=max(OUTAGES, CRASHES),
+    retries=MAX_RETRIES,
     retry_delay_seconds=0,
     retry_condition_fn=should_retry,
     cache_policy=NO_CACHE,

@@ -5,10 +5,11 @@ the files behind them are intact. Calls to the API are kept rare, a few a minute
 """
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -20,13 +21,14 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 
-from common.text import amount, duration
+from common.errors import Retryable
+from common.text import amount, duration, visible
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import pause
-from tasks.engine.errors import JITTER, PAUSES_S, RetryPolicy
+from tasks.engine.errors import BACKOFF, RetryPolicy
 from tasks.engine.failure import reason, slug
-from tasks.engine.prefect_executor import prefect_executor
+from tasks.engine.prefect_executor import MAX_RETRIES, prefect_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
 from tasks.engine.ray_executor import ray_executor
@@ -34,14 +36,12 @@ from tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRIES = 50  # Prefect's ceiling; `RetryPolicy` sets the real limit
-PROGRESS_MADE_S = 600.0  # an attempt that lasted so long made progress: its failure is the first in a row
 SHOW_EVERY_S = 5.0
 LEASE_S = 60.0  # of a slot: the least that Prefect accepts
 SLOT_TRY_S = 3.0
 FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
 
-_retries = RetryPolicy(reset_after_s=PROGRESS_MADE_S)
+_pages: dict[UUID, "_TaskRunPage"] = {}  # of the task runs that have not succeeded
 
 
 @cache
@@ -55,14 +55,16 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
         name=stage.name,
         task_run_name=run_name,
         retries=MAX_RETRIES,
-        retry_delay_seconds=0,  # `_pause_before_retry`
+        retry_delay_seconds=0,  # nothing would interrupt Prefect's own pause: a cancelled run would wait for it
         retry_condition_fn=should_retry,
         cache_policy=NO_CACHE,
         persist_result=False,
     )
     def run(section: dict[str, Any], inputs: dict[str, str], context: RunContext) -> dict[str, str]:
-        _pause_before_retry()
-        page = _TaskRunPage(context.label or stage.name, context.run_id)
+        task_run = TaskRunContext.get()
+        assert task_run is not None
+        page = _pages.setdefault(task_run.task_run.id, _TaskRunPage(stage.name, context))
+        pause(page.pause_s)
         unsubscribe = subscribe(page.on_update)
         try:
             executor = ray_executor if context.launch.engine == "ray" else prefect_executor
@@ -70,17 +72,11 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
                 outputs = run_stage(stage, section, inputs, context, executor)
         finally:
             unsubscribe()
-        page.finish(context, outputs)
+        del _pages[task_run.task_run.id]
+        page.finish(outputs)
         return outputs
 
     return run
-
-
-def _pause_before_retry() -> None:
-    """The pause that `PAUSES_S` gives. Nothing would interrupt Prefect's own: a cancelled run would wait for it."""
-    task_run = TaskRunContext.get()
-    if task_run and (retries := task_run.task_run.run_count - 1):
-        pause(PAUSES_S[min(retries, len(PAUSES_S)) - 1] * random.uniform(1.0, 1.0 + JITTER))
 
 
 @contextmanager
@@ -110,19 +106,22 @@ def _slot(context: RunContext) -> Iterator[None]:
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     """True for an outage, less often for a crash, never for a bad configuration."""
-    again = _retries.should_retry(run.id, state.data)
-    if again:
-        error, why = str(state.data), reason(state.data)
-        notify(StageUpdate(task.name, run.name, "retrying", attempt=run.run_count, error=error, reason=why))
-    return again
+    page = _pages.get(run.id)
+    return page is not None and page.on_failure(state.data, run.run_count)
 
 
 class _TaskRunPage:
-    """The Prefect artifacts of one task run: a progress bar every few seconds, then a page about success or failure."""
+    """The Prefect artifacts of one task run: a progress bar every few seconds, then a page about success or failure.
 
-    def __init__(self, label: str, run_id: str) -> None:
-        self._label, self._run_id = label, run_id
-        self._slug = slug(label)
+    It lives as long as the task run, so it also knows which failures are in a row.
+    """
+
+    def __init__(self, stage: str, context: RunContext) -> None:
+        self._stage, self._context = stage, context
+        self._label = context.label or stage
+        self._slug = slug(self._label)
+        self._policy = RetryPolicy(replace(BACKOFF, give_up_s=3600.0 * context.operation.outage_hours))
+        self.pause_s = 0.0  # before the next attempt
         self._progress: UUID | None = None  # the artifact of the bar
         self._shown_at = time.monotonic() - SHOW_EVERY_S + FIRST_SHOWN_AFTER_S
         self._last: StageUpdate | None = None
@@ -130,21 +129,40 @@ class _TaskRunPage:
 
     def on_update(self, update: StageUpdate) -> None:
         # Listeners get the updates of every stage in this process.
-        if (update.label, update.run_id) != (self._label, self._run_id):
+        if (update.label, update.run_id) != (self._label, self._context.run_id):
             return
         self._last = update
-        if update.failure:
-            title = f"{self._label} failed"
-            self._send(lambda: create_markdown_artifact(update.failure, key=f"failure-{self._slug}", description=title))
+        if update.failure and not self._policy.failures:
+            self._send_failure(update.failure)  # of failures in a row only the first and the last have a page
         if update.state != "running":
             return
         if update.done is not None:
             self._meter.add(time.monotonic(), update.done, update.unit)
+            self._policy.progress(f"{update.phase} {update.unit}", update.done)
         if update.share is not None and time.monotonic() - self._shown_at > SHOW_EVERY_S:
             self._shown_at = time.monotonic()
             self._show(100.0 * update.share, _describe(update, self._meter))
 
-    def finish(self, context: RunContext, outputs: dict[str, str]) -> None:
+    def on_failure(self, error: object, attempt: int) -> bool:
+        """Whether there is another attempt; then show what is waited for, and until when."""
+        earlier_failures = self._policy.failures
+        if not self._policy.should_retry(error):
+            if earlier_failures and self._last and self._last.failure:
+                self._send_failure(self._last.failure)
+            return False
+        self.pause_s = self._policy.pause_s()
+        now = datetime.now().astimezone()
+        note = f"trying again at {now + timedelta(seconds=self.pause_s):%H:%M:%S}"
+        if isinstance(error, Retryable):
+            until = now + timedelta(seconds=self._policy.left_s())
+            note += f", until {until:%Y-%m-%d %H:%M} (operation.{self._stage}.outage_hours)"
+        update = StageUpdate(self._stage, self._label, "retrying", note=note, error=str(error), reason=reason(error))
+        notify(replace(update, attempt=attempt))
+        done = (self._last.share if self._last else None) or 0.0
+        self._show(100.0 * done, f"{note}, after: {visible(update.reason).splitlines()[0]}")
+        return True
+
+    def finish(self, outputs: dict[str, str]) -> None:
         """Fill the bar and create the page about the outputs."""
         last = self._last
         if last is None:
@@ -153,10 +171,15 @@ class _TaskRunPage:
             self._show(100.0, _describe(last))
 
         def send() -> None:
-            page, title = summary(open_store(context.store_root), last, outputs), f"{self._label}: {_describe(last)}"
+            store = open_store(self._context.store_root)
+            page, title = summary(store, last, outputs), f"{self._label}: {_describe(last)}"
             create_markdown_artifact(page, key=f"stage-{self._slug}", description=title)
 
         self._send(send)
+
+    def _send_failure(self, page: str) -> None:
+        title = f"{self._label} failed"
+        self._send(lambda: create_markdown_artifact(page, key=f"failure-{self._slug}", description=title))
 
     def _show(self, percent: float, text: str) -> None:
         def send() -> None:

@@ -26,6 +26,7 @@ class StageUpdate:
     total: float | None = None
     unit: str = ""
     note: str = ""
+    phase: str = ""  # which part of the stage `done` counts: the name of a fan-out, or empty
     metrics: dict[str, float] = field(default_factory=dict)  # the newest value of each
     outputs: dict[str, str] = field(default_factory=dict)  # kind -> artifact id, once published
     attempt: int = 1

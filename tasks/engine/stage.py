@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.keys import key_fields
-from configs.operation import LaunchConfig, TelemetryConfig
+from configs.operation import LaunchConfig, StageOperation, TelemetryConfig
 from store.manifest import stage_key
 from tasks.engine.fanout import FanOut
 from tasks.engine.job import Job
@@ -33,6 +33,7 @@ class RunContext:
     config: str = ""  # the configuration's name, for the catalog
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    operation: StageOperation = field(default_factory=StageOperation)
     resume: str = ""  # the command that continues after a failure
     limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
     ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for

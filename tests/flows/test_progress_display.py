@@ -68,12 +68,12 @@ def test_failure_retry_and_second_attempt(report, out, clock):
     report("running")
     clock.now += 2
     report("failed", reason="its process ended with exit code 1: oh")
-    report("retrying", reason="its process ended with exit code 1: oh")
+    report("retrying", note="trying again at 14:05:10", reason="its process ended with exit code 1: oh")
     report("running", attempt=2)
     assert text(out) == [
         "pretrain: started",
         "pretrain: failed after 2.0 s (its process ended with exit code 1: oh)",
-        "pretrain: started (trying again after: its process ended with exit code 1: oh)",
+        "pretrain: started (trying again at 14:05:10, after: its process ended with exit code 1: oh)",
         "pretrain: running (attempt 2)",
     ]
 

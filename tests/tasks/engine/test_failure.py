@@ -48,7 +48,7 @@ def test_nothing_in_a_log_is_markup():
     ("error", "word"),
     [
         (ConfigError("x"), "Fix the setting"),
-        (Retryable("x"), "Retries did not solve it"),
+        (Retryable("x"), "outage_hours"),
         (StageCrash("its process was ended by signal 9", signal_number=9), "memory"),
         (StageCrash("ended with exit code 1"), "log"),
         (None, "log"),
