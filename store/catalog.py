@@ -10,6 +10,7 @@ position and the rows up to it are written in one transaction.
 
 import atexit
 import logging
+import math
 import os
 import random
 import sys
@@ -50,6 +51,7 @@ CatalogRow = dict[str, Any]  # of a query: column -> value
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0  # how long to wait for other processes
+SLICE = 2**20  # bytes of events between two looks at the clock: about half a second
 # Off: looking for extensions on the network. Two threads are enough for transactions this small.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
 
@@ -82,18 +84,22 @@ class Catalog:
         self.store = store
         self.path = store.catalog_path
 
-    def ingest(self, *, patience: float = PATIENCE_S) -> int:
+    def ingest(self, *, patience: float = PATIENCE_S, most_s: float = math.inf) -> int:
         """Read manifests and events written since the last call; returns the number of rows written.
 
-        Idempotent, and safe while other processes do the same. Raises `CatalogBusy` after `patience` seconds of waiting
-        for a lock, `ConfigError` if the file is not a catalog or the store cannot be written.
+        Idempotent, and safe while other processes do the same. After `most_s` seconds a backlog is left to the next
+        call. Raises `CatalogBusy` after `patience` seconds of waiting for a lock, `ConfigError` if the file is not a
+        catalog or the store cannot be written.
         """
         rows = 0
         more = True
+        until = time.monotonic() + most_s
         while more:  # a long backlog takes several short transactions
             with self._transaction(patience) as connection:
-                written, more = self._ingest_some(connection)
+                written, more = self._ingest_some(connection, until)
                 rows += written
+            if time.monotonic() >= until:
+                break
         return rows
 
     def rebuild(self, *, patience: float = PATIENCE_S) -> dict[str, int]:
@@ -188,22 +194,24 @@ class Catalog:
             _create_empty(connection)
             more = True
             while more:
-                _, more = self._ingest_some(connection)
+                _, more = self._ingest_some(connection, math.inf)
             counts = {table.name: f"SELECT count(*) FROM {table.name}" for table in TABLES}
             return {name: connection.execute(sql).fetchall()[0][0] for name, sql in counts.items()}
 
-    def _ingest_some(self, connection: duckdb.DuckDBPyConnection) -> tuple[int, bool]:
-        """Read about `READ_LIMIT` bytes of events; returns the rows written, and whether there is more to read."""
+    def _ingest_some(self, connection: duckdb.DuckDBPyConnection, until: float) -> tuple[int, bool]:
+        """Read about `READ_LIMIT` bytes of events, fewer if the time is up; returns the rows written, and whether there
+        is more to read."""
         known = dict(connection.execute("SELECT path, position FROM ingested").fetchall())
         written = self._ingest_manifests(connection, known)
         budget = READ_LIMIT
+        slice_bytes = READ_LIMIT if until == math.inf else SLICE
         for path in sorted((self.store.root / "events").glob("*.jsonl")):
             name, size = f"events/{path.name}", path.stat().st_size
             position = known.get(name, 0)
             while position < size:
-                if budget <= 0:
+                if budget <= 0 or (budget < READ_LIMIT and time.monotonic() >= until):
                     return written, True
-                events, reached = read_events(path, position, budget)
+                events, reached = read_events(path, position, min(budget, slice_bytes))
                 if reached == position:
                     break  # a line that is still being written
                 written += _insert_events(connection, events, name)

@@ -22,7 +22,7 @@ from store.artifacts import Artifact, Store
 from store.events import EventWriter, read_live
 from store.manifest import code_commit, host
 from store.mirror import MirroredStore, open_store
-from tasks.engine.attempt_log import INGEST_PATIENCE_S, AttemptLog
+from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.child_process import command, crash_of, environment, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
 from tasks.engine.executors import ExecutorFactory, local_executor
@@ -147,7 +147,7 @@ class _Attempt:
         with writing(self.store.root):
             staging = open_staging(self.store, self.key, self.inputs, force=self.context.force)
             self.log.started(staging)
-        self.log.ingest(INGEST_PATIENCE_S)
+        self.log.ingest()
         try:
             # An attempt that was interrupted between `done.json` and its last rename has only to publish.
             if staging.done() is None:
@@ -177,7 +177,7 @@ class _Attempt:
             shown = {name: live[name] for name in ("done", "total", "unit", "note") if live.get(name) is not None}
             self.log.notify("running", metrics=live.get("metrics", {}), phase=live.get("phase", ""), **shown)
             if time.monotonic() - ingested_at > INGEST_EVERY_S:
-                self.log.ingest(INGEST_PATIENCE_S)
+                self.log.ingest()
                 forwarder.forward()
                 ingested_at = time.monotonic()
             if endpoints and time.monotonic() - mirrored_at > MIRROR_REPLIES_EVERY_S:

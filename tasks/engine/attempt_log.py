@@ -28,7 +28,9 @@ from tasks.engine.staging import Staging
 
 logger = logging.getLogger(__name__)
 
-INGEST_PATIENCE_S = 0.5  # to wait for a busy catalog while there is other work to do
+# While there is other work to do the catalog gets little time: a backlog must not keep the child from being watched.
+WATCHING: dict[str, float] = {"patience": 0.5, "most_s": 1.0}
+AT_END: dict[str, float] = {"most_s": 60.0}
 
 _writers: dict[tuple[Path, int], EventWriter] = {}
 _lock = threading.Lock()
@@ -81,7 +83,7 @@ class AttemptLog:
         """Record that nothing had to be done."""
         moment = now()
         self._write(execution=execution, state="reused", reused=True, started=moment, outputs=outputs, ended=moment)
-        self.ingest(INGEST_PATIENCE_S)
+        self.ingest()
         self.mirror(outputs)
         self.notify("reused", outputs=outputs)
 
@@ -98,7 +100,7 @@ class AttemptLog:
     def done(self, outputs: dict[str, str]) -> None:
         """Record success, once everything is published."""
         self._write(state="done", ended=now(), outputs=outputs)
-        self.ingest()
+        self.ingest(at_end=True)
         # Last: if this fails, the next attempt finds everything published and sends what is missing.
         self.mirror(outputs)
         self.notify("done", outputs=outputs)
@@ -116,19 +118,19 @@ class AttemptLog:
             self._write(state=state, ended=now(), error=text)
             if staging.path.is_dir():
                 staging.record(None)
-            self.ingest(INGEST_PATIENCE_S if state == "cancelled" else None)
+            self.ingest(at_end=state == "failed")
             if state == "failed":
                 self.mirror()
         except (OSError, ConfigError, Retryable) as problem:
             logger.warning("the end of %s cannot be recorded: %s", self.label, problem)
         self.notify(state, error=text, reason=why, failure=failure)
 
-    def ingest(self, patience_s: float | None = None) -> None:
-        """Bring the catalog up to date. It is built from files, so one that is busy or broken loses nothing."""
+    def ingest(self, *, at_end: bool = False) -> None:
+        """Bring the catalog up to date. It is built from files, so one that is late, busy or broken loses nothing."""
         try:
-            Catalog(self._store).ingest(**({} if patience_s is None else {"patience": patience_s}))
+            Catalog(self._store).ingest(**(AT_END if at_end else WATCHING))
         except (CatalogBusy, ConfigError, OSError) as error:
-            logger.log(logging.DEBUG if patience_s else logging.WARNING, "catalog: %s", error)
+            logger.log(logging.WARNING if at_end else logging.DEBUG, "catalog: %s", error)
 
     def mirror(self, outputs: dict[str, str] | None = None) -> None:
         """Send the artifacts, events and paid replies to the store's remote, if it has one."""

@@ -62,7 +62,10 @@ def advice(error: BaseException | None) -> str:
     if isinstance(error, ConfigError):
         return "Fix the setting or file named above; retrying will not help."
     if isinstance(error, Retryable):
-        return "Check that the service named above is reachable. It is waited for as long as operation.STAGE.outage_hours says."
+        return (
+            "Check that the service named above is reachable. It is waited for as long as operation.STAGE.outage_hours "
+            "says."
+        )
     if isinstance(error, StageCrash) and error.was_killed:
         return (
             "The system ended the process, most likely because memory ran out: lower the stage's batch or "

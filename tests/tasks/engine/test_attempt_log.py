@@ -1,0 +1,58 @@
+"""The catalog while a stage is at work: a backlog of events takes it in slices, and its failures fail no stage."""
+
+import pytest
+
+from store.artifacts import Store
+from store.catalog import SLICE, Catalog
+from store.events import EventWriter
+from tasks.engine import attempt, attempt_log
+from tasks.engine.attempt import run_stage
+from tasks.engine.attempt_log import AttemptLog
+from tasks.engine.progress import subscribe
+from tasks.engine.stage import RunContext
+from tests.support.stage_sums import section, sums
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "store")
+    store.prepare()
+    return store
+
+
+def count(store):
+    return Catalog(store).query("SELECT count(*) AS n FROM metrics")[0]["n"]
+
+
+@pytest.mark.slow
+def test_a_backlog_is_read_in_slices_while_the_child_is_watched(store, monkeypatch):
+    emit = EventWriter(store.root / "events" / "backlog.jsonl", "other", stage="toy")
+    emit.many("metric", [{"name": "loss", "step": step, "value": 1.0} for step in range(20_000)])
+    emit.close()
+    slices = -(-(store.root / "events" / "backlog.jsonl").stat().st_size // SLICE)
+    assert slices > 3
+    monkeypatch.setitem(attempt_log.WATCHING, "most_s", 0.0)
+    log = AttemptLog(store, "sums", "k" * 64, RunContext("r1", str(store.root)))
+    counts = []
+    for _ in range(2):
+        log.ingest()
+        counts.append(count(store))
+    assert 0 < counts[0] < counts[1] < 20_000 * 3 / slices
+
+    monkeypatch.setattr(attempt, "INGEST_EVERY_S", 0.0)
+    seen = []
+    unsubscribe = subscribe(lambda update: seen.append(update.state))
+    try:
+        run_stage(sums, section(), {}, RunContext("r1", str(store.root)))
+    finally:
+        unsubscribe()
+    assert seen.count("running") > 1
+    assert count(store) == 20_000 + 3, "the end of a stage reads the rest"
+
+
+def test_a_catalog_that_the_file_system_refuses_fails_no_stage(store, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(Catalog, "ingest", refused)
+    assert run_stage(sums, section(), {}, RunContext("r1", str(store.root)))
