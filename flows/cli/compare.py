@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from common.environment import differences
 from common.errors import ConfigError
 from common.files import read_json
 from common.text import visible
@@ -20,7 +21,10 @@ MAX_CHARACTERS = 600  # of a prompt or an output in the terminal
 
 
 def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) -> dict[str, Any]:
-    """The comparison, with the names of both models. Raises `ConfigError` for what is not an evaluation."""
+    """The comparison, with the names of both models. Raises `ConfigError` for what is not an evaluation.
+
+    `warnings`: where the two, or their checkpoints, were made on other machines or with other libraries.
+    """
     if verdict not in VERDICTS:
         raise ConfigError(f"--verdict {verdict}: must be {' or '.join(VERDICTS)}")
     if way not in WAYS:
@@ -28,7 +32,8 @@ def compare_evaluations(store: Store, a: str, b: str, verdict: str, way: str) ->
     model_a, rows_a = _read_evaluation(store, a, way)
     model_b, rows_b = _read_evaluation(store, b, way)
     names = {"a": f"{Path(a).name} ({model_a})", "b": f"{Path(b).name} ({model_b})"}
-    return {**names, "way": way, **compare(rows_a, rows_b, verdict)}
+    warnings = _environment_warnings(store, a, b)
+    return {**names, "way": way, "warnings": warnings, **compare(rows_a, rows_b, verdict)}
 
 
 def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
@@ -38,6 +43,7 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
         comparison["changed"], key=lambda sample: (sample["change"] != "lost", sample["benchmark"], sample["index"])
     )
     parts: list[RenderableType] = [Text(f"{side.upper()}: {comparison[side]}") for side in ("a", "b")]
+    parts += [Text(visible(f"warning: {warning}"), "yellow") for warning in comparison["warnings"]]
     parts.append(query_table(list(table.columns), list(table.rows)))
     parts += [Text(note, "dim") for note in table.notes]
     lost = sum(sample["change"] == "lost" for sample in changed)
@@ -55,6 +61,20 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
 def _reply(side: dict[str, Any]) -> str:
     verdict = "right" if side["strict"] else side["problem"] or "wrong"
     return f"({verdict}) {visible(side['output'] or side['parsed'] or '', MAX_CHARACTERS)}"
+
+
+def _environment_warnings(store: Store, a: str, b: str) -> list[str]:
+    """What differs between the environments that two evaluations, and the checkpoints they read, were made in."""
+    if Path(a).is_dir() or Path(b).is_dir():
+        return []  # a folder outside the store does not say where it was made
+    evaluations = [store.get(name) for name in (a, b)]
+    inputs = [evaluation.manifest["inputs"].get("checkpoint") for evaluation in evaluations]
+    checkpoints = [store.find(*full_id.split("/")) if full_id else None for full_id in inputs]
+    warnings = []
+    for verb, pair in (("evaluated", evaluations), ("trained", checkpoints)):
+        if parts := differences(*(artifact and artifact.manifest["facts"].get("environment") for artifact in pair)):
+            warnings.append(f"{verb} in different environments, where equal recipes may differ: {'; '.join(parts)}")
+    return warnings
 
 
 def _read_evaluation(store: Store, name: str, way: str) -> tuple[str, list[SampleRow]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from common.environment import environment
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
 from common.files import is_full_or_read_only, not_writable, write_json
@@ -121,7 +122,8 @@ def _run_stage_function(request: dict[str, Any], rank: int | None) -> None:
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
         stage.work(_job(request, stage, emit, 0))
-        write_json(staging / "done.json", {"outputs": _written_outputs(stage, staging)})
+        outputs = _written_outputs(stage, staging)
+        write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
     finally:
         emit.close()
 

@@ -49,7 +49,10 @@ class Staging:
         (self.path / "done.json").unlink(missing_ok=True)
 
     def facts(self, kind: str) -> dict[str, Any]:
-        return read_json(self.path / "facts" / f"{kind}.json") or {}
+        """What `Job.describe` noted, and the environment that the work was done in."""
+        done = read_json(self.path / "done.json") or {}
+        made_in = {"environment": done["environment"]} if "environment" in done else {}
+        return (read_json(self.path / "facts" / f"{kind}.json") or {}) | made_in
 
     def digests(self, kind: str) -> dict[str, str]:
         """What `Job.add_digests` noted."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from evals.running.runner import evaluate
 from flows.cli.compare import compare_evaluations, comparison_view
 from store.artifacts import Store
 from tests.evals.conftest import Known
+from tests.support.stage_store import published
 
 ITEMS = [BenchmarkItem("sums", n, str(n), f"{n} + 1?", "number", str(n + 1)) for n in range(12)]
 
@@ -74,3 +76,20 @@ def test_a_folder_without_an_evaluation_is_refused_by_name(sides, store, tmp_pat
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=message):
         compare_evaluations(store, str(tmp_path / first), sides[1], *options)
+
+
+def test_other_machines_and_libraries_are_a_warning(sides, store):
+    here = {"machine": "x86_64 A, 2 cores, Linux", "devices": "1 x cpu", "libraries": {"jax": "0.10.2", "numpy": "2.4"}}
+    there = {**here, "machine": "x86_64 B, 2 cores, Linux", "libraries": {"jax": "0.10.3", "scipy": "1"}}
+    ids = []
+    for folder, trained_in, evaluated_in in zip(sides, (here, there), (here, here), strict=True):
+        files = {path.name: path.read_text() for path in Path(folder).iterdir()}
+        checkpoint = published(store, "checkpoint", folder, facts={"environment": trained_in})
+        fields = {"inputs": {"checkpoint": checkpoint.full_id}, "facts": {"environment": evaluated_in}}
+        ids.append(published(store, "evaluation", folder, files, **fields).id)
+    comparison = compare_evaluations(store, *ids, "strict", "generate")
+    (warning,) = comparison["warnings"]
+    assert warning.startswith("trained in different environments")
+    assert "machine: x86_64 A, 2 cores, Linux and x86_64 B, 2 cores, Linux; jax: 0.10.2 and 0.10.3" in warning
+    assert f"warning: {warning[:60]}" in render(comparison, 0)
+    assert compare_evaluations(store, ids[0], ids[0], "strict", "generate")["warnings"] == []

@@ -66,7 +66,8 @@ def test_fan_outs_run_in_order_skip_bad_items_and_their_events_reach_the_catalog
     assert text(store, outputs) == joined(3, without=(1,))
     assert "cut: piece-1 is skipped: piece-1: not a text" in caplog.text
     items_of_both = ["piece-0", "piece-1", "piece-2", "double-piece-0", "double-piece-2"]
-    assert store.get(outputs["numbers"]).manifest["facts"] == {
+    facts = store.get(outputs["numbers"]).manifest["facts"]
+    assert {name: facts[name] for name in ("skipped", "runs")} == {
         "skipped": {"piece-1": "piece-1: not a text"},
         "runs": dict.fromkeys(["list", *items_of_both], 1),
     }

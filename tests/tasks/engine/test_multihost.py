@@ -74,6 +74,7 @@ def check_result(store, artifact, count, total):
     """What `count` processes wrote and printed when they ran together."""
     assert (artifact.path / "sum.txt").read_text() == total
     assert artifact.manifest["facts"]["processes"] == count
+    assert artifact.manifest["facts"]["environment"]["devices"] == f"{count} x cpu"
     assert [path.name for path in artifact.path.iterdir() if path.name != "manifest.json"] == ["sum.txt"]
     [log] = (store.root / "logs").glob("psum-*.txt")
     for host in range(count):

@@ -1,6 +1,7 @@
 """One attempt at a stage, without Prefect: run, reused, refused, continued, forced."""
 
 import json
+import platform
 import threading
 
 import pytest
@@ -50,8 +51,11 @@ def test_a_stage_runs_once_and_is_then_reused(store, context, updates):
     assert numbers.manifest["files"]["0.txt"]["sha256"] == "0" * 64  # the stage's word, not read again
     assert sorted(path.name for path in numbers.path.glob("*.txt")) == ["0.txt", "1.txt", "2.txt"]
     assert (totals.path / "total.txt").read_text() == "3"
+    made_in = numbers.manifest["facts"].pop("environment")
+    assert made_in["machine"]
+    assert made_in["libraries"]["python"] == platform.python_version()
     assert numbers.manifest["facts"] == {"written": 3, "platforms": "cpu", "store": str(store.root)}
-    assert totals.manifest["facts"] == {"seed": 5}
+    assert totals.manifest["facts"] == {"seed": 5, "environment": made_in}
     assert numbers.execution == totals.execution
     assert numbers.manifest["config"] == given
     assert (numbers.manifest["run"], numbers.manifest["label"]) == ("r1", "sums:a")
