@@ -23,7 +23,7 @@ from store.events import EventWriter, read_live
 from store.manifest import code_commit, host
 from store.mirror import MirroredStore, open_store
 from tasks.engine.attempt_log import AttemptLog
-from tasks.engine.child_process import command, crash_of, environment, pause, raise_for_exit, run_child
+from tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
 from tasks.engine.executors import ExecutorFactory, local_executor
 from tasks.engine.fanout_runner import FanOutRunner
@@ -215,10 +215,12 @@ class _Attempt:
 
         module = "tasks.engine.multihost" if self._runs_on_several_hosts() else "tasks.engine.child_main"
         ended = run_child(
-            command(module, str(staging.request)),
+            module,
+            str(staging.request),
             log=staging.files.log,
-            environment=environment(str(self.store.root), accelerator=self.stage.accelerator),
+            store=str(self.store.root),
             tick=tick,
+            accelerator=self.stage.accelerator,
             finished=lambda: staging.done() is not None,
         )
         self.log.set(peak_bytes=max(ended.peak_bytes, peak_bytes), exit_code=ended.code)

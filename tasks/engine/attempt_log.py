@@ -20,7 +20,7 @@ from store.catalog import Catalog, CatalogBusy
 from store.events import EventWriter
 from store.manifest import code_commit, host, now
 from store.mirror import MirroredStore
-from tasks.engine.failure import LOG_LINES, Failure, reason
+from tasks.engine.failure import failure_page, reason, slug
 from tasks.engine.prefect_page import run_page
 from tasks.engine.progress import StageUpdate, State, notify
 from tasks.engine.stage import RunContext
@@ -156,24 +156,21 @@ class AttemptLog:
 
     def _write_failure_page(self, staging: Staging, error: Exception) -> str:
         """The page about a failure as markdown, also written to the store's logs."""
-        failure = Failure(
-            label=self.label,
-            attempt=staging.attempt,
-            run=self._context.run_id,
-            key=self._row["key"],
-            execution=staging.execution,
-            host=host(),
-            error=error,
+        context, key = self._context, self._row["key"]
+        page = failure_page(
+            self.label,
+            staging.attempt,
+            error,
             log=staging.files.log,
-            log_tail=staging.files.log_tail(LOG_LINES),
-            resume=self._context.resume,
-            page=run_page(self._context.run_id),
+            log_tail=staging.files.log_tail(),
+            resume=context.resume,
+            page=run_page(context.run_id),
+            ids={"run": context.run_id, "key": key, "execution": staging.execution, "host": host()},
         )
-        page = failure.markdown()
         try:
             folder = self._store.root / "logs" / "failures"
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / failure.file_name, page)
+            write_text(folder / f"{slug(self.label)}-{staging.execution[:12]}-{staging.attempt}.md", page)
         except OSError as problem:
             logger.warning("the page about the failure of %s cannot be written: %s", self.label, problem)
         return page

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,41 +106,33 @@ class Exit:
     peak_bytes: int
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """The command line of a module of ours in a new interpreter."""
-    # -P: a folder named `data` or `model` in the working directory must not be imported in place of ours.
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def environment(store: str, *, accelerator: bool) -> dict[str, str]:
-    """This process's environment plus what a child needs to find the code and the store."""
-    settings = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
-    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), settings.get("PYTHONPATH")]))
-    if not accelerator:
-        settings["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that declare it
-    return ALLOCATOR | settings
-
-
 def run_child(
-    command: Sequence[str],
-    *,
+    module: str,
+    *arguments: str,
     log: Path,
-    environment: Mapping[str, str],
+    store: str,
     tick: Callable[[], object],
+    accelerator: bool = False,
     finished: Callable[[], bool] = lambda: False,
 ) -> Exit:
-    """Run `command` to its end, calling `tick` about every 0.3 s. Its output is appended to `log`.
+    """Run a module of ours in a new interpreter to its end, calling `tick` about every 0.3 s. Appends its output to
+    `log`.
 
     Once `finished()` is true the work is complete: a process that has not exited 30 s later is ended, with exit code 0.
     Whatever is raised here (or by `tick`) ends the child's process group first: SIGTERM, 5 s, SIGKILL.
     """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
+    if not accelerator:
+        environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that declare it
     with log.open("ab") as output:
         child = subprocess.Popen(
-            command,
+            # -P: a folder named `data` or `model` in the working directory must not be imported in place of ours.
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env=ALLOCATOR | environment,
             start_new_session=True,
         )
     try:

@@ -5,7 +5,6 @@ outside: they stand in fences, where nothing of them is markup.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError, Retryable
@@ -13,41 +12,22 @@ from common.text import fenced, visible
 from tasks.engine.errors import StageCrash
 
 RESUME_HEADING = "What was finished is kept. Continue with:"
-LOG_LINES = 15
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One failed attempt at one step. `resume` is a shell command, empty if the caller gave none."""
-
-    label: str
-    attempt: int
-    run: str
-    key: str
-    execution: str
-    host: str
-    error: Exception
-    log: Path
-    log_tail: str
-    resume: str = ""
-    page: str = ""  # of the run, in the dashboard
-
-    @property
-    def file_name(self) -> str:
-        """In the store's folder logs/failures."""
-        return f"{slug(self.label)}-{self.execution[:12]}-{self.attempt}.md"
-
-    def markdown(self) -> str:
-        parts = [f"## {self.label} failed" + (f" (attempt {self.attempt})" if self.attempt > 1 else "")]
-        parts += [fenced(visible(reason(self.error))), f"**What to do.** {advice(self.error)}"]
-        if self.resume:
-            parts += [f"**{RESUME_HEADING}**", fenced(self.resume)]
-        if self.log_tail.strip():
-            parts += [f"**The last lines of its log**, `{self.log}`", fenced(visible(self.log_tail))]
-        if self.page:
-            parts.append(f"[The run in the dashboard]({self.page})")
-        ids = {"run": self.run, "key": self.key, "execution": self.execution, "host": self.host}
-        return "\n\n".join([*parts, "  \n".join(f"{name} `{value}`" for name, value in ids.items())]) + "\n"
+def failure_page(
+    label: str, attempt: int, error: Exception, *, log: Path, log_tail: str, resume: str, page: str, ids: dict[str, str]
+) -> str:
+    """Markdown about one failed attempt. `resume`: a shell command; `page`: the run in the dashboard; both may be
+    empty."""
+    parts = [f"## {label} failed" + (f" (attempt {attempt})" if attempt > 1 else "")]
+    parts += [fenced(visible(reason(error))), f"**What to do.** {advice(error)}"]
+    if resume:
+        parts += [f"**{RESUME_HEADING}**", fenced(resume)]
+    if log_tail.strip():
+        parts += [f"**The last lines of its log**, `{log}`", fenced(visible(log_tail))]
+    if page:
+        parts.append(f"[The run in the dashboard]({page})")
+    return "\n\n".join([*parts, "  \n".join(f"{name} `{value}`" for name, value in ids.items())]) + "\n"
 
 
 def reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import read_json, write_json
 from store.manifest import code_commit, host
-from tasks.engine.child_process import ChildFiles, command, environment, pause, raise_for_exit, run_child
+from tasks.engine.child_process import ChildFiles, pause, raise_for_exit, run_child
 from tasks.engine.errors import ITEM_BACKOFF, NotWritable, StageCancelled
 from tasks.engine.fanout import Markers
 
@@ -71,11 +71,11 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     files.clear()
     request = json.loads(Path(item.request).read_text(encoding="utf-8"))
     _check_commit(request)
-    part = (item.fan_out, item.item, str(item.slot), str(os.getpid()))
     ended = run_child(
-        command("tasks.engine.child_main", item.request, *part),
+        "tasks.engine.child_main",
+        *(item.request, item.fan_out, item.item, str(item.slot), str(os.getpid())),
         log=files.log,
-        environment=environment(request["store"], accelerator=False),
+        store=request["store"],
         tick=lambda: _check_lease(item),
         finished=lambda: markers.is_done(item.item),
     )

@@ -22,8 +22,6 @@ from tasks.engine.child_process import (
     TICK_S,
     ChildFiles,
     append_log,
-    command,
-    environment,
     pause,
     raise_for_exit,
     run_child,
@@ -91,9 +89,10 @@ class FanOutRunner:
         files.clear()
         note = {"note": f"{fan_out.name}: listing {fan_out.noun}"}
         ended = run_child(
-            command("tasks.engine.child_main", str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
+            "tasks.engine.child_main",
+            *(str(self.request_path), fan_out.name, "", "0", str(os.getpid())),
             log=files.log,
-            environment=environment(self.request["store"], accelerator=False),
+            store=self.request["store"],
             tick=lambda: self.on_progress(note | read_live(files.live)),
         )
         self.peak_bytes = max(self.peak_bytes, ended.peak_bytes)

@@ -43,7 +43,7 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
     artifacts = [store.get(artifact_id) for artifact_id in outputs.values()]
     rows = []
     for artifact in artifacts:
-        page = artifact_page(artifact.id, update.run_id)
+        page = _dashboard("lineage", run=update.run_id, artifact=artifact.id)
         name = f"[{artifact.id}]({page})" if page else _code(artifact.id)
         rows.append((name, str(len(artifact.manifest["files"])), size(artifact.bytes)))
     parts = [f"## {update.label}: {update.state}", markdown_table(("artifact", "files", "size"), rows)]
@@ -58,7 +58,8 @@ def summary(store: Store, update: StageUpdate, outputs: dict[str, str]) -> str:
         cells = [(_code(name), f"{value:.6g}") for name, value in sorted(update.metrics.items())[:MOST_METRICS]]
         parts.append(markdown_table(("metric", "last value"), cells))
 
-    pages = {"this stage": stage_page(update.stage, update.run_id), "the run": run_page(update.run_id)}
+    stage_page = _dashboard(_STAGE_PAGES.get(update.stage, ""), run=update.run_id)
+    pages = {"this stage": stage_page, "the run": run_page(update.run_id)}
     links = [f"[{name} in the dashboard]({page})" for name, page in pages.items() if page]
     return "\n\n".join([*parts, " · ".join(links)]).strip() + "\n"
 
@@ -105,16 +106,6 @@ def _code(text: object) -> str:
 def run_page(run: str) -> str:
     """Address of the dashboard's overview of a run; empty where there is no dashboard, as below."""
     return _dashboard("", run=run)
-
-
-def stage_page(stage: str, run: str) -> str:
-    """Address of the dashboard's page about a stage's kind of work."""
-    return _dashboard(_STAGE_PAGES.get(stage, ""), run=run)
-
-
-def artifact_page(artifact_id: str, run: str) -> str:
-    """Address of an artifact's lineage, with its facts and files."""
-    return _dashboard("lineage", run=run, artifact=artifact_id)
 
 
 def _dashboard(page: str, **query: str) -> str:

@@ -11,33 +11,31 @@ from common.errors import ConfigError, Retryable
 from store.artifacts import Store
 from store.events import EventWriter
 from tasks.engine.errors import StageCrash
-from tasks.engine.failure import RESUME_HEADING, Failure, advice, reason, slug
+from tasks.engine.failure import RESUME_HEADING, advice, failure_page, reason, slug
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import StageUpdate
 from tests.support.stage_store import published
 from tests.support.toy_stages import HOSTILE
 
 
-def failure(error, tail="", **fields):
-    given = {"label": "evaluate:align", "attempt": 2, "run": "r1", "key": "k" * 64, "execution": "e" * 32, "host": "h"}
-    return Failure(
-        **given | {"error": error, "log": "/x/log.txt", "log_tail": tail, "resume": "nautile run a"} | fields
-    )
+def page_of(error, tail="", page=""):
+    ids = {"run": "r1", "execution": "e" * 32}
+    fields = {"log": Path("/x/log.txt"), "log_tail": tail, "resume": "nautile run a", "page": page, "ids": ids}
+    return failure_page("evaluate:align", 2, error, **fields)
 
 
 def test_a_failure_page_has_the_reason_the_advice_and_the_command():
     crash = StageCrash("its process ended with exit code 1", log=Path("/x"), log_tail="x")
-    page = failure(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
-    text = page.markdown()
+    text = page_of(crash, tail="KeyError: 1", page="http://127.0.0.1:8501/?run=r1")
     assert text.startswith("## evaluate:align failed (attempt 2)\n\n```\nits process ended with exit code 1\n```\n")
     assert f"**{RESUME_HEADING}**\n\n```\nnautile run a\n```" in text
     assert "```\nKeyError: 1\n```" in text
     assert "(http://127.0.0.1:8501/?run=r1)" in text
-    assert page.file_name == "evaluate-align-eeeeeeeeeeee-2.md"
+    assert f"run `r1`  \nexecution `{'e' * 32}`" in text
 
 
 def test_nothing_in_a_log_is_markup():
-    text = failure(ConfigError(HOSTILE), tail="````\n# heading\n" + HOSTILE).markdown()
+    text = page_of(ConfigError(HOSTILE), tail="````\n# heading\n" + HOSTILE)
     assert "\x1b" not in text
     outside = re.sub(r"^(`{3,})\n.*?^\1\n", "", text, flags=re.DOTALL | re.MULTILINE)
     assert "script" not in outside
