@@ -220,6 +220,12 @@ class Store:
         then: it raises `Retryable` once another machine has taken over. A store without a remote needs no lease."""
         yield lambda: None
 
+    @contextmanager
+    def mirrored_staging(self, key: str) -> Iterator[None]:
+        """Go on from what another machine left unfinished, and send to the remote what the block saves, where there is
+        one; hold the lock and the lease of `key`."""
+        yield
+
     def run_lock(self, run: str) -> KeyLock:
         """The lock that the process of run `run` holds as long as it lives. A run that ends removes its file."""
         if not RUN.fullmatch(run):

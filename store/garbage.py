@@ -22,8 +22,11 @@ from store.artifacts import Artifact, Store, VersionId
 from store.locks import KeyLock
 from store.manifest import KEY, MANIFEST, creation_order
 from store.mirror import MirroredStore
+from store.remote import RemoteObject
+from store.staging_mirror import StagingMirror
 
 STALE_DAYS = 7.0
+NAMED = "unfinished, and named"
 DAY_S = 86400
 
 Published = tuple[str, str]  # (key, execution): everything that one execution published
@@ -66,6 +69,7 @@ def find_garbage(
         for name, (size, objects) in store.unfinished_uploads(time.time() - DAY_S * stale_days).items():
             path = store.root / "artifacts" / name
             garbage.append(Garbage(path, size, "an upload that was cut short", remote=tuple(objects)))
+        garbage += _published_at_remote(store, time.time() - DAY_S * stale_days)
     return garbage
 
 
@@ -80,6 +84,8 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
             try:
                 if isinstance(store, MirroredStore) and item.artifact is not None and store.is_mirrored(item.artifact):
                     store.remove_from_remote(item.artifact)
+                if isinstance(store, MirroredStore) and item.reason == NAMED and item.key:
+                    StagingMirror(store.remote, item.path).remove()
                 if item.remote and isinstance(store, MirroredStore):
                     store.remote.delete(item.remote)
                 elif item.path.is_dir():
@@ -91,6 +97,18 @@ def collect(store: Store, garbage: list[Garbage]) -> list[Garbage]:
                     lock.release()
             removed.append(item)
     return removed
+
+
+def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Garbage]:
+    """Unfinished work at the remote that was not removed when it was published, written before `older_than`."""
+    by_key: dict[str, dict[str, RemoteObject]] = defaultdict(dict)
+    for name, entry in store.remote.names("staging").items():
+        by_key[name.partition("/")[0]][f"staging/{name}"] = entry
+    for key in by_key.keys() & {key for _, key, _, _ in store.folders()}:
+        entries = by_key[key].values()
+        if all(entry.written is not None and entry.written < older_than for entry in entries):
+            size = sum(entry.bytes for entry in entries)
+            yield Garbage(store.root / "staging" / key, size, "its outputs are published", remote=tuple(by_key[key]))
 
 
 def unfinished_work(store: Store, stale_days: float = STALE_DAYS) -> Iterator[tuple[Garbage, list[str]]]:
@@ -120,7 +138,7 @@ def _staging(store: Store, stale_days: float, named: tuple[str, ...] | None) -> 
             if _is_published(store, folder):
                 yield Garbage(folder, _size(folder), "its outputs are published", folder.name)
             elif named and folder.name.startswith(named):
-                yield Garbage(folder, _size(folder), "unfinished, and named", folder.name)
+                yield Garbage(folder, _size(folder), NAMED, folder.name)
             elif days > stale_days and (named is None or not precious(folder)):
                 yield Garbage(folder, _size(folder), f"unfinished, untouched for {days:.0f} days", folder.name)
 

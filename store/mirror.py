@@ -6,6 +6,7 @@
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
+    <url>/staging/<key>/                                its checkpoints so far (store/staging_mirror.py)
 
 An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
 newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
@@ -41,6 +42,7 @@ from store.manifest import (
     read_manifest,
 )
 from store.remote import Remote, record_remote, resolve_location
+from store.staging_mirror import StagingMirror
 from store.verify import trust_files
 
 logger = logging.getLogger(__name__)
@@ -103,6 +105,18 @@ class MirroredStore(Store):
             yield lease.check
         finally:
             lease.release()
+
+    @contextmanager
+    def mirrored_staging(self, key: str) -> Iterator[None]:
+        mirror = StagingMirror(self.remote, self.root / "staging" / key, self.push_events)
+        mirror.pull()
+        mirror.start()
+        published = False
+        try:
+            yield
+            published = not (self.root / "staging" / key).exists()
+        finally:
+            mirror.stop(published=published)
 
     def push(self, artifacts: Iterable[Artifact], *, again: bool = False) -> list[Artifact]:
         """Send artifacts that the remote lacks: their files, then their manifests. Returns those that were sent.

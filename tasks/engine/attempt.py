@@ -96,7 +96,8 @@ class _Attempt:
                     self.store.refresh(held=self.key)
                     if reusable := self._reusable():  # likewise the machine that held the lease before
                         return self._reuse(reusable)
-                return self._produce(check_lease)
+                with self.store.mirrored_staging(self.key):
+                    return self._produce(check_lease)
         finally:
             lock.release()
 

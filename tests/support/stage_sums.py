@@ -20,6 +20,7 @@ class Sums(Section):
     count: int
     totals: bool = False
     faults: dict[str, int] = {}  # name -> how many attempts meet it
+    checkpoints: bool = False  # one after each number
     digest: str = ""  # noted as that of the first file
     gate: str = ""  # a folder: the stage writes `reached` there before number `gate_at`, and waits for `open`
     gate_at: int = 0
@@ -44,6 +45,10 @@ def sums(job: Job) -> None:
         if not path.exists():
             path.write_text(str(base + index))
             written += 1
+        if part.checkpoints:
+            step = job.scratch / "checkpoints" / "steps" / str(index)
+            step.mkdir(parents=True, exist_ok=True)
+            (step / "state").write_text("")
         job.emit("metric", name="value", step=index, value=float(base + index))
         job.emit("sample", set="sums", index=index, text=f"number {index}")
         job.emit("progress", done=index + 1, total=part.count, unit="files", note="adding")

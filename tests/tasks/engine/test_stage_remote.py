@@ -1,5 +1,8 @@
 """Stages on two machines with one remote: run on the first, reused on the second, inputs fetched when read."""
 
+import json
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +16,9 @@ from flows.cli import inspect
 from store import remote as remotes
 from store.catalog import Catalog
 from store.manifest import MIRRORED, host
+from store.staging_mirror import SNAPSHOT, StagingMirror
 from tasks.engine.attempt import run_stage
+from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
 from tests.support.stage_sums import section, sums
@@ -94,6 +99,33 @@ def test_what_another_machine_works_on_is_waited_for_and_reused(machine, tmp_pat
     assert b.get(first.result()["numbers"]).manifest["run"] == "r1"
     inspect.sql(b, "SELECT 1")  # which fetches the events
     assert states(b) == ["done", "reused"]
+
+
+@pytest.mark.slow
+def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr("store.staging_mirror.PUSH_EVERY_S", 0.1)
+    a, b = machine("a"), machine("b")
+    given = section(4, gate=str(tmp_path), gate_at=3, checkpoints=True)
+
+    def saved_step():
+        (name,) = [name for name in a.remote.names("staging") if name.endswith(SNAPSHOT)] or [None]
+        return json.loads(a.remote.read(f"staging/{name}", 2**20))["step"] if name else None
+
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+        # The machine is gone: it sends nothing any more.
+        patch.setattr(StagingMirror, "stop", lambda mirror, published: mirror._stop.set())
+        lost = pool.submit(run_stage, sums, given, {}, context(a))
+        while not ((tmp_path / "reached").exists() and saved_step() == 2) and not lost.done():
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "reached").read_text()), signal.SIGKILL)
+        with pytest.raises(StageCrash):
+            lost.result()
+    (tmp_path / "open").touch()
+    outputs = run_stage(sums, given, {}, context(b, "r2"))
+    artifact = b.get(outputs["numbers"])
+    assert artifact.manifest["facts"]["written"] == 1  # three of the four were there
+    assert artifact.execution in {row[0] for row in inspect.sql(b, "SELECT execution FROM runs WHERE run = 'r1'")[1]}
+    assert a.remote.names("staging") == {}
 
 
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):

@@ -1,0 +1,155 @@
+"""Unfinished work at the remote: sent with each checkpoint, taken up by another machine, gone once it is published."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from common.errors import Retryable
+from model.training.checkpoint import TrainCheckpoints
+from store.garbage import collect, find_garbage
+from store.staging_mirror import SNAPSHOT, StagingMirror
+from tests.support.stage_store import filled, key_of, published
+
+pytestmark = pytest.mark.slow
+KEY = key_of("x")
+STEP = "scratch/checkpoints/steps"
+
+
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+def mirror(store):
+    return StagingMirror(store.remote, store.root / "staging" / KEY)
+
+
+def contents(store):
+    folder = store.root / "staging" / KEY
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def begun(store):
+    own = {"request.json": "a's", "live.json": "{}", "scratch/.x.tmp": "half", f"{STEP}/2.orbax-tmp-1/state": "half"}
+    work = {
+        "execution.json": "{}",
+        "output/rows.jsonl": "1\n",
+        f"{STEP}/1/state": "one",
+        f"{STEP}/1/digests.json": "{}",
+    }
+    filled(store.root / "staging" / KEY, own | work)
+    return work
+
+
+def test_another_machine_goes_on_from_the_last_checkpoint(pair):
+    a, b = pair
+    work = begun(a)
+    first = mirror(a)
+    assert first.push()
+    assert not first.push()  # nothing new
+    second = mirror(b)
+    assert second.pull()
+    assert contents(b) == work
+    assert not second.pull()  # it has that step
+    assert not second.push()
+
+    folder = b.root / "staging" / KEY
+    (folder / f"{STEP}/1").rename(folder / f"{STEP}/2")
+    (folder / "output/rows.jsonl").write_text("1\n2\n")
+    assert second.push()
+    assert not [name for name in b.remote.names(f"staging/{KEY}") if name.startswith(f"{STEP}/1/")]
+    assert mirror(a).pull()  # which came back with an older step
+    assert contents(a) == contents(b)
+
+
+def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
+    a, b = pair
+    begun(a)
+    put = a.remote.put
+
+    def cut(source, name):
+        if "/steps/" in name:
+            raise Retryable("cut")
+        put(source, name)
+
+    monkeypatch.setattr(a.remote, "put", cut)
+    with pytest.raises(Retryable, match="cut"):
+        mirror(a).push()
+    assert not mirror(b).pull()
+    monkeypatch.setattr(a.remote, "put", put)
+    mirror(a).push()
+    a.remote.delete([f"staging/{KEY}/{STEP}/1/state"])
+    assert not mirror(b).pull()
+    hostile = {"step": 9, "files": {"../../climbed": 1}}
+    a.remote.write(f"staging/{KEY}/{SNAPSHOT}", json.dumps(hostile).encode())
+    assert not mirror(b).pull()
+    assert [path.name for path in (b.root / "staging").iterdir()] == []
+
+
+def test_what_has_no_checkpoint_is_not_sent_and_what_is_published_is_removed(pair):
+    a, _ = pair
+    folder = filled(a.root / "staging" / KEY, {"execution.json": "{}", "scratch/half.bin": "x"})
+    with a.mirrored_staging(KEY):
+        pass
+    assert a.remote.names("staging") == {}
+    begun(a)
+    with a.mirrored_staging(KEY):
+        pass  # sent at the end, if not before
+    assert SNAPSHOT in a.remote.names(f"staging/{KEY}")
+    with a.mirrored_staging(KEY):
+        a.discard(folder)
+    assert a.remote.names("staging") == {}
+
+
+def test_what_could_not_be_sent_stays_at_the_remote_until_it_is_old(pair):
+    a, _ = pair
+    begun(a)
+    mirror(a).push()
+
+    def publish():
+        with a.mirrored_staging(KEY):
+            a.discard(a.root / "staging" / KEY)
+            published(a, "tokens", "x")
+            a.discard(a.root / "staging" / KEY)
+            raise Retryable("cut")
+
+    with pytest.raises(Retryable, match="cut"):
+        publish()
+    assert SNAPSHOT in a.remote.names(f"staging/{KEY}")
+    a.push_all()
+    assert find_garbage(a) == []
+    (item,) = find_garbage(a, stale_days=-1)
+    assert (item.path.name, item.reason) == (KEY, "its outputs are published")
+    collect(a, [item])
+    assert a.remote.names("staging") == {}
+
+
+def test_unfinished_work_that_is_named_is_removed_at_the_remote_too(pair):
+    a, _ = pair
+    begun(a)
+    mirror(a).push()
+    assert find_garbage(a, stale_days=-1) == []
+    collect(a, find_garbage(a, unfinished=[KEY[:12]]))
+    assert a.remote.names("staging") == {}
+    assert not (a.root / "staging" / KEY).exists()
+
+
+def test_the_checkpoints_of_a_training_are_intact_on_the_other_machine(pair):
+    def checkpoints(store):
+        return TrainCheckpoints(store.root / "staging" / KEY / "scratch/checkpoints", keep=2, identity={"seed": 1})
+
+    a, b = pair
+    state = {"weights": jnp.arange(10.0)}
+    first = checkpoints(a)
+    for step in (1, 2, 3):
+        first.save(step, state, {"tokens": step})
+    first.close()
+    assert mirror(a).push()
+    assert mirror(b).pull()
+    second = checkpoints(b)
+    assert second.latest() == 3
+    restored, extra = second.restore(3, state)
+    second.close()
+    assert restored["weights"].tolist() == state["weights"].tolist()
+    assert extra == {"tokens": 3}
