@@ -3,7 +3,7 @@
     <url>/leases/<key>/<fence>.json     {"holder", "host", "machine", "state": "held" or "released", "renewed": a count}
 
 Who takes a lease creates the object of the next fence, on the condition that there is none: one of several succeeds.
-The holder writes it anew every few seconds. One that stays the same for a minute, by the clock of the machine that
+The holder writes it anew now and then. One that stays the same for five minutes, by the clock of the machine that
 looks, has expired: its holder's machine is gone or cut off. Whoever holds the greatest fence holds the lease, so a
 holder that comes back sees that it has lost it, and stops. Clocks are never compared.
 """
@@ -24,8 +24,8 @@ from store.remote import Remote
 
 logger = logging.getLogger(__name__)
 
-EXPIRES_S = 60.0
-RENEW_S = 15.0
+EXPIRES_S = 300.0  # long enough that no ordinary outage of the remote ends the work of its holder
+RENEW_S = 30.0
 POLL_S = 2.0
 LARGEST_LEASE = 2**16  # bytes
 
