@@ -161,14 +161,13 @@ class MirroredStore(Store):
                 is_own = (folder / name).exists() or not _EVENT_FILE.fullmatch(name)
                 if not is_own and (not path.exists() or path.stat().st_size < entry.bytes):
                     wanted.append(name)
+
+            def fetch(name: str, model: str = model, folder: Path = folder) -> None:
+                self._download(f"replies/{model}/{name}", folder / "pulled" / name)
+
             if wanted:
                 (folder / "pulled").mkdir(parents=True, exist_ok=True)
-                self.remote.map(
-                    lambda name, model=model, folder=folder: self._download(
-                        f"replies/{model}/{name}", folder / "pulled" / name
-                    ),
-                    wanted,
-                )
+                self.remote.map(fetch, wanted)
 
     def _push_grown(self, folder: str, paths: Iterable[Path]) -> int:
         """Send those of the files, somewhere in a folder of the store, that are longer than at the remote."""
