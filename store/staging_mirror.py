@@ -92,10 +92,10 @@ class StagingMirror:
         with writing(self._folder.parents[1]):
             for name in snapshot["files"]:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
-            found = self._remote.map(
+            fetched = self._remote.map(
                 lambda name: self._remote.get(f"{self._prefix}/{name}", target / name), snapshot["files"]
             )
-            if not all(found):
+            if not all(fetched):
                 logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, self._prefix)
                 shutil.rmtree(target)
                 return False
