@@ -6,8 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.message import Message
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
+
+from tests.support.http_server import Request
 
 RowFault = Callable[[str, int], str | None]  # (text of the prompt, how often it was submitted) -> "500", "expired", …
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
@@ -32,12 +35,12 @@ class FakeBatches:
         self.submitted: Counter[str] = Counter()
         self.steps: Counter[str] = Counter()
 
-    def route(self, method: str, path: str, headers: dict[str, str], content: bytes) -> tuple[str, Any] | None:
+    def route(self, request: Request) -> tuple[str, Any] | None:
         """The step of a batch job and its answer (JSON data, or the bytes of a file); None for any other request."""
-        parts = urlsplit(path)
-        path, query = parts.path, {name: values[0] for name, values in parse_qs(parts.query).items()}
+        method, path, content = request.method, request.path, request.body
+        query = {name: values[0] for name, values in parse_qs(request.query).items()}
         if method == "POST" and path == "/v1/files":
-            return "upload", self._upload(headers, content)
+            return "upload", self._upload(request.headers, content)
         if match := re.fullmatch(r"/v1/files/([^/]+)/content", path):
             return "download", self.files[match[1]]
         for prefix, vendor in (("/v1/batches", "openai"), ("/v1/batch/jobs", "mistral")):
@@ -57,7 +60,7 @@ class FakeBatches:
             return True
         return False
 
-    def _upload(self, headers: dict[str, str], content: bytes) -> dict[str, Any]:
+    def _upload(self, headers: Message, content: bytes) -> dict[str, Any]:
         boundary = re.search(r"boundary=([^;]+)", headers["content-type"])[1].strip('"').encode()
         (part,) = (part for part in content.split(b"--" + boundary) if b'name="file"' in part)
         name = f"file-{len(self.files)}"

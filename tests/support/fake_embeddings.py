@@ -4,7 +4,6 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 
@@ -18,16 +17,13 @@ class FakeEmbeddings(FakeServer):
     order), "nan" or None. `requests`: the texts of each request, answered or not; `tokens`: counted over the answers.
     """
 
+    base_path = "/v1"
+
     def __init__(self, width: int = 8, key: str | None = None, faults: Iterator[int | str | None] = iter(())) -> None:
         self.width, self.key, self.faults = width, key, faults
         self.requests: list[list[str]] = []
         self.tokens = 0
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self.url += "/v1"
-        return self
 
     def vector(self, text: str) -> list[float]:
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

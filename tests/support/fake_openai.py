@@ -7,7 +7,6 @@ with FakeOpenAI(reply, faults=script("429", None, "cut")) as server:
                                                                          end; `own_process` starts it
 """
 
-import asyncio
 import json
 import os
 import random
@@ -15,8 +14,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from tests.support.fake_batches import FakeBatches
+from tests.support.http_server import FakeServer, Request, Response, json_response
 
 Reply = Callable[[dict[str, Any]], str]
 Faults = Callable[[int], str | None]
@@ -66,7 +67,7 @@ def useful(body: dict[str, Any]) -> str:
 
 
 @dataclass
-class FakeOpenAI:
+class FakeOpenAI(FakeServer):
     """The server; a context manager. `key`: the only bearer token accepted. `delay_s` before each answer.
 
     `bodies`: every chat request that arrived; `statuses`: how they ended; `answered`, `tokens_in`, `tokens_out`,
@@ -76,6 +77,8 @@ class FakeOpenAI:
     fault. `batches`: the batch interfaces; their answers do not count above but in `batch_dollars`, at half the price.
     `port`: 0 for a free one.
     """
+
+    base_path = "/v1"
 
     reply: Reply = useful
     faults: Faults = field(default_factory=lambda: always(None))
@@ -101,8 +104,8 @@ class FakeOpenAI:
         self._level, self._level_at = (self.limit[1] if self.limit else 0.0), 0.0
         self.answered = self.tokens_in = self.tokens_out = 0
         self.most_at_once = self._at_once = 0
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     @property
     def dollars(self) -> float:
@@ -131,116 +134,89 @@ class FakeOpenAI:
         times = [time for time in self.answer_times if time >= self.answer_times[0] + 5]
         return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
 
-    def __enter__(self) -> "FakeOpenAI":
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        self._stopped.set()
+        super().__exit__(*exception)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, limit=2**24)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                method, path, _ = line.decode().split(" ", 2)
-                headers = {name.lower(): value async for name, value in _headers(reader)}
-                content = await reader.readexactly(int(headers.get("content-length", 0)))
-                if not await self._answer(writer, method, path, headers, content):
-                    break
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            return  # cancelled only when the server ends
-        finally:
-            writer.close()
-
-    async def _answer(
-        self, writer: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], content: bytes
-    ) -> bool:
-        """Answer one request; False: the connection must be closed."""
-        if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
-            token = headers.get("authorization", "").removeprefix("Bearer ")
-            await _send(writer, 401, {"error": {"message": f"Incorrect API key provided: {token}", "code": "bad_key"}})
-            return True
-        if method == "GET" and path == "/v1/models":
-            listed = [
+    def respond(self, request: Request) -> Response | None:
+        """Answer one request: the chat, the batch interfaces, the list of models, the counters."""
+        token = request.headers.get("authorization", "")
+        if self.key is not None and token != f"Bearer {self.key}":
+            message = f"Incorrect API key provided: {token.removeprefix('Bearer ')}"
+            return json_response({"error": {"message": message, "code": "bad_key"}}, 401)
+        if request.method == "GET" and request.path == "/v1/models":
+            models = [
                 {"id": name, "object": "model", "created": 0, "owned_by": "fake", "capabilities": {}}
                 for name in self.models
             ]
-            await _send(writer, 200, {"object": "list", "data": listed})
-            return True
-        if method == "GET" and path == "/v1/counts":
-            await _send(writer, 200, self.counts())
-            return True
-        if (routed := self.batches.route(method, path, headers, content)) is not None:
+            return json_response({"object": "list", "data": models})
+        if request.method == "GET" and request.path == "/v1/counts":
+            return json_response(self.counts())
+        if request.method == "POST" and request.path.startswith("/v1/chat/completions"):
+            return self._chat(request)
+        with self._lock:
+            if (routed := self.batches.route(request)) is None:
+                return json_response({"error": {"message": f"no {request.path} here"}}, 404)
             step, answer = routed
             if self.batches.is_lost(step):
-                return False
-            kind = "application/octet-stream" if isinstance(answer, bytes) else "application/json"
-            await _send_bytes(writer, 200, answer if isinstance(answer, bytes) else json.dumps(answer).encode(), kind)
-            return True
-        if method != "POST" or not path.startswith("/v1/chat/completions"):
-            await _send(writer, 404, {"error": {"message": f"no {path} here"}})
-            return True
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
-            return await self._chat(writer, json.loads(content), headers)
-        finally:
-            self._at_once -= 1
+                return None
+        return Response(body=answer) if isinstance(answer, bytes) else json_response(answer)
 
-    async def _chat(self, writer: asyncio.StreamWriter, body: dict[str, Any], headers: dict[str, str]) -> bool:
-        arrival = len(self.bodies)
-        self.bodies.append(body)
-        self.headers.append(headers)
-        self.times.append(self._loop.time())
-        fault = self.faults(arrival)
-        if fault is None and body["model"] not in self.models:
-            fault = "404"
-        await asyncio.sleep(self.delay_s)
-        accepted, limit_headers = self._within_limit()
-        fault = fault if accepted else "429"
-        self.statuses[fault or "200"] += 1
-        if fault == "hang":
-            await self._stop.wait()
-        if fault in ("hang", "close"):
-            return False
-        if fault is not None and fault.isdigit():
-            extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
-            error = {"error": {"message": f"{self.fault_message}: {fault}"}}
-            await _send(writer, int(fault), error, extra | limit_headers)
-            return True
-        if fault == "invalid":
-            await _send_text(writer, 200, '{"id": "x", "choices": [', {})
-            return True
-        if fault == "not_chat":
-            await _send(writer, 200, {"hello": "world"})
-            return True
-        return await self._complete(writer, body, limit_headers, cut=fault == "cut")
+    def _chat(self, request: Request) -> Response | None:
+        body = request.json()
+        with self._lock:
+            arrival = len(self.bodies)
+            self.bodies.append(body)
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            self.times.append(time.monotonic())
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            fault = self.faults(arrival)
+            if fault is None and body["model"] not in self.models:
+                fault = "404"
+            if self.delay_s:
+                time.sleep(self.delay_s)
+            with self._lock:
+                accepted, limit_headers = self._within_limit()
+                fault = fault if accepted else "429"
+                self.statuses[fault or "200"] += 1
+            if fault == "hang":
+                self._stopped.wait()
+            if fault in ("hang", "close"):
+                return None
+            if fault is not None and fault.isdigit():
+                extra = {"Retry-After": self.retry_after} if fault == "429" and self.retry_after is not None else {}
+                error = {"error": {"message": f"{self.fault_message}: {fault}"}}
+                return json_response(error, int(fault), extra | limit_headers)
+            if fault == "invalid":
+                return Response(body=b'{"id": "x", "choices": [', content_type="application/json")
+            if fault == "not_chat":
+                return json_response({"hello": "world"})
+            answer = self._completion(body)
+            if fault == "cut":
+                text = json.dumps(answer).encode()
+                return Response(body=text[: len(text) // 2], content_type="application/json", length=len(text))
+            with self._lock:
+                self._count(body, answer)
+            return json_response(answer, headers=limit_headers)
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+    def _count(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
+        self.answered += 1
+        self.answer_times.append(time.monotonic())
+        self.answers[body["messages"][-1]["content"]] += 1
+        self.tokens_in += answer["usage"]["prompt_tokens"]
+        self.tokens_out += answer["usage"]["completion_tokens"]
 
     def _within_limit(self) -> tuple[bool, dict[str, str]]:
         """Whether one more request is accepted now, and the headers that state the limit."""
         if self.limit is None:
             return True, {}
         rate, burst = self.limit
-        now = self._loop.time()
+        now = time.monotonic()
         self._level = min(burst, self._level + (now - self._level_at) * rate)
         self._level_at = now
         fits = self._level >= 1
@@ -275,49 +251,6 @@ class FakeOpenAI:
         self.batch_tokens[0] += answer["usage"]["prompt_tokens"]
         self.batch_tokens[1] += answer["usage"]["completion_tokens"]
         return answer
-
-    async def _complete(
-        self, writer: asyncio.StreamWriter, body: dict[str, Any], limit_headers: dict[str, str], cut: bool
-    ) -> bool:
-        answer = self._completion(body)
-        if cut:
-            text = json.dumps(answer)
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
-            writer.write(head.encode() + text[: len(text) // 2].encode())
-            await writer.drain()
-            return False
-        self.answered += 1
-        self.answer_times.append(self._loop.time())
-        self.answers[body["messages"][-1]["content"]] += 1
-        self.tokens_in += answer["usage"]["prompt_tokens"]
-        self.tokens_out += answer["usage"]["completion_tokens"]
-        await _send(writer, 200, answer, limit_headers)
-        return True
-
-
-async def _headers(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, str]]:
-    while line := (await reader.readline()).decode().strip():
-        name, _, value = line.partition(":")
-        yield name.strip(), value.strip()
-
-
-async def _send(
-    writer: asyncio.StreamWriter, status: int, value: dict[str, Any], headers: dict[str, str] | None = None
-) -> None:
-    await _send_text(writer, status, json.dumps(value), headers or {})
-
-
-async def _send_text(writer: asyncio.StreamWriter, status: int, text: str, headers: dict[str, str]) -> None:
-    await _send_bytes(writer, status, text.encode(), "application/json", headers)
-
-
-async def _send_bytes(
-    writer: asyncio.StreamWriter, status: int, content: bytes, kind: str, headers: dict[str, str] | None = None
-) -> None:
-    lines = [f"HTTP/1.1 {status} Fake", f"Content-Type: {kind}", f"Content-Length: {len(content)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    writer.write("\r\n".join([*lines, "", ""]).encode() + content)
-    await writer.drain()
 
 
 @dataclass

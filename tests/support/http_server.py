@@ -9,6 +9,7 @@ with Echo() as server:
 """
 
 import json
+import sys
 import threading
 from dataclasses import dataclass, field
 from email.message import Message
@@ -55,15 +56,16 @@ class FakeServer:
     """A context manager: serves while the block runs, each connection in a thread of its own."""
 
     keep_alive = True  # False: one request a connection
+    port = 0  # 0: a free one
+    base_path = ""  # the end of `url`
 
     def respond(self, request: Request) -> Response | None:
         """The answer to one request; None closes the connection without any. Called from several threads."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = _Server(("127.0.0.1", self.port), _handler_of(self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}{self.base_path}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)
         self._thread.start()
         return self
@@ -74,9 +76,21 @@ class FakeServer:
         self._thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # connections that clients open together
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing when a client hangs up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1" if server.keep_alive else "HTTP/1.0"
+        wbufsize = -1  # the head and the body leave in one packet: two would wait for an acknowledgement
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
@@ -93,6 +107,7 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(response.body)
+                self.wfile.flush()
                 self.close_connection = self.close_connection or length != len(response.body)
 
         do_HEAD = do_POST = do_GET
