@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from common.files import write_json
 from configs.training import AlignConfig, JudgeConfig
+from data.endpoints.pool import EndpointPool
 from rl.advantages import is_mastered
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
 from rl.rewards import judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
-from tasks.open_pool import open_pool
 
 if TYPE_CHECKING:
     from rl.rollouts import Group
@@ -54,7 +54,7 @@ def align(job: Job) -> None:
 
     config = job.part("align", AlignConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
-    with open_pool(job) as pool:
+    with EndpointPool(job.endpoints, job.reply_source, job.emit) as pool:
         judge, endpoint = Judge(pool, config.judge), pool.config(config.judge.endpoint)
         judged_by = {"model": endpoint.model, "rubric": config.judge.rubric, "stand_in": endpoint.stand_in}
         run = Reinforcement(

@@ -13,6 +13,7 @@ from data.distill.prompts import check_prompt_set
 from data.distill.run import DOCUMENTS, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
 from data.distill.teacher_prompt import template_for
+from data.endpoints.pool import EndpointPool
 from data.retrieval.embedders import encoder_for
 from data.retrieval.exemplar_index import ExemplarIndex
 from data.screening.contamination import ContaminationIndex, read_questions
@@ -21,7 +22,6 @@ from data.tokens.build import PublishedTokens, write_tokens
 from data.tokens.tokenise_file import CorpusPlan
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
-from tasks.open_pool import open_pool
 from tasks.reporting.data_card import write_card
 
 VALIDATION_SHARE = 0.01
@@ -40,7 +40,8 @@ def distill(job: Job) -> None:
     # Neither a prompt nor a document may overlap the benchmarks' questions; a run without benchmarks has none.
     questions = read_questions(job.inputs["questions"]) if "questions" in job.inputs else None
     screen = None if questions is None else ContaminationIndex(questions).screen
-    with open_pool(job, config.budget_dollars, config.budget_tokens) as pool:
+    budgets = config.budget_dollars, config.budget_tokens
+    with EndpointPool(job.endpoints, job.reply_source, job.emit, *budgets) as pool:
         for teacher in config.teachers:
             template_for(teacher, pool.config(teacher.endpoint))
         pool.check()
@@ -50,6 +51,7 @@ def distill(job: Job) -> None:
     index.close()
     encoder.close()
     corpus = _tokenise(job)
+    job.add_digests("tokens", {entry.file: entry.sha256 for entry in corpus.index.shards})
     _emit_metrics(job, result.stats, counts, corpus)
     samples = {name: rows[:SAMPLES] for name, rows in result.stats.samples.items()}
     documents = {

@@ -9,6 +9,7 @@ from common.errors import ConfigError
 from common.files import write_json, write_text
 from configs.evaluation import EvaluateConfig, ModelUnderTest
 from configs.model import TokenizerConfig
+from data.endpoints.pool import EndpointPool
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from evals.benchmarks.items import BenchmarkItem
 from evals.benchmarks.loading import items_for
@@ -23,7 +24,6 @@ from evals.tables.breakdown import breakdown
 from evals.tables.results import table_2, to_html, to_json, to_markdown
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
-from tasks.open_pool import open_pool
 from tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
@@ -114,7 +114,7 @@ def _ask_endpoint(
     model = job.part("model_under_test", ModelUnderTest)
     if "generate" not in config.ways:
         raise ConfigError(f"evaluate.ways: endpoint {model.endpoint!r} supports only `generate`")
-    with open_pool(job, config.budget_dollars) as pool:
+    with EndpointPool(job.endpoints, job.reply_source, job.emit, config.budget_dollars) as pool:
         pool.check()
         answerer = EndpointAnswerer(pool, model.endpoint, config)
         rows = ask(answerer, items, out / ROWS, job.seed, job.emit)

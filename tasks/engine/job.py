@@ -16,6 +16,8 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import read_json, write_json
 from configs.base import Section
+from configs.endpoint import EndpointConfig
+from data.endpoints.reply_cache import ReplySource
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 
@@ -50,6 +52,18 @@ class Job:
     def seed(self) -> int:
         """The run's seed, 0 for a section without one."""
         return int(self.section.get("seed", 0))
+
+    @property
+    def endpoints(self) -> dict[str, EndpointConfig]:
+        """The endpoints of the section, by name."""
+        return {name: EndpointConfig.model_validate(fields) for name, fields in self.section["endpoints"].items()}
+
+    @property
+    def reply_source(self) -> ReplySource:
+        """Where the endpoints' replies are kept: in the store, for every run and stage that asks the same."""
+        # Earlier versions kept the replies of an unfinished execution in its scratch folder.
+        folder, adopted = self.replies or self.scratch / "replies", self.scratch / "replies.jsonl"
+        return ReplySource(folder, self.execution, self.ask_again, adopted)
 
     @property
     def scratch(self) -> Path:
