@@ -56,6 +56,7 @@ def append(log: KeyedLog, records: dict[int, bytes]) -> None:
 GROUPS = st.lists(st.dictionaries(st.integers(0, 30), st.integers(0, 90), max_size=5), max_size=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [True, False])
 @given(groups=GROUPS, cuts=st.lists(st.integers(0, 80), min_size=12, max_size=12))
 def test_the_latest_record_of_a_digest_is_found_after_any_cuts_and_reopenings(lines, groups, cuts):

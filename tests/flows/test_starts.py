@@ -139,6 +139,7 @@ def test_a_pretraining_does_not_begin_from_another_shape(toy, store, ids, descri
         resolve_starts(starting(toy, pretrain=ids["align"]), store)
 
 
+@pytest.mark.slow
 def test_status_and_a_run_show_it_and_the_lineage_has_it(toy, toy_stages, store, ids):
     config = starting(toy, reason=ids["pretrain"])
     made_now = make_all(store.root, resolve_starts(config, store))

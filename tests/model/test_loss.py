@@ -26,6 +26,7 @@ def whole(table_VD, hidden_BLD, targets_BL, vocabulary, temperature):
     return chosen_BL, -jnp.sum(jnp.exp(log_BLV) * log_BLV, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "temperature"), [(4, 1.0), (11, 0.7), (128, 1.3)])
 def test_logprobs_and_entropy_with_gradients(config, params, rows, chunk, temperature):
     hidden_BLD, targets_BL, slopes = rows

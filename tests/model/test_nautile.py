@@ -91,6 +91,7 @@ def test_causality_by_gradients(influence):
     assert np.all(reach[1] == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("row", "first", "last"), [(0, 9, 16), (1, 5, 6), (1, 6, 12)])
 def test_segments_are_isolated_by_gradients(influence, row, first, last):
     """A document does not see the one before it: not through SCA, the convolution, or attention."""

@@ -106,6 +106,7 @@ def test_groups_without_signal_change_nothing(model, params):
     close(learner.params, params, 0)
 
 
+@pytest.mark.slow
 def test_all_negative_rows_do_not_move_a_balanced_policy(model, params):
     lone = group([0.0, 0.0, 1.0, 0.0])
     lone.rollouts[2].advantage = None  # its positive completion has no score

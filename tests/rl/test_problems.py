@@ -51,6 +51,7 @@ def test_splits_never_share_a_question():
     assert all(problem_split(question) == split for split, questions in by_name.items() for question in questions)
 
 
+@pytest.mark.slow
 def test_load_depends_on_config_and_seed_alone_and_refuses_too_few():
     config = ProblemsConfig(tasks=SUMS, count=20)
     assert load(config, 3) == load(config, 3)

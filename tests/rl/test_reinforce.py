@@ -17,7 +17,7 @@ from tests.support.reinforcing import JUDGE, run
 from tests.support.replies import reply_rows
 
 DEADLINE_S = 1500  # of one process that compiles; a machine four times slower than a laptop needs 400
-pytestmark = pytest.mark.timeout(5 * DEADLINE_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5 * DEADLINE_S)]
 
 
 def marks_of(body):
@@ -58,7 +58,6 @@ def kill_when(child, ready):
         child.wait()
 
 
-@pytest.mark.slow
 def test_killed_in_a_rollout_in_marks_of_and_in_an_update_it_resumes_to_the_same_bytes(uninterrupted, tmp_path):
     folder, _, answered, _ = uninterrupted
     stopped = tmp_path / "stopped"
@@ -141,7 +140,6 @@ def test_token_weights_of_groups_with_missing_scores(seed):
         assert weights == pytest.approx([1 / (np.sum(group) * live) for _ in group])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("action", "returns"), [("stop", 0), ("roll_back", 1)])
 def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatch, action, returns):
     """Scripted readings (the tiny model solves nothing): 4 of 4 at the start, none after the first update."""

@@ -160,6 +160,7 @@ def machine_of(store, name):
     return open_store(store.url)
 
 
+@pytest.mark.slow
 def test_hostile_names_at_the_remote_reach_no_file(pair, tmp_path, caplog):
     a, b = pair
     filesystem, base, _ = objects(a)

@@ -97,6 +97,7 @@ def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tm
     assert facts(tmp_path, "documents")["prompts"] == 24
 
 
+@pytest.mark.slow
 def test_the_data_card_describes_the_documents(job, tmp_path):
     replies = iter(["no json", json.dumps({"reasoning": "We are asked for it.", "answer": "<script>x</script> ok"})])
     with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body), per_million=(1.0, 2.0)) as server:
@@ -123,6 +124,7 @@ def test_the_data_card_describes_the_documents(job, tmp_path):
     assert facts(tmp_path, "data_card")["documents"] == plain["documents"]
 
 
+@pytest.mark.slow
 def test_benchmark_questions_are_neither_prompts_nor_documents(job, tmp_path):
     with FakeOpenAI() as server:
         distill.work(job(server, prompts=3))
@@ -207,6 +209,7 @@ def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path):
         assert facts(tmp_path, "documents", "b")["replies_reused"] == 0
 
 
+@pytest.mark.slow
 def test_replies_of_an_unfinished_attempt_of_an_earlier_version_are_moved_and_counted(job, tmp_path):
     prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
     with FakeOpenAI(per_million=(1.0, 2.0)) as server:
@@ -228,6 +231,7 @@ def test_replies_of_an_unfinished_attempt_of_an_earlier_version_are_moved_and_co
 SHIPPED = load("nautile_370m")
 
 
+@pytest.mark.slow
 def test_out_of_money_publishes_what_there_is_with_the_shipped_settings(job, tmp_path):
     """30 % of the prompts are not asked, where 20 % of the replies may be rejected."""
     settings = {"max_rejected_share": SHIPPED.distill.max_rejected_share, "temperature": SHIPPED.distill.temperature}

@@ -42,6 +42,7 @@ def test_a_model_behind_an_endpoint_fills_its_column(tmp_path):
     assert len((out / "latency.rows.jsonl").read_text().splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_stops_half_way_is_gone_on_with(tmp_path):
     with FakeOpenAI(lambda body: "A", faults=script(*[None] * 6, *["500"] * 20)) as failing:
         stopped = job(tmp_path, failing)

@@ -45,6 +45,7 @@ def collect(config, folder, seed=1, screen=None):
     return [prompt for path in result.files for prompt in read_prompts(path)], result
 
 
+@pytest.mark.slow
 def test_offline_prompts_are_distinct_and_the_same_each_time(tmp_path):
     many, _ = collect(config(prompts=300), tmp_path / "a", 4)
     assert many == collect(config(prompts=300), tmp_path / "b", 4)[0]

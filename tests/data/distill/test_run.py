@@ -121,6 +121,7 @@ def test_rejected_replies_are_kept_by_reason(run):
     assert set(output.stats.samples) == {"kept", "unparsable", "empty", "refusal"}
 
 
+@pytest.mark.slow
 def test_a_document_like_another_is_a_duplicate_also_in_a_later_file(run):
     same = document("They all are something.", "They are things like others.")
     with FakeOpenAI(reply=lambda body: same) as server:

@@ -75,6 +75,7 @@ def test_what_a_fallback_answered_is_not_sent_again(pool_for, servers):
     assert first.answered == 0
 
 
+@pytest.mark.slow
 def test_the_first_is_used_again_when_it_answers_again(pool_for, servers, monkeypatch):
     monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 30.0)
     first, second = servers

@@ -43,6 +43,7 @@ def texts_of(config):
     return [text for batch in batches_of(config) for text in batch.texts()]
 
 
+@pytest.mark.slow
 def test_wikipedia_in_fineweb_edus_form(monkeypatch):
     config = source(reader="wikipedia", records=40)
     records = records_of(config)

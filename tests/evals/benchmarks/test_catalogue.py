@@ -38,6 +38,7 @@ def test_every_repository_is_pinned_to_a_commit(hub):
     assert set(PINNED) == {item.hub for item in BENCHMARKS.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_oracle_scores_everything(items, model, oracle, tmp_path, name):
     result = score(name, evaluate(model(items[name], oracle), items[name], tmp_path / "rows.jsonl"))

@@ -17,6 +17,8 @@ from tasks.engine.job import Job
 from tasks.evaluate import evaluate, questions
 from tests.evals.running.conftest import RANKS
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EvaluateConfig(benchmarks=(), max_tokens=6, prompt_length=128, batch=4, temperature=1.0)
 PROMPTS = ["Is it?", "What is 1 + 2?", "sea " * 20, "Why?", "shell " * 60]
 SEEDS = [(1, n) for n in range(len(PROMPTS))]
@@ -89,7 +91,6 @@ def test_a_missing_checkpoint_and_too_long_a_prompt_are_refused(checkpoint, tmp_
         CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 160}))
 
 
-@pytest.mark.slow
 def test_a_long_prompt_leaves_its_answer_what_is_left_of_the_context(checkpoint, monkeypatch):
     monkeypatch.setattr(answerers, "SHORTEST_BUCKET", 64)
     longer = CheckpointAnswerer(checkpoint, CONFIG.model_copy(update={"prompt_length": 150, "max_tokens": 40}))
@@ -117,7 +118,6 @@ def job(checkpoint, staging, emit=silent, **section):
     return Job("evaluate", "k" * 64, "e", {**SECTION, **section}, inputs, staging, emit)
 
 
-@pytest.mark.slow
 def test_the_stage_writes_scores_rows_and_samples_and_continues(checkpoint, tmp_path):
     events = []
     first = job(checkpoint, tmp_path / "one", lambda kind, **fields: events.append((kind, fields)))

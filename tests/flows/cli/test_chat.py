@@ -68,6 +68,7 @@ def test_a_thinking_budget_brings_an_answer(nautile, checkpoint):
     assert budgeted["tokens"] > 5
 
 
+@pytest.mark.slow
 def test_the_streamed_text_is_the_reply(nautile, checkpoint):
     options = ("--thinking-budget", 6)
     whole = reply(nautile, checkpoint, *options)

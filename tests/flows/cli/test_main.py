@@ -158,6 +158,7 @@ def test_read_commands_create_no_store(nautile, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_every_read_command_prints_json_and_text(nautile, made):
     evaluation = made[1]["evaluate:reason"]["evaluation"]
     for arguments in (

@@ -19,6 +19,8 @@ from model.decoding.sampling import Sampling
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
 
+pytestmark = pytest.mark.slow
+
 STOPS, THINK_END = (3, 4), 9
 SLOTS, QUEUE = 4, 24
 REQUESTS = [
@@ -96,7 +98,6 @@ def alone(client):
     return [client.fill([request])[0] for request in REQUESTS]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 4, 5], ids=["greedy", "cut", "drawn, with a thinking budget"])
 def test_samples_are_those_of_the_generator(config, params, alone, index):
     """The same seeds give the same tokens."""
@@ -130,7 +131,6 @@ def test_samples_of_one_prompt_differ_by_their_seeds_alone(client):
     assert len({tuple(ids) for ids in results}) == 6
 
 
-@pytest.mark.slow
 def test_logprobs_are_those_of_the_trainer(config, params, client):
     """Of a prompt and of what follows it, and the alternatives to each."""
     request = DecodeRequest((5, 6, 7, 20, 21), 9, (1,), score_prompt=True, alternatives=5)

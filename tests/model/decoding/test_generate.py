@@ -15,6 +15,8 @@ from model.decoding.sampling import Sampling
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15, 16], [8, 3]]
 SEEDS = [(0, index, 0) for index in range(len(PROMPTS))]
 SAMPLING = Sampling(max_tokens=12, top_p=1.0)
@@ -33,7 +35,6 @@ def same(item, other):
     assert (item.truncated, item.forced) == (other.truncated, other.forced)
 
 
-@pytest.mark.slow
 def test_a_sample_does_not_depend_on_the_batch(config, params, four):
     """Batches of three and one: other prompts beside it, and idle rows. (One row at a time: the tests of a stream and
     of a thinking budget.)"""
@@ -67,7 +68,6 @@ def test_other_seeds_give_other_samples(config, params, four):
     assert not any(np.array_equal(item.ids, other.ids) for item, other in zip(four, again, strict=True))
 
 
-@pytest.mark.slow
 def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
     monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
     assert length_buckets(12, 5) == [5, 10, 12]
@@ -76,7 +76,6 @@ def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
         same(item, other)
 
 
-@pytest.mark.slow
 def test_a_longer_limit_changes_nothing_before_it(config, params, four):
     longer = Generator(config, replace(SAMPLING, max_tokens=15), rows=4, prompt_length=LONGEST)
     for item, other in zip(four, longer(params, PROMPTS, SEEDS), strict=True):
@@ -116,7 +115,6 @@ def test_greedy_takes_the_likeliest(config, params, hidden_states):
     np.testing.assert_array_equal(completion.ids, jnp.argmax(logits_LV, -1))
 
 
-@pytest.mark.slow
 def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
     stops = tuple({int(completion.ids[4]) for completion in four[:2]})
     stopped = Generator(config, replace(SAMPLING, stop_ids=stops), 4, LONGEST)(params, PROMPTS, SEEDS)

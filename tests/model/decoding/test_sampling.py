@@ -67,6 +67,7 @@ def test_keys_and_uniforms_belong_to_the_sample():
     assert 0.3 < float(numbers.mean()) < 0.7
 
 
+@pytest.mark.slow
 def test_each_row_may_have_its_own_settings():
     """As `draw` with the same settings for all rows; also where no row needs sorted logits."""
     rng = np.random.default_rng(5)

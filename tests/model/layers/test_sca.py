@@ -37,6 +37,7 @@ def test_the_published_columns():
     assert shapes["out_proj"].shape == (8, 3072, 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", ["relative", "window"])
 def test_steps_continue_a_row(params, decay):
     """State after 1, 3 and 6 tokens (the convolution reaches back 3), then steps, against the whole row."""

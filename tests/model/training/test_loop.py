@@ -36,6 +36,8 @@ from tests.support.training import (
     write_tokens,
 )
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -144,7 +146,6 @@ def poisoned(monkeypatch, steps):
     monkeypatch.setattr(Loader, "batch", with_poison)
 
 
-@pytest.mark.slow
 def test_skipped_updates_are_counted_and_the_run_goes_on(finished, monkeypatch, caplog):
     root, _, _ = finished
     poisoned(monkeypatch, {2, 5, 6})
@@ -157,7 +158,6 @@ def test_skipped_updates_are_counted_and_the_run_goes_on(finished, monkeypatch, 
     assert all(np.isfinite(value) for kind, fields in events if kind == "metric" for value in [fields["value"]])
 
 
-@pytest.mark.slow
 def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
     """Steps 9 to 11 fail; from the checkpoint of step 8 it continues after 11; 12 to 14 fail, and it gives up."""
     root, _, _ = finished
@@ -167,7 +167,6 @@ def test_a_run_that_diverges_stops_with_the_steps(finished, monkeypatch):
     assert not (root / "diverging" / "out").exists()
 
 
-@pytest.mark.slow
 def test_bad_batches_are_skipped_also_by_a_run_killed_afterwards(finished, monkeypatch):
     root, _, _ = finished
     poisoned(monkeypatch, {9, 10, 11})
@@ -194,7 +193,6 @@ def test_bad_batches_are_skipped_also_by_a_run_killed_afterwards(finished, monke
     assert weights_of(root, "past-killed") == weights_of(root, "past")
 
 
-@pytest.mark.slow
 def test_a_spike_rolls_the_run_back(finished, monkeypatch, caplog):
     """The targets of steps 9 to 11 are noise; one spike in a row is tolerated."""
     root, _, _ = finished
@@ -219,7 +217,6 @@ def child(root, step, number):
     return subprocess.run(command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=240)
 
 
-@pytest.mark.slow
 def test_killed_and_preempted_the_run_ends_with_the_same_bytes(finished):
     """SIGKILL just after a save began, SIGTERM between two saves, then to the end, each in its own process."""
     root, facts, events = finished

@@ -196,6 +196,7 @@ def test_ctrl_c_ends_the_items_and_starts_no_others(store, gate):
     assert set(times(store)) == {"list", "piece-0", "piece-1"}
 
 
+@pytest.mark.slow
 def test_cancelling_ends_the_items_of_a_stage_in_another_thread(store, context, gate):
     ended = []
 

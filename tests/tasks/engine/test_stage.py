@@ -95,6 +95,7 @@ def test_inputs_are_read_and_are_in_the_key(store, context):
         run_stage(sums, section(1), {"x": "numbers/0123"}, context)
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_message_and_leaves_the_store_valid(store, context, updates):
     with pytest.raises(ConfigError, match=r"^sums.count: three is a crowd$"):
         run_stage(sums, section(faults={"config": 1}), {}, context)
@@ -162,6 +163,7 @@ def test_a_store_that_cannot_be_written_is_refused_before_anything(tmp_path):
         run_stage(sums, section(), {}, RunContext("r1", str(tmp_path / "file")))
 
 
+@pytest.mark.slow
 def test_a_damaged_artifact_is_refused_by_name_and_replaced_by_force(store, context):
     outputs = run_stage(sums, section(), {}, context)
     flip_byte(store.get(outputs["numbers"]).path / "1.txt")
@@ -188,6 +190,7 @@ def test_a_damaged_manifest_is_refused_and_replaced_by_force(store, context):
     assert store.verify(store.get(outputs["numbers"])) == []
 
 
+@pytest.mark.slow
 def test_force_runs_again_and_keeps_the_old_artifact(store, context):
     outputs = run_stage(sums, section(totals=True), {}, context)
     old = store.get(outputs["numbers"])

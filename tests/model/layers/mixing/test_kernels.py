@@ -68,6 +68,7 @@ def test_kernels_with_bfloat16(device):
         assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 4e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_with_scores_of_plus_and_minus_sixty(device):
     case = draw(2, 33, heads=2, queries=1, head_dim=16)

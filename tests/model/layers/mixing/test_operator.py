@@ -48,6 +48,7 @@ def allowed(length: int) -> float:
     return 1e-5 if length > 512 else 4e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 def test_chunked_equals_the_reference_over_documents_and_padding(length):
     case, segments = draw(length=length, heads=2, queries=1), documents(2, length)
@@ -55,6 +56,7 @@ def test_chunked_equals_the_reference_over_documents_and_padding(length):
     assert error < allowed(length), where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 1024])
 def test_chunked_and_one_step_equal_the_reference_over_one_document(length):
     case = draw(length=length, heads=2, queries=1)
@@ -64,6 +66,7 @@ def test_chunked_and_one_step_equal_the_reference_over_one_document(length):
         assert error < allowed(length), (form.__name__, where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "queries", "head_dim", "samples"), [(1, 1, 1, 1), (6, 2, 5, 3), (4, 4, 2, 1)])
 def test_every_ratio_of_heads_and_number_of_samples(heads, queries, head_dim, samples):
     case = draw(3, 19, heads, head_dim, samples, queries)
@@ -97,6 +100,7 @@ def test_dtypes_of_the_outputs():
         assert {part.dtype for part in state} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.01, 3.0, 200.0])
 def test_scores_of_plus_and_minus_sixty_at_any_decay(decay):
     """Gates from 9e-27 to 60 in a row, and sums of tiny gates alone. 1/Z² would be infinite in float32."""
