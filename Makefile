@@ -20,7 +20,7 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
 # what JAX compiles for them.
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 # Containers set this; then every process compiles what it imports, and importing Prefect takes 3.0 s instead of 1.8.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +39,9 @@ up: $(READY)
 down: $(READY)
 	@$(BIN)/nautile down
 
-# What a contributor runs before each commit.
+# What a contributor runs before each commit. The fast tests compute and seldom wait, so a worker more than cores only
+# imports everything once more.
+check: WORKERS := 2
 check: lint types
 	@$(PYTEST) -m "not slow and not heavy"
 
