@@ -1,4 +1,4 @@
-"""Environment of all tests, set before anything imports JAX; and a store with a remote, which several folders use."""
+"""Environment of all tests, set before anything imports JAX; and stores, which several folders use."""
 
 import os
 import signal
@@ -25,6 +25,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         paths = [path for path in root.rglob("test_*.py") if "pytest.mark.heavy" in path.read_text(encoding="utf-8")]
         names = ", ".join(sorted(str(path.relative_to(root.parent)) for path in paths))
         terminalreporter.write_line(f"left out, for they need a large download: {names}. `make test-all` runs them.")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store that can be written."""
+    from store.artifacts import Store
+
+    store = Store(tmp_path / "store")
+    store.prepare()
+    return store
 
 
 @pytest.fixture(scope="session")

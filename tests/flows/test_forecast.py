@@ -10,17 +10,9 @@ from flows.dag import build_dag, pipeline_steps
 from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.run import print_forecast
 from flows.selection import PreparedRun, Selection
-from store.artifacts import Store
 from store.events import EventWriter
 
 CONFIG = load("nautile_370m")
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from configs.distill import IndexConfig
 from data.sources.corpus_source import synth_record
 from data.sources.reasoning_gym import problems
 from data.tokens.exemplar_sample import write_exemplars
-from store.artifacts import Store
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
 from tasks.distill import distill
@@ -23,13 +22,6 @@ from tests.support.stage_store import key_of
 
 PROMPTS = int(os.environ.get("NAUTILE_TEST_PROMPTS", "60"))  # 1000 in a measurement
 PRICES = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 @pytest.fixture

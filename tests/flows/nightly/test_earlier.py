@@ -4,15 +4,7 @@ import pytest
 
 from configs.operation import ScheduleConfig
 from flows.nightly.earlier import compare_with_earlier, earlier_table, find_earlier
-from store.artifacts import Store
 from tests.support.evaluations import ITEMS, checkpoint, evaluation
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 @pytest.fixture

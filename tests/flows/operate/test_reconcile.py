@@ -10,7 +10,6 @@ from common.errors import ConfigError
 from common.files import write_json
 from flows.operate import reconcile
 from flows.operate.reconcile import Reconciled, attempts, lock_files, reconcile_if_possible, staging, unfinished
-from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine.attempt_log import write_attempt_row
 from tests.support.stage_parent import is_alive, reached, start, wait_for
@@ -18,13 +17,6 @@ from tests.support.stage_store import key_of, published
 from tests.support.stage_sums import section
 
 RUNS = "SELECT state, error, ended, outputs FROM runs ORDER BY time"
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 def attempt(store, word, **fields):

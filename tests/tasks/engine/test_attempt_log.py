@@ -2,7 +2,6 @@
 
 import pytest
 
-from store.artifacts import Store
 from store.catalog import SLICE, Catalog
 from store.events import EventWriter
 from tasks.engine import attempt, attempt_log
@@ -11,13 +10,6 @@ from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
 from tests.support.stage_sums import section, sums
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "store")
-    store.prepare()
-    return store
 
 
 def count(store):
