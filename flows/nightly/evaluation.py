@@ -120,14 +120,15 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     inputs = {"checkpoint": checkpoint.full_id}
     needs = {"checkpoint": Need(checkpoint.manifest["label"], "checkpoint")}
     step = Step(label, evaluate, section, needs, key=evaluate.key(section, inputs))
-    limit = concurrency.declared_limits().get(config.deployment("evaluate").resource or "accelerator", "")
+    resource = config.deployment("evaluate").resource or "accelerator"
+    limit = concurrency.declared_limits().get(resource, "")
     operation = config.operation.evaluate
     context = RunContext(
         run_id, str(store.root), False, label, config.name, config.launch, operation=operation, limit=limit
     )
     with cancelling():
         approval.before_step(store, config, step, False, run_id)
-        with tags("accelerator"):
+        with tags(resource):
             return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])
 
 
