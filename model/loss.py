@@ -74,7 +74,7 @@ def chunks(array_BL: Array, chunk: int) -> Array:
 
 
 def joined(array_NBC: Array, length: int) -> Array:
-    """The inverse of `_chunks`."""
+    """The inverse of `chunks`."""
     array_BNC = jnp.swapaxes(array_NBC, 0, 1)
     return array_BNC.reshape(array_BNC.shape[0], -1, *array_BNC.shape[3:])[:, :length]
 

@@ -21,6 +21,7 @@ import numpy as np
 from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
 from common.files import sha256_of
+from configs.keys import key_fields
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
@@ -301,7 +302,7 @@ def identity(pretraining: Pretraining) -> dict[str, Any]:
     """
     dump, tokenizer, start = pretraining.config.model_dump(mode="json"), pretraining.tokenizer, pretraining.start
     return {
-        "model": pretraining.model.model_dump(mode="json", exclude={"mixing", "chunk", "remat"}),
+        **key_fields({"model": pretraining.model.model_dump(mode="json")}),
         "tokenizer": {**tokenizer.model_dump(mode="json"), "fingerprint": tokenizer_for(tokenizer).fingerprint},
         "data": {name: sha256_of(path / "index.json") for name, path in sorted(pretraining.sources.items())},
         "pretrain": {name: dump[name] for name in ("phases", "batch_rows", "optimizer", "z_loss")},
