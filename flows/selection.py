@@ -11,8 +11,8 @@ from common.errors import ConfigError
 from configs.base import Section
 from configs.operation import LaunchConfig
 from configs.schema import RunConfig
-from flows.dag import Need, Step, build_dag
-from flows.starts import resolve_starts
+from flows.dag import Need, Step
+from flows.starts import dag_in
 from store.artifacts import Store
 from tasks.engine.stage import Stage
 
@@ -72,7 +72,7 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     """
     argument = argument or config.name
     store.refresh()
-    dag = build_dag(resolve_starts(config, store), memory=store.digest_memory)
+    dag = dag_in(store, config)
     limits = config.resources.limits()
     if unlimited := [step for step in dag if step.resource not in limits]:
         raise ConfigError(

@@ -1,13 +1,18 @@
-"""Which checkpoint of the store a step begins from: `[pretrain] start`, `[align] start`, and so on."""
+"""The DAG of a configuration in a store: which checkpoint each step with a `start` begins from, and the keys."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from common.errors import ConfigError
 from configs.schema import RunConfig
-from flows.dag import TRAINED
+from flows.dag import TRAINED, Step, build_dag
 from model.weights.start import refuse_other_shape
 from store.artifacts import Artifact, Store
+
+
+def dag_in(store: Store, config: RunConfig) -> list[Step]:
+    """The steps of `config` with the keys that they have in `store`. Raises as `resolve_starts` and `build_dag`."""
+    return build_dag(resolve_starts(config, store), memory=store.digest_memory)
 
 
 def resolve_starts(config: RunConfig, store: Store) -> RunConfig:

@@ -8,8 +8,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
-from flows.dag import build_dag
-from flows.starts import resolve_starts
+from flows.starts import dag_in
 from store.add import add_files
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogRow
@@ -33,7 +32,7 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     store.refresh()
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
-    for step in build_dag(resolve_starts(config, store), memory=store.digest_memory):
+    for step in dag_in(store, config):
         damage, artifacts = None, []
         try:
             artifacts = [artifact for kind in step.outputs if (artifact := store.find(kind, step.key))]

@@ -5,8 +5,8 @@ from typing import Any
 from common.errors import ConfigError
 from configs.keys import key_fields
 from configs.schema import RunConfig
-from flows.dag import Step, build_dag
-from flows.starts import resolve_starts
+from flows.dag import Step
+from flows.starts import dag_in
 from store.artifacts import Artifact, Store, short_id
 from store.catalog import CatalogRow
 from store.manifest import KEY
@@ -20,7 +20,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
     `inputs` one for each input. Raises `ConfigError` for an unknown step.
     """
     store.refresh()
-    dag = build_dag(resolve_starts(config, store), memory=store.digest_memory)
+    dag = dag_in(store, config)
     if only is not None and only not in (labels := [step.label for step in dag]):
         raise ConfigError(f"no step {only!r}; there are {', '.join(labels)}")
     keys = {step.label: step.key for step in dag}
