@@ -25,7 +25,7 @@ from data.sources.file_list import SourceFile, read_file_list, write_file_list
 from data.tokens.build import PublishedTokens, pack_file, publish_tokens
 from data.tokens.exemplar_sample import candidates_per_exercise, write_exemplars
 from data.tokens.tokenise_file import CorpusPlan, DocumentChecks, read_counts, remove_partial_files, tokenise_file
-from tasks.engine.fanout import FanOut, finished_items, skipped_items
+from tasks.engine.fanout.items import FanOut, finished_items, skipped_items
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 

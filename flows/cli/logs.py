@@ -15,7 +15,7 @@ from common.files import read_json
 from common.text import visible
 from store.artifacts import Store
 from store.catalog import Catalog
-from tasks.engine import fanout
+from tasks.engine.fanout.items import item_logs
 
 POLL_S = 0.3
 _BLOCK = 1 << 20
@@ -48,7 +48,7 @@ class LogFile:
 
     def item_logs(self, store: Store) -> list[Path]:
         """Logs of the work items in progress; each is appended to the stage's log when its item ends."""
-        return fanout.item_logs(store.root / "staging" / self.key)
+        return item_logs(store.root / "staging" / self.key)
 
     def is_running(self, store: Store) -> bool:
         """True while a process holds the key's lock."""

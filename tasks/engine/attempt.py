@@ -25,8 +25,8 @@ from store.mirror import MirroredStore, open_store
 from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
-from tasks.engine.executors import ExecutorFactory, local_executor
-from tasks.engine.fanout_runner import FanOutRunner
+from tasks.engine.fanout.executor import ExecutorFactory, local_executor
+from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import Staging, open_staging
 from tasks.engine.telemetry import Forwarder, forwarder_of

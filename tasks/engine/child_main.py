@@ -24,7 +24,7 @@ from common.files import is_full_or_read_only, not_writable, write_json
 from common.processes import ExitCode, die_with_parent
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
-from tasks.engine.fanout import Markers, emit_with_source, process_item, write_item_list
+from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 

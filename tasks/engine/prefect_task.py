@@ -28,10 +28,10 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import pause
 from tasks.engine.errors import BACKOFF, RetryPolicy
 from tasks.engine.failure import reason, slug
-from tasks.engine.prefect_executor import MAX_RETRIES, prefect_executor
+from tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
+from tasks.engine.fanout.ray_executor import ray_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
-from tasks.engine.ray_executor import ray_executor
 from tasks.engine.stage import RunContext, Stage
 
 logger = logging.getLogger(__name__)

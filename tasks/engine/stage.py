@@ -15,7 +15,7 @@ from typing import Any
 from configs.keys import key_fields
 from configs.operation import LaunchConfig, StageOperation, TelemetryConfig
 from store.manifest import stage_key
-from tasks.engine.fanout import FanOut
+from tasks.engine.fanout.items import FanOut
 from tasks.engine.job import Job
 
 Work = Callable[[Job], None]
@@ -70,7 +70,7 @@ def stage(
     """Turn `work(job)` into a `Stage`. Raise `version` when what the code writes for a given section changes.
 
     `fan_outs` run first, each of their items in a process of its own; `work` then reads what they wrote
-    (`tasks.engine.fanout`).
+    (`tasks.engine.fanout.items`).
     """
     for kind in (name, *outputs):
         if not _NAME.fullmatch(kind):

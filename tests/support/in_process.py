@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from common.errors import ConfigError
-from tasks.engine.fanout import Markers, process_item, write_item_list
+from tasks.engine.fanout.items import Markers, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
 

@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.files import write_text
 from configs.base import Section
-from tasks.engine.fanout import FanOut, finished_items, skipped_items
+from tasks.engine.fanout.items import FanOut, finished_items, skipped_items
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 

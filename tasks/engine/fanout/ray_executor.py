@@ -19,8 +19,8 @@ from prefect.settings import PREFECT_API_URL
 
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
-from tasks.engine.executors import Executor
-from tasks.engine.prefect_executor import executor_of
+from tasks.engine.fanout.executor import Executor
+from tasks.engine.fanout.prefect_executor import executor_of
 
 LOST_WORKERS = 4  # per item, before it counts as failed
 CONNECT_S = 10.0

@@ -16,8 +16,8 @@ from store.catalog import Catalog
 from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled, StageCrash
-from tasks.engine.fanout import FanOut, Markers, finished_items, skipped_items, write_item_list
-from tasks.engine.fanout_item import WorkItem, lease, run_item
+from tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
+from tasks.engine.fanout.work_item import WorkItem, lease, run_item
 from tasks.engine.job import Job
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage

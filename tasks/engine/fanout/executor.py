@@ -1,6 +1,6 @@
 """Who runs work items: `Executor`, and the one that uses threads of this process, each over a child process.
 
-The other executors build on Prefect: `tasks.engine.prefect_executor` and `tasks.engine.ray_executor`.
+The other executors build on Prefect: `tasks.engine.fanout.prefect_executor` and `tasks.engine.fanout.ray_executor`.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
-from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
+from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
 
 class Future(Protocol):

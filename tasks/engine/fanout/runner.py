@@ -27,9 +27,9 @@ from tasks.engine.child_process import (
     run_child,
 )
 from tasks.engine.errors import StageCrash
-from tasks.engine.executors import Executor, ExecutorFactory, Future
-from tasks.engine.fanout import FanOut, Markers
-from tasks.engine.fanout_item import WorkItem, lease
+from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from tasks.engine.fanout.items import FanOut, Markers
+from tasks.engine.fanout.work_item import WorkItem, lease
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from common.retry import Backoff
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from tasks.engine import child_process as child
-from tasks.engine import errors, fanout_item, prefect_task
+from tasks.engine import errors, prefect_task
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCrash
+from tasks.engine.fanout import work_item
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import is_alive, wait_for
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 def quick(monkeypatch):
     """No retries of the whole stage, no pauses between those of an item, and progress shown from the first moment."""
     monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
-    monkeypatch.setattr(fanout_item, "ITEM_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
+    monkeypatch.setattr(work_item, "ITEM_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
     yield

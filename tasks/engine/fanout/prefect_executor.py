@@ -1,4 +1,4 @@
-"""Work items as Prefect task runs, on threads of this process or (`tasks.engine.ray_executor`) on a Ray cluster.
+"""Work items as Prefect task runs, on threads of this process or (`tasks.engine.fanout.ray_executor`) on a Ray cluster.
 
 An item is submitted when there is capacity for it, not all at once as `Task.map` would: thousands of files make no
 queue of thousands of task runs, and one that must not run any more was never submitted. Prefect counts the tries; the
@@ -25,8 +25,8 @@ from prefect.transactions import BaseTransaction
 
 from configs.operation import LaunchConfig
 from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy
-from tasks.engine.executors import Executor, local_workers
-from tasks.engine.fanout_item import ItemResult, WorkItem, run_item
+from tasks.engine.fanout.executor import Executor, local_workers
+from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError
 from common.processes import free_port
 from configs.operation import LaunchConfig
-from tasks.engine.ray_executor import check_prefect_url, connection_problem, ray_executor
+from tasks.engine.fanout.ray_executor import check_prefect_url, connection_problem, ray_executor
 
 
 def enter(**launch):
