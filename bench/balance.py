@@ -27,8 +27,8 @@ from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from model.nautile import initialise, parameter_counts
 from model.sharding import make_mesh
-from rl.advantages import advantages
 from rl.learner import Learner
+from rl.rewards import advantages
 from rl.rollouts import Group, Rollout
 
 PROMPT, COMPLETION, VOCABULARY, ROWS = 32, 64, 2053, 16

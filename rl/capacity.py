@@ -19,8 +19,8 @@ from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
-from rl.balance import BalanceMode
 from rl.learner import BATCH_ARRAYS, LearnerProgram
+from rl.objectives import BalanceMode
 
 
 def estimate_memory(

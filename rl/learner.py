@@ -27,11 +27,11 @@ from model.loss import token_logprobs
 from model.nautile import forward, shapes
 from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_rows, replicated, row_sharding
 from model.training import optimizer
-from rl import balance, objectives
-from rl.advantages import carries_signal
+from rl.objectives import BalanceMode, balance, kl_to_reference, norm, surrogate, token_weights
 from rl.parameter_subset import ParameterSubset
+from rl.rewards import carries_signal
 from rl.rollouts import Group
-from rl.training_rows import RowBatch, TrainingRow, batches, by_length
+from rl.training_rows import RowBatch, TrainingRow, batches
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "positions", "weights", "sampled", "advantage")
 
@@ -45,7 +45,7 @@ class Learner:
         config: PolicyConfig,
         params: Params,
         length: int,
-        mode: balance.BalanceMode | None,
+        mode: BalanceMode | None,
         mesh: Mesh,
         epsilon: float = 1e-8,
     ) -> None:
@@ -95,7 +95,8 @@ class Learner:
         stats: dict[str, float] = {}
         # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
         for side, side_rows in parts.items():
-            for batch in batches(by_length(side_rows), self.config.micro_rows, self.length):
+            # From short to long, so that the rows of one micro-batch are padded little; equals keep their order.
+            for batch in batches(sorted(side_rows, key=len), self.config.micro_rows, self.length):
                 gradients, kl_gradients, counts = self.program.pull[first](
                     self.trained, self.frozen, self.reference, put_rows(batch, self.mesh)
                 )
@@ -125,12 +126,12 @@ class Learner:
         norms: dict[str, Array] = {"learning_rate": self._rate(optimizer.applied(state))}
         total = plus
         if self.mode is not None:
-            total, balance_norms = balance.combine(plus, minus, self.mode, self.epsilon)
+            total, balance_norms = balance(plus, minus, self.mode, self.epsilon)
             norms |= balance_norms
             total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
-        norms["grad_norm"] = balance.norm(total)
+        norms["grad_norm"] = norm(total)
         updates, state = self.program.tx.update(total, state, params)
-        norms["update_norm"] = balance.norm(updates)
+        norms["update_norm"] = norm(updates)
         return optax.apply_updates(params, updates), state, norms
 
 
@@ -181,7 +182,7 @@ def rows_of(groups: Sequence[Group]) -> list[TrainingRow]:
     """
     live = [group for group in groups if carries_signal([r.advantage for r in group.rollouts])]
     scored = [[r for r in group.rollouts if r.advantage is not None] for group in live]
-    weights = objectives.token_weights([[len(r.ids) - (r.forced is not None) for r in group] for group in scored])
+    weights = token_weights([[len(r.ids) - (r.forced is not None) for r in group] for group in scored])
     return [
         TrainingRow(r.prompt_ids, r.ids, r.logprobs, r.advantage or 0.0, weight, r.forced)
         for group, group_weights in zip(scored, weights, strict=True)
@@ -212,10 +213,10 @@ def pull(
     def losses(trained: Params) -> tuple[tuple[Array, Array], dict[str, Array]]:
         logprobs_BL, entropy_BL = logprobs(subset.join(trained, frozen), model, batch)
         sampled_BL = lax.stop_gradient(logprobs_BL) if first else batch["sampled"]
-        policy_BL, clipped_BL = objectives.surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
+        policy_BL, clipped_BL = surrogate(logprobs_BL, sampled_BL, batch["advantage"], config.clip_ratio)
         kl_BL = jnp.zeros_like(policy_BL)
         if reference_BL is not None:
-            kl_BL = objectives.kl_to_reference(logprobs_BL, reference_BL)
+            kl_BL = kl_to_reference(logprobs_BL, reference_BL)
         mask_BL = (weights_BL > 0).astype(jnp.float32)
         counts = {
             "tokens": jnp.sum(mask_BL),

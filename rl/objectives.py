@@ -1,11 +1,16 @@
-"""The policy-gradient objectives on per-token log-probabilities, and the loss weights of the paper's update rule.
+"""The formulas of an update (paper §4.2 and §4.3): token losses, their weights, and the balance of g+ and g-.
 
-Everything is a sum of token terms times row weights, so that gradients of micro-batches add up to the gradient of
-the whole batch, whatever the split.
+The loss is a sum of token terms times row weights, so that gradients of micro-batches add up to the gradient of the
+whole batch, whatever the split.
 """
 
+from typing import Any, Literal
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+BalanceMode = Literal["equalise", "cap", "off"]
 
 
 def surrogate(logprobs_BL: Array, sampled_BL: Array, advantage_B: Array, clip: float) -> tuple[Array, Array]:
@@ -39,3 +44,23 @@ def token_weights(lengths: list[list[int]]) -> list[list[float]]:
     totals = [sum(group) for group in lengths]
     live = sum(1 for total in totals if total)
     return [[1.0 / (total * live) if total else 0.0] * len(group) for group, total in zip(lengths, totals, strict=True)]
+
+
+def norm(tree: Any) -> Array:
+    """The Euclidean norm of all leaves together, summed in float32 whatever their type."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
+
+
+def balance(g_plus: Any, g_minus: Any, mode: BalanceMode, epsilon: float) -> tuple[Any, dict[str, Array]]:
+    """The gradient g+ + ||g+|| / (||g-|| + eps) * g-, with both norms and the factor as metrics.
+
+    `equalise` is the paper's; `cap` never amplifies g-; `off` is plain GRPO. Where there are no positive completions
+    `equalise` and `cap` give 0 for the factor: nothing is suppressed that nothing is reinforced against.
+    """
+    positive, negative = norm(g_plus), norm(g_minus)
+    factor = jnp.ones(()) if mode == "off" else positive / (negative + epsilon)
+    if mode == "cap":
+        factor = jnp.minimum(factor, 1.0)
+    balanced = jax.tree.map(lambda up, down: up + factor.astype(down.dtype) * down, g_plus, g_minus)
+    return balanced, {"norm_positive": positive, "norm_negative": negative, "balance_factor": factor}

@@ -21,12 +21,12 @@ from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.sharding import make_mesh
 from model.training.checkpoint import TrainCheckpoints
-from rl.advantages import advantages, carries_signal
-from rl.balance import BalanceMode
 from rl.guard import Guard, GuardReading
 from rl.learner import Learner
+from rl.objectives import BalanceMode
 from rl.parameter_subset import ParameterSubset
 from rl.problems import ProblemOrder
+from rl.rewards import advantages, carries_signal
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
 
@@ -115,7 +115,10 @@ class _Run:
             self._report(metrics)
             self._read_guard()
             if self.step % self.config.policy.save_every == 0 or self.step == steps:
-                self._save()
+                readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
+                extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
+                flush(self.config.emit)
+                self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
         self.checkpoints.close()
         facts: dict[str, Any] = {"steps": self.step, **self.totals}
         if self.guard is None:
@@ -197,12 +200,6 @@ class _Run:
         )  # fmt: skip
         if back:
             self.learner.set(on_device(self.guard.go_back()))
-
-    def _save(self) -> None:
-        readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
-        extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
-        flush(self.config.emit)
-        self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint; rollouts of later steps are cut from the log, to be drawn again."""

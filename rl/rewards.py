@@ -1,7 +1,10 @@
-"""Rewards: verifiable ones from the shared graders, and the judge's by the paper's formula (§4.2).
+"""Rewards of completions and what follows from them in a group: advantages (Dr. GRPO, paper §4.2), signal, mastery.
 
-A reward is a number or `None`; `None` means that there is no score, and is never taken for zero.
+A reward is a number or `None`. `None` means that there is no score, and is never taken for zero: it takes no part in
+the group's mean, and its completion no part in an update.
 """
+
+from collections.abc import Sequence
 
 from configs.training import JudgeConfig
 from data.chat_template import ParsedReply
@@ -9,6 +12,8 @@ from data.sources.reasoning_gym import Problem
 from evals.benchmarks.items import grade
 from evals.benchmarks.stand_ins import problem_item
 from rl.judge import JudgeScore
+
+MINIMUM_SCORED = 2  # one score alone compares with nothing
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float:
@@ -24,3 +29,33 @@ def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> fl
         config.reason_weight * score.reason + config.answer_weight * score.answer + config.follow_weight * score.follow
     )
     return 0.5 * criteria / 5 + 0.5 * score.overall / 100 - (config.overlong_penalty if truncated else 0.0)
+
+
+def advantages(rewards: Sequence[float | None]) -> list[float | None]:
+    """A_i = r_i - mean(r), over the scored completions of one group; no division by the deviation.
+
+    All `None` where fewer than two are scored. The mean is taken of the differences from the first score, so that
+    equal rewards give exactly zero.
+    """
+    scored = [reward for reward in rewards if reward is not None]
+    if len(scored) < MINIMUM_SCORED:
+        return [None] * len(rewards)
+    base = scored[0]
+    shift = sum(reward - base for reward in scored) / len(scored)
+    return [None if reward is None else (reward - base) - shift for reward in rewards]
+
+
+def carries_signal(group: Sequence[float | None]) -> bool:
+    """Whether any completion of the group has a positive or negative advantage."""
+    return any(advantage not in (None, 0.0) for advantage in group)
+
+
+def is_mastered(overalls: Sequence[float | None], mean_above: float = 90.0, minimum_above: float = 85.0) -> bool:
+    """The paper's skip rule: overall scores above 90 on average and every one above 85.
+
+    A group with an unscored completion is not mastered: an unknown score may be a low one.
+    """
+    if not overalls or any(overall is None for overall in overalls):
+        return False
+    known = [overall for overall in overalls if overall is not None]
+    return sum(known) / len(known) > mean_above and min(known) > minimum_above

@@ -32,8 +32,7 @@ from model.nautile import forward, shapes
 from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_shardings, put_rows, replicated
 from model.training import optimizer
 from model.training.checkpoint import TrainCheckpoints
-from rl.advantages import advantages
-from rl.rewards import verifiable
+from rl.rewards import advantages, verifiable
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
 from rl.training_rows import RowBatch, TrainingRow, batches
@@ -76,7 +75,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
         params, facts = checkpoints.restore(done, params)
     for number in range(done or 0, config.rounds):
         sampled = _sample(run, params, number, mesh)
-        kept = [row for row in sampled if _is_kept(row)]
+        kept = [row for row in sampled if row["advantage"] > 0]
         params, losses = _train(run, params, kept, number, mesh)
         facts["rounds"].append(_facts(sampled, kept, losses))
         flush(run.emit)
@@ -86,7 +85,7 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
             for row in _read_rows(work / SAMPLES.format(number)):
-                if _is_kept(row):
+                if row["advantage"] > 0:
                     file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
     return params, facts
 
@@ -121,11 +120,6 @@ def _read_rows(log: Path) -> list[dict[str, Any]]:
         return []
     with log.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
-
-
-def _is_kept(row: dict[str, Any]) -> bool:
-    """Whether a sampled row is a trace to train on: A > 0."""
-    return row["advantage"] is not None and row["advantage"] > 0
 
 
 def _scored(group: Group) -> list[dict[str, Any]]:
@@ -212,7 +206,7 @@ def curriculum(sampled: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     levels = []
     for rate in sorted({row["solve_rate"] for row in sampled}):
         rows = [row for row in sampled if row["solve_rate"] == rate]
-        weights = [row["advantage"] for row in rows if _is_kept(row)]
+        weights = [row["advantage"] for row in rows if row["advantage"] > 0]
         levels.append(
             {
                 "solve_rate": rate,

@@ -26,11 +26,6 @@ class TrainingRow:
 WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest possible row
 
 
-def by_length(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-    """The rows from short to long, so that those of one micro-batch are padded little; equals keep their order."""
-    return sorted(rows, key=len)
-
-
 def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[RowBatch]:
     """Batches of `size` rows in their order; the last is padded with empty rows, which weigh nothing.
 

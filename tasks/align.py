@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from common.files import write_json
 from configs.training import AlignConfig, JudgeConfig
 from data.endpoints.pool import EndpointPool
-from rl.advantages import is_mastered
 from rl.calibration import KINDS, calibrate
 from rl.judge import Judge, JudgeItem
-from rl.rewards import judged, verifiable
+from rl.rewards import is_mastered, judged, verifiable
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 

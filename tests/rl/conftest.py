@@ -10,7 +10,7 @@ from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
-from rl.advantages import advantages
+from rl.rewards import advantages
 from rl.rollouts import Group, Rollout
 
 SUMS = (TaskConfig(name="chain_sum", parameters={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),)

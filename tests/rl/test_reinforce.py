@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from rl import objectives
-from rl.advantages import advantages
+from rl.objectives import token_weights
+from rl.rewards import advantages
 from rl.rollouts import keep_steps
 from tests.support.fake_openai import FakeOpenAI, always, useful
 from tests.support.reinforcing import JUDGE, run
@@ -136,7 +136,7 @@ def test_token_weights_of_groups_with_missing_scores(seed):
         for group, given in zip(lengths, rewards, strict=True)
     ]
     live = sum(bool(group) for group in kept)
-    for group, weights in zip(kept, objectives.token_weights(kept), strict=True):
+    for group, weights in zip(kept, token_weights(kept), strict=True):
         assert weights == pytest.approx([1 / (np.sum(group) * live) for _ in group])
 
 

@@ -18,10 +18,10 @@ from data.tokenizer import tokenizer_for
 from model.nautile import initialise
 from model.sharding import make_mesh
 from rl import self_distillation
-from rl.advantages import advantages
 from rl.capacity import estimate_memory
 from rl.learner import Learner
 from rl.problems import load
+from rl.rewards import advantages
 from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs
 from tests.rl.conftest import SUMS, TOKENIZER, policy, tiny_model

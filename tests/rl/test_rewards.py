@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.advantages import advantages, carries_signal, is_mastered
+from rl.rewards import advantages, carries_signal, is_mastered
 
 REWARDS = st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=8)
 
