@@ -109,18 +109,17 @@ def sca(
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
     branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL))
-    keys, scores, q_re, q_im = _split(config, branches_BLC)
-    spectral = spectrum(params)
-    gates_BLK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_BL)
     mixing = partial(mix, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
         mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS))
-    operands = Operands(
-        keys, gates_BLK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im
-    )
+    operands = _operands(params, config, spectrum(params), branches_BLC, positions_BL)
     re_BLKH, im_BLKH, mixed = mixing(operands, segments_BL)
-    out_BLD = x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH)
-    return out_BLD, SCAState(mixed, _last_inputs(config.convolution - 1, inputs_BLC, segments_BL))
+    # The convolution's last inputs; zero where they do not belong to the row's last document.
+    reach, length = config.convolution - 1, x_BLD.shape[1]
+    recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, length:]
+    owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, length:]
+    history_BTC = jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
+    return x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH), SCAState(mixed, history_BTC)
 
 
 def sca_step(
@@ -136,36 +135,28 @@ def sca_step(
         summed_BC += state.history_BTC[:, tap] * taps_TC[tap]
     branches_BC = jax.nn.silu(summed_BC)
     history_BTC = jnp.concatenate([state.history_BTC[:, 1:], inputs_BC[:, None]], axis=1)
-    keys, scores, q_re, q_im = _split(config, branches_BC)
-    gates_BK, decay_K = _gates(params, config, spectral.decay_K, scores, positions_B)
-    operands = Operands(
-        keys, gates_BK, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im
-    )
-    re_BKH, im_BKH, mixed = mix_step(operands, state.mix)
+    re_BKH, im_BKH, mixed = mix_step(_operands(params, config, spectral, branches_BC, positions_B), state.mix)
     return x_BD + _fuse(params, config, normed_BD, re_BKH, im_BKH), SCAState(mixed, history_BTC)
 
 
-def _split(config: ModelConfig, branches: Array) -> tuple[Array, Array, Array, Array]:
-    """Keys [..., K, H], scores [..., K] and queries [..., K', H, M] twice, from the columns [..., C]."""
+def _operands(params: Params, config: ModelConfig, spectral: Spectrum, branches: Array, positions: Array) -> Operands:
+    """Cut the columns [..., C] into keys, scores and queries, and take step 2: the content gate softplus(γs+β)."""
     heads, head_dim = config.memory_heads, config.head_dim
     query = (config.query_heads, head_dim, config.spectral_samples)
     each = query[0] * query[1] * query[2]
     keys, scores, q_re, q_im = jnp.split(
         branches, [heads * head_dim, heads * (head_dim + 1), heads * (head_dim + 1) + each], axis=-1
     )
-    lead = branches.shape[:-1]
-    return keys.reshape(*lead, heads, head_dim), scores, q_re.reshape(*lead, *query), q_im.reshape(*lead, *query)
-
-
-def _gates(params: Params, config: ModelConfig, decay_K: Array, scores: Array, positions: Array) -> tuple[Array, Array]:
-    """Step 2: the content gate softplus(γs+β), float32, and the decay for the operator to apply."""
     gates = jax.nn.softplus(params["score_scale"] * scores.astype(jnp.float32) + params["score_bias"])
-    if config.decay == "relative":
-        return gates, decay_K
-    distance = jnp.maximum(config.context - 1 - positions, 0).astype(jnp.float32)[..., None]
-    gates = jnp.clip(gates * jnp.exp(-decay_K * distance), WINDOW_FLOOR, WINDOW_CEILING)
-    # The floor on the gates keeps Z at 1e-4 or more from the first token on, as the author's floor on Z does.
-    return gates, jnp.zeros_like(decay_K)
+    decay_K = spectral.decay_K
+    if config.decay == "window":
+        distance = jnp.maximum(config.context - 1 - positions, 0).astype(jnp.float32)[..., None]
+        # The floor on the gates keeps Z at 1e-4 or more from the first token on, as the author's floor on Z does.
+        gates = jnp.clip(gates * jnp.exp(-decay_K * distance), WINDOW_FLOOR, WINDOW_CEILING)
+        decay_K = jnp.zeros_like(decay_K)
+    keys = keys.reshape(*branches.shape[:-1], heads, head_dim)
+    q_re, q_im = (part.reshape(*branches.shape[:-1], *query) for part in (q_re, q_im))
+    return Operands(keys, gates, decay_K, params["phase_scale"], spectral.grid_KHM, spectral.weights_KHM, q_re, q_im)
 
 
 def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Array) -> Array:
@@ -178,13 +169,6 @@ def _fuse(params: Params, config: ModelConfig, normed: Array, re: Array, im: Arr
     read = jnp.einsum("...kf,kfn->...kn", fused.reshape(*lead, heads, 2 * head_dim), params["readout"].astype(dtype))
     value, gate = jnp.split(read, 2, axis=-1)
     return linear((value * jax.nn.sigmoid(gate)).reshape(*lead, -1), params["out_proj"])
-
-
-def _last_inputs(reach: int, inputs_BLC: Array, segments_BL: Array) -> Array:
-    """The convolution's last `reach` inputs; zero where they do not belong to the row's last document."""
-    recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, inputs_BLC.shape[1] :]
-    owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, segments_BL.shape[1] :]
-    return jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
 
 
 def _theta_inverse(theta: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows, whole_on_hosts
 from model.training.checkpoint import TrainCheckpoints
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
-from model.training.metrics import TrainMetrics
+from model.training.metrics import MetricTotals, TrainMetrics
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
 from model.training.step import BATCH, Program, StepMetrics, TrainState, check_rows
@@ -161,26 +161,22 @@ class _Run:
         """
         last = self.checkpoints.latest()
         if last is None:
-            self.metrics.resume({})
-            self.divergence.state = DivergenceState()
-            return self._fresh(), 0
+            self.metrics.totals, self.divergence.state = MetricTotals(), DivergenceState()
+            state = self.program.fresh()
+            if self.start is None:
+                return state, 0
+            params, _, _ = load_weights(self.start.folder)
+
+            def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+                whole = np.asarray(array)
+                return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+
+            return state._replace(params=jax.tree.map(placed, params, state.params)), 0
         state, saved = self.checkpoints.restore(last, self.program.state_shapes())
-        self.metrics.resume(saved["account"])
+        self.metrics.totals = MetricTotals(**saved["account"])
         self.divergence.state = DivergenceState(**saved["vitals"])
         logger.info("resumed from the checkpoint of step %d of %d", last, self.steps)
         return state, last
-
-    def _fresh(self) -> TrainState:
-        state = self.program.fresh()
-        if self.start is None:
-            return state
-        params, _, _ = load_weights(self.start.folder)
-
-        def placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-            whole = np.asarray(array)
-            return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
-
-        return state._replace(params=jax.tree.map(placed, params, state.params))
 
     def _loop(self, state: TrainState, first: int) -> TrainState:
         """Compile the step, and run it from `first` to the end, through any rollbacks."""
@@ -246,7 +242,7 @@ class _Run:
                 if jax.process_index() == 0:
                     self.sampler.show(params, done)
         if stopping or last or done % config.save_every == 0:
-            extra = {"account": self.metrics.saved(), "vitals": asdict(self.divergence.state)}
+            extra = {"account": asdict(self.metrics.totals), "vitals": asdict(self.divergence.state)}
             extra["rows_drawn"] = self.loader.rows_drawn_by(done)
             flush(self.emit)
             self.checkpoints.save(done, state, extra)

@@ -7,7 +7,7 @@ steps are timed: compilation, validation, saving and sampling are not.
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -93,14 +93,6 @@ class TrainMetrics:
             "step_seconds_p95": float(np.percentile(times, 95)) if times else None,
             "tokens_per_second": self._tokens / statistics.median(times) if times else None,
         }
-
-    def saved(self) -> dict[str, Any]:
-        """The totals as JSON data, for a checkpoint."""
-        return asdict(self.totals)
-
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Continue from the totals that `saved` returned."""
-        self.totals = MetricTotals(**saved)
 
     def _report(self, done: int, metrics: StepMetrics, finite: bool) -> None:
         """Emit the window's means and the last step's norms; `done` is the number of steps taken."""

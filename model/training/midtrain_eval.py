@@ -68,9 +68,16 @@ class MidtrainSampler:
     def show(self, params: Params, step: int) -> None:
         """Emit one sample for each opening, in the set "pretrain-<step>"."""
         if self._generator is None:
-            self._prepare()
-        if self._generator is None:
-            return
+            limit = min(PROMPT_LIMIT, self._model.context // 2)
+            for source in self._loader.names:
+                self._openings += openings(self._loader, source, self._tokenizer, limit)
+            if not self._openings:
+                return
+            longest = max(len(opening.prompt) for opening in self._openings)
+            max_tokens = min(MAX_TOKENS, self._model.context - longest)
+            stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
+            sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_ids=stops)
+            self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
         prompts = [opening.prompt for opening in self._openings]
         seeds = [(step, index) for index in range(len(prompts))]
         for index, completion in enumerate(self._generator(params, prompts, seeds)):
@@ -86,17 +93,6 @@ class MidtrainSampler:
                 reference=self._tokenizer.decode(opening.rest),
                 truncated=completion.truncated,
             )
-
-    def _prepare(self) -> None:
-        limit = min(PROMPT_LIMIT, self._model.context // 2)
-        for source in self._loader.names:
-            self._openings += openings(self._loader, source, self._tokenizer, limit)
-        if self._openings:
-            longest = max(len(opening.prompt) for opening in self._openings)
-            max_tokens = min(MAX_TOKENS, self._model.context - longest)
-            stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
-            sampling = Sampling(max_tokens=max_tokens, temperature=0.0, stop_ids=stops)
-            self._generator = Generator(self._model, sampling, rows=len(self._openings), prompt_length=longest)
 
 
 def openings(loader: Loader, source: str, tokenizer: Tokenizer, limit: int) -> list[Opening]:

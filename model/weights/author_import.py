@@ -5,7 +5,7 @@ padding). Their decay is measured to the end of the context and clipped: `decay=
 read from safetensors or a numpy archive (.npz): nothing is ever unpickled.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -19,8 +19,6 @@ from model.layers.common import Params
 from model.layers.sca import projected
 from model.nautile import sca_names
 from model.weights.files import refuse_occupied, save_weights
-
-Reader = Callable[[str], np.ndarray]
 
 
 def load_author_weights(
@@ -40,10 +38,10 @@ def load_author_weights(
     names = [*sca_names(model), "attention"]
     blocks: Params = {}
     for position, name in enumerate(names):
-        convert = _attention if name == "attention" else _sca
-        layers = [
-            convert(_layer_reader(tensors, index * len(names) + position), model) for index in range(model.blocks)
-        ]
+        layers = []
+        for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
+            layer = {path.removeprefix(prefix): array for path, array in tensors.items() if path.startswith(prefix)}
+            layers.append(_attention(layer) if name == "attention" else _sca(layer, model))
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}, model, tokenizer
 
@@ -106,7 +104,11 @@ def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
             with ZipFile(path) as archive:
                 members = {name.removesuffix(".npy"): name for name in archive.namelist()}
                 names = _checked(path, {name: _npy_shape(archive, member) for name, member in members.items()}, model)
-                return {plain: _npy(archive, members[name]) for plain, name in names.items()}
+                arrays = {}
+                for plain, name in names.items():
+                    with archive.open(members[name]) as file:
+                        arrays[plain] = np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
+                return arrays
         with safe_open(path, framework="flax") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
             names = _checked(path, shapes, model)
@@ -131,11 +133,6 @@ def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
         return shape
 
 
-def _npy(archive: ZipFile, member: str) -> np.ndarray:
-    with archive.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False).astype(np.float32)
-
-
 def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConfig) -> dict[str, str]:
     """Map each tensor's plain name to its name in the file. Raises `ConfigError` unless all are the model's."""
     prefixes = [name.removesuffix("embedding.weight") for name in shapes if name.endswith("embedding.weight")]
@@ -155,43 +152,39 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConf
     return names
 
 
-def _layer_reader(tensors: Mapping[str, np.ndarray], index: int) -> Reader:
-    return lambda name: tensors[f"blocks.{index}.{name}"]
-
-
 def _grid_name(model: ModelConfig) -> str:
     return "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
 
 
-def _sca(read: Reader, model: ModelConfig) -> dict[str, np.ndarray]:
+def _sca(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
     keys = heads * (head_dim + 1)
     pairs = keys + np.arange(2 * model.query_heads * head_dim * samples).reshape(-1, 2)
     columns = np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
     return {
-        "norm": read("norm.scale"),
-        "in_proj": read("attn.in_proj.weight").T[:, columns],
-        "conv": read("attn.conv_weight")[:, 0].T[:, columns],
-        "theta": read(_grid_name(model))[0, 0],
-        "integration": read("attn.w_int_raw").reshape(heads, head_dim, samples),
-        "decay": read("attn.decay_slopes"),
-        "score_scale": read("attn.score_scale"),
-        "score_bias": read("attn.score_bias"),
-        "phase_scale": read("attn.phase_scale"),
-        "gate_proj": read("attn.gate_proj.weight").T,
-        "gated_norm": read("attn.gated_norm.weight"),
-        "readout": read("attn.W_readout"),
-        "out_proj": read("attn.out_proj.weight").T,
+        "norm": layer["norm.scale"],
+        "in_proj": layer["attn.in_proj.weight"].T[:, columns],
+        "conv": layer["attn.conv_weight"][:, 0].T[:, columns],
+        "theta": layer[_grid_name(model)][0, 0],
+        "integration": layer["attn.w_int_raw"].reshape(heads, head_dim, samples),
+        "decay": layer["attn.decay_slopes"],
+        "score_scale": layer["attn.score_scale"],
+        "score_bias": layer["attn.score_bias"],
+        "phase_scale": layer["attn.phase_scale"],
+        "gate_proj": layer["attn.gate_proj.weight"].T,
+        "gated_norm": layer["attn.gated_norm.weight"],
+        "readout": layer["attn.W_readout"],
+        "out_proj": layer["attn.out_proj.weight"].T,
     }
 
 
-def _attention(read: Reader, _model: ModelConfig) -> dict[str, np.ndarray]:
-    matrices = {name: read(f"attn.{name}.weight").T for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+def _attention(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    matrices = {name: layer[f"attn.{name}.weight"].T for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
     return matrices | {
-        "norm1": read("norm1.scale"),
-        "norm2": read("norm2.scale"),
-        "ff_in": read("ff_in.weight").T,
-        "ff_in_bias": read("ff_in.bias"),
-        "ff_out": read("ff_out.weight").T,
-        "ff_out_bias": read("ff_out.bias"),
+        "norm1": layer["norm1.scale"],
+        "norm2": layer["norm2.scale"],
+        "ff_in": layer["ff_in.weight"].T,
+        "ff_in_bias": layer["ff_in.bias"],
+        "ff_out": layer["ff_out.weight"].T,
+        "ff_out_bias": layer["ff_out.bias"],
     }

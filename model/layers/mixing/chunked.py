@@ -93,7 +93,8 @@ def _forward(chunk: int, operands: JoinedOperands, times: Timeline | None, state
         block = _encode(start, size, operands, parameters, decay, state)
         q_re, q_im = _queries(start, size, operands)
         weights = root * parameters.weights_KJ[:, None]
-        q_re, q_im, scale = q_re * weights, q_im * weights, _inverse(decay, block)
+        q_re, q_im, seen = q_re * weights, q_im * weights, _seen(decay, block)
+        scale = jnp.where(seen, 1 / jnp.where(seen, block.z_BKC, 1), 0)[..., None]  # 1/Z
         re = _over_samples(block.re_BKCJ * q_re + block.im_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         im = _over_samples(block.im_BKCJ * q_re - block.re_BKCJ * q_im, keys_BLKH.shape[-1]) * scale
         state = JoinedState(block.re_BKCJ[:, :, -1], block.im_BKCJ[:, :, -1], block.z_BKC[:, :, -1])
@@ -274,13 +275,8 @@ def _transposed_product(decay: _DecayWeights, values_BKCJ: Array) -> Array:
 
 
 def _seen(decay: _DecayWeights, block: _Chunk) -> Array:
+    """Where Z is not 0 [B, K, C]: not at padding, nor before the first token."""
     return decay.real_BC[:, None] & (block.z_BKC >= TINY)
-
-
-def _inverse(decay: _DecayWeights, block: _Chunk) -> Array:
-    """1/Z [B, K, C, 1], and 0 for padding and where no token was seen."""
-    seen_BKC = _seen(decay, block)
-    return jnp.where(seen_BKC, 1 / jnp.where(seen_BKC, block.z_BKC, 1), 0)[..., None]
 
 
 def _float32_parameters(operands: JoinedOperands) -> JoinedOperands:
