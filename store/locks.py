@@ -4,13 +4,9 @@
 that whoever can take that lock knows the process to be gone. `flock_until` is shared or exclusive, with a deadline:
 readers and writers of the catalog queue at it.
 
-Files are opened for writing: over NFS an exclusive flock becomes a lock of a range of bytes, which needs that. A file
-system without locks is named once in the log; there every lock is granted, and none can be seen to be free.
+Files are opened for writing: over NFS an exclusive flock becomes a lock of a range of bytes, which needs that.
 """
 
-import errno
-import fcntl
-import logging
 import os
 import random
 import time
@@ -20,12 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from common.file_locks import has_locks, try_flock
 from common.files import writing
-
-logger = logging.getLogger(__name__)
-
-_UNSUPPORTED = {errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_without_locks: set[Path] = set()  # folders that were named in the log
 
 
 class KeyLock:
@@ -42,7 +34,7 @@ class KeyLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         acquired = False
         try:
-            acquired = _try_flock(descriptor, self.path)
+            acquired = try_flock(descriptor, self.path)
         finally:
             if not acquired:
                 os.close(descriptor)
@@ -88,7 +80,7 @@ class KeyLock:
             return False
         if self.try_acquire():
             self.release()
-            return self.path.parent in _without_locks
+            return not has_locks(self.path.parent)
         return True
 
     def _is_the_file(self, descriptor: int) -> bool:
@@ -123,7 +115,7 @@ def flock_until(path: Path, deadline: float, *, shared: bool) -> Iterator[bool]:
         yield True
         return
     try:
-        while not (acquired := _try_flock(descriptor, path, shared=shared)) and time.monotonic() <= deadline:
+        while not (acquired := try_flock(descriptor, path, shared=shared)) and time.monotonic() <= deadline:
             time.sleep(random.uniform(0.001, 0.005))
         yield acquired
     finally:
@@ -136,24 +128,4 @@ def locks_work(folder: Path) -> bool:
     lock = KeyLock(folder / f".probe-{uuid.uuid4().hex}.lock")
     lock.try_acquire()
     lock.remove()
-    return folder not in _without_locks
-
-
-def _try_flock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
-    """Take an flock without waiting; False if another holds it. Where there are no locks, everybody gets it."""
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        if path.parent not in _without_locks:
-            _without_locks.add(path.parent)
-            logger.warning(
-                "%s: this file system has no locks (%s). Let one run at a time use the store, or mount the file system "
-                "with locks (NFS: without `nolock`, with lockd or version 4)",
-                path.parent,
-                error.strerror,
-            )
-    return True
+    return has_locks(folder)

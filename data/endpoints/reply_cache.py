@@ -11,7 +11,6 @@ Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (ben
 """
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -21,12 +20,13 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
 from common.events import Emit, emit_all
+from common.file_locks import has_locks, try_flock
 from common.keyed_log import KeyedLog
 from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
@@ -142,16 +142,15 @@ class ReplyCache:
         """Append to a shard of this host that no process writes, from now on, or to a new one."""
         prefix = re.sub(r"[^A-Za-z0-9.]+", "_", platform.node())[:64].lstrip(".") or "host"
         known = [path for path in sorted(self.folder.glob(f"{prefix}-{SHARDS}")) if path.stat().st_size < SHARD_BYTES]
-        for path in [*known, self.folder / f"{prefix}-{uuid.uuid4().hex[:12]}.jsonl"]:
+        new = (self.folder / f"{prefix}-{uuid.uuid4().hex[:12]}.jsonl" for _ in count())
+        for path in chain(known, new):
             if path in self._own_shards:
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # locked; or the file system has no locks: then every process takes a new shard
-                if path in known:
-                    os.close(descriptor)
-                    continue
+            # Where there are no locks, every process takes a new shard.
+            if not try_flock(descriptor, path) or (path in known and not has_locks(self.folder)):
+                os.close(descriptor)
+                continue
             self._own_shards[path] = descriptor
             self._log.open(path)
             return

@@ -5,12 +5,11 @@ process's locks when it dies. They belong to the open file, so two pools in one 
 """
 
 import fcntl
-import logging
 import os
 import struct
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from common.file_locks import has_locks, try_lock
 
 _FLOCK = "hhqqi4x"  # Linux's `struct flock`: type, whence, start, length, process
 
@@ -21,27 +20,17 @@ class RequestLocks:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._supported = True
 
     def acquire(self, digest: str) -> bool:
         """Take the lock of a digest (hexadecimal); False if another process has it. It may be taken several times.
 
         On a file system without locks everybody gets it: a request may then be paid for twice.
         """
-        if not self._supported:
-            return True
-        try:
-            self._set(fcntl.F_WRLCK, digest)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError as error:
-            self._supported = False
-            logger.warning("%s cannot be locked (%s): let no two runs use this store at once", self.path, error)
-        return True
+        return try_lock(self.path, lambda: self._set(fcntl.F_WRLCK, digest))
 
     def release(self, digest: str) -> None:
         """Release the lock of a digest, if this object holds it."""
-        if self._supported:
+        if has_locks(self.path.parent):
             self._set(fcntl.F_UNLCK, digest)
 
     def close(self) -> None:
