@@ -21,8 +21,9 @@ def environment() -> dict[str, Any]:
     """`machine`, `devices` (None without JAX) and `libraries` (name -> version) of this process, as plain JSON data."""
     jax = sys.modules.get("jax")
     kinds = Counter(device.device_kind for device in jax.devices()) if jax else {}
+    processor = f"{platform.machine()} {cpu_field('model name')}".strip()
     return {
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": f"{processor}, {os.cpu_count()} cores, {platform.system()}",
         "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or None,
         "libraries": {
             "python": platform.python_version(),
@@ -44,10 +45,10 @@ def differences(a: Any, b: Any) -> list[str]:
     return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
 
 
-def _processor() -> str:
+def cpu_field(*names: str) -> str:
+    """The first field of /proc/cpuinfo whose name begins with one of `names`; where there is none, a short text."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     except OSError:
-        model = platform.processor()
-    return f"{platform.machine()} {model}".strip()
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from common.environment import cpu_field
+
 MIN_COMPILE_SECONDS = 0.2  # faster compilations are not kept
 
 
@@ -20,13 +22,8 @@ def enable_compile_cache(folder: Path) -> None:
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     # Code for a CPU uses instructions that another CPU may not have.
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        flags = platform.processor()
-    machine = f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    jax.config.update("jax_compilation_cache_dir", str(folder / machine))
+    flags = hashlib.sha256(cpu_field("flags", "Features").encode()).hexdigest()[:8]
+    jax.config.update("jax_compilation_cache_dir", str(folder / f"{platform.machine()}-{flags}"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     compilation_cache.reset_cache()  # JAX decides at the first compilation whether it has a cache
