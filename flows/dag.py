@@ -57,7 +57,8 @@ class Step:
     resource: str = "cpu"  # what it uses, and `[resources]` limits: accelerator, cpu or network
     unwritten: tuple[str, ...] = ()  # optional outputs of the stage that this step does not write
     given: dict[str, str] = field(default_factory=dict)  # inputs that no step makes: name -> `kind/<full key>`
-    key: str = ""  # filled in by `build_dag`
+    inputs: dict[str, str] = field(default_factory=dict)  # all of them: name -> `kind/<full key>`
+    key: str = ""  # filled in by `build_dag`, as are `inputs`
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -142,7 +143,8 @@ def build_dag(
         inputs |= step.given
         section = with_local_files(step.section, memory)
         resource = config.deployment(step.stage.name).resource or step.resource
-        dag[step.label] = replace(step, section=section, resource=resource, key=step.stage.key(section, inputs))
+        key = step.stage.key(section, inputs)
+        dag[step.label] = replace(step, section=section, resource=resource, inputs=inputs, key=key)
     return list(dag.values())
 
 

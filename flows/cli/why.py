@@ -23,7 +23,6 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
     dag = dag_in(store, config)
     if only is not None and only not in (labels := [step.label for step in dag]):
         raise ConfigError(f"no step {only!r}; there are {', '.join(labels)}")
-    keys = {step.label: step.key for step in dag}
     artifacts = store.list()
     rows = []
     for step in dag:
@@ -34,9 +33,8 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
         if all(store.find(kind, step.key) for kind in step.outputs):
             row["state"] = "made"
             continue
-        inputs = {name: f"{need.kind}/{keys[need.producer]}" for name, need in step.needs.items()} | step.given
         earlier = [a for a in artifacts if a.manifest["stage"] == step.stage.name and a.key != step.key]
-        compared = [(section_differences(step, a), input_differences(step, inputs, a), a) for a in reversed(earlier)]
+        compared = [(section_differences(step, a), input_differences(step, a), a) for a in reversed(earlier)]
         if compared:  # the fewest differences; among equals the same step's, then the newest
             row["differences"], row["inputs"], nearest = min(
                 compared, key=lambda c: (len(c[0]), len(c[1]), c[2].manifest["label"] != step.label)
@@ -63,11 +61,11 @@ def section_differences(step: Step, artifact: Artifact) -> list[str]:
     return lines
 
 
-def input_differences(step: Step, inputs: dict[str, str], artifact: Artifact) -> list[str]:
-    """How the inputs of `step` (name -> full id) differ from those that `artifact` was made from."""
+def input_differences(step: Step, artifact: Artifact) -> list[str]:
+    """How the inputs of `step` differ from those that `artifact` was made from."""
     lines = []
-    for name in sorted(artifact.manifest["inputs"].keys() | inputs.keys()):
-        before, after = artifact.manifest["inputs"].get(name), inputs.get(name)
+    for name in sorted(artifact.manifest["inputs"].keys() | step.inputs.keys()):
+        before, after = artifact.manifest["inputs"].get(name), step.inputs.get(name)
         if before != after:
             ids = (short_id(*full_id.split("/")) if full_id else "none" for full_id in (before, after))
             lines.append(f"{name}: {' -> '.join(ids)}")
