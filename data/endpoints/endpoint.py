@@ -79,7 +79,7 @@ class Endpoint:
     async def check_reachable(self) -> None:
         """Check that the endpoint answers, takes the key and has the model. An embedded one is started instead.
 
-        Raises `ConfigError`, or `Retryable` naming the URL if it does not answer.
+        Raises `ConfigError`, `Retryable` naming the URL if it does not answer, or `EmbeddedServerError`.
         """
         if self.config.kind == "embedded":
             await self._start_server()
@@ -117,7 +117,7 @@ class Endpoint:
             raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
 
     async def complete(self, request: ChatRequest) -> RawReply:
-        """Send a request once. Raises `CallError`."""
+        """Send a request once. Raises `CallError` or `EmbeddedServerError`."""
         if self.config.kind != "embedded":
             try:
                 check_key(self.name, self.config)
@@ -126,8 +126,8 @@ class Endpoint:
             return await (await self._client()).complete(request)
         try:
             await self._start_server()
-        except (ConfigError, Retryable) as error:
-            raise CallError("connection", str(error), "not started") from None
+        except ConfigError as error:
+            raise CallError("misconfigured", str(error), "not started") from None
         client = await self._idle_replicas.get()
         try:
             return await client.complete(request)

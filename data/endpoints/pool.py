@@ -23,6 +23,7 @@ from data.endpoints.batch.jobs import adopt_jobs, refuse_forgotten_jobs
 from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
+from data.endpoints.embedded import EmbeddedServerError
 from data.endpoints.endpoint import Endpoint, send_request
 from data.endpoints.reply_cache import BATCHES, ReplyCache, ReplySource, read_replies
 
@@ -128,8 +129,8 @@ class EndpointPool:
     def check(self) -> None:
         """Check every endpoint: first keys, addresses and files, then whether it answers.
 
-        Raises `ConfigError` for what the operator must fix, `Retryable` naming the URL of an endpoint that does not
-        answer, unless one of its fallbacks does.
+        Raises `ConfigError` for what the operator must fix, `EmbeddedServerError`, and `Retryable` naming the URL of an
+        endpoint that does not answer, unless one of its fallbacks does.
         """
         for endpoint in self._endpoints.values():
             endpoint.check_config()
@@ -147,9 +148,9 @@ class EndpointPool:
     def ask(self, requests: Sequence[ChatRequest], on_reply: OnReply | None = None) -> list[AskResult]:
         """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
 
-        Never raises for a request's own failure. Raises `ConfigError` for an unknown endpoint and `OSError` when
-        replies cannot be written. If `on_reply` raises, nothing more is sent, and the requests in flight, which are
-        paid for, are awaited; batch jobs are left to the next call.
+        Never raises for a request's own failure. Raises `ConfigError` for an unknown endpoint, `OSError` when replies
+        cannot be written, and `EmbeddedServerError`. If `on_reply` raises, nothing more is sent, and the requests in
+        flight, which are paid for, are awaited; batch jobs are left to the next call.
         """
         for request in requests:
             for name in self._candidates(request):
@@ -208,15 +209,22 @@ class EndpointPool:
     async def _answer_all(
         self, requests: Sequence[ChatRequest], results_queue: queue.SimpleQueue, stop: asyncio.Event
     ) -> None:
-        """Put the result of every request into the queue, until `stop` is set."""
+        """Put the result of every request into the queue, until `stop` is set. Raises `EmbeddedServerError`."""
         waiting: dict[str, deque[int]] = defaultdict(deque)
         for index, request in enumerate(requests):
             waiting[request.endpoint].append(index)
 
+        crash: EmbeddedServerError | None = None
+
         async def work_through(indices: deque[int]) -> None:
+            nonlocal crash
             while indices and not stop.is_set():
                 index = indices.popleft()
-                results_queue.put((index, await self._answer(requests[index])))
+                try:
+                    results_queue.put((index, await self._answer(requests[index])))
+                except EmbeddedServerError as error:
+                    crash = error
+                    stop.set()  # what is in flight elsewhere is paid for, and awaited
 
         async def cancel_at_stop(tasks: list[asyncio.Task[None]]) -> None:
             await stop.wait()
@@ -243,6 +251,8 @@ class EndpointPool:
             if workers:
                 await asyncio.wait(workers)
             stopping.cancel()
+        if crash is not None:
+            raise crash
 
     def _candidates(self, request: ChatRequest) -> list[str]:
         """The endpoints that may answer a request: the one in the request, then its fallbacks for this purpose."""

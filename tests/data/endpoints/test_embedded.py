@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
 from configs.endpoint import EndpointConfig
@@ -19,7 +19,7 @@ from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
 from data.endpoints import embedded
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
+from data.endpoints.embedded import MODEL, EmbeddedServerError, model_file
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
@@ -105,11 +105,17 @@ def test_a_model_that_is_not_installed_is_named(monkeypatch):
         model_file()
 
 
-def test_a_replica_that_cannot_start_reports_why(monkeypatch, tmp_path):
-    from common.errors import Retryable
-
+def test_a_server_that_does_not_start_is_a_crash_with_its_log_and_no_outage(monkeypatch, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not a model")
     monkeypatch.setattr(embedded, "model_file", lambda: broken)
-    with EmbeddedServer(1) as endpoint, pytest.raises(Retryable, match="did not start"):
-        endpoint.wait()
+    config = EMBEDDED.model_copy(update={"concurrency": 1})
+    with EndpointPool({"local": config}, tmp_path / "replies.jsonl", silent) as pool:
+        with pytest.raises(
+            EmbeddedServerError, match=r"did not start \(exit code 1\); its log ends:\n(.*\n)+.*broken.gguf"
+        ):
+            pool.check()
+        # Nor when one that has served does not come back.
+        with pytest.raises(EmbeddedServerError, match="did not start"):
+            pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 120, 0.0, 0)])
+    assert not issubclass(EmbeddedServerError, Retryable), "an outage would be waited for, a day by default"
