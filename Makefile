@@ -19,8 +19,8 @@ EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlit
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
-# what JAX compiles for them.
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+# what JAX compiles for them; the files that take longest begin first (tests/conftest.py).
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Containers set this; then every process compiles what it imports, and importing Prefect takes 3.0 s instead of 1.8.
 unexport PYTHONDONTWRITEBYTECODE

@@ -17,6 +17,16 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
+# In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
+# last, and all other workers wait for it. Measured with `--durations=0`.
+LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = LONGEST_FIRST.read_text(encoding="utf-8").split()
+    order = {Path(__file__).parents[1] / name: place for place, name in enumerate(names)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name the files of the heavy tests that a run left out. Read off the sources: with xdist only workers collect."""

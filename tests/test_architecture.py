@@ -206,6 +206,11 @@ def test_only_the_command_line_prints():
         assert not lines, f"{path.relative_to(ROOT)} prints in lines {lines}"
 
 
+def test_the_longest_test_files_are_named_right():
+    names = (ROOT / "tests" / "support" / "longest_first.txt").read_text(encoding="utf-8").split()
+    assert not [name for name in names if not (ROOT / name).is_file()]
+
+
 @pytest.mark.parametrize(
     ("name", "least"), [("requirements.lock", 100), ("requirements-ahead.lock", 3), ("requirements-harness.lock", 20)]
 )
