@@ -29,11 +29,6 @@ class ParsedReply:
     finished: bool
 
 
-def user_message(query: str, exercise: str | None, constraints: str | None) -> str:
-    """The user's message of a SYNTH record: in the exercise "rag" the constraints (the passages) follow the query."""
-    return f"{query}\n\n{constraints}" if exercise == "rag" and constraints else query
-
-
 def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
     """Ids of the template up to `<|think_start|>`, which is the last of them."""
     return [

@@ -80,11 +80,23 @@ class RecordBatch:
         return len(self.columns[REQUIRED_COLUMNS[self.form][0]])
 
     def texts(self) -> list[str]:
-        """The training text of each usable row as one string; the fields of an exercise are joined by NUL."""
-        columns = self.columns
+        """All that training sees of each usable row as one string; the parts of an exercise are joined by NUL."""
         if self.form == "web":
-            return columns["text"]
-        return list(map("\x00".join, zip(*(columns[name] for name in EXERCISE_COLUMNS), strict=True)))
+            return self.columns["text"]
+        return ["\x00".join(turn) for turn in self.turns()]
+
+    def turns(self) -> Iterator[tuple[str, str, str]]:
+        """The user's message, the reasoning and the answer of each usable exercise, as they are trained on.
+
+        In the exercise "rag" the constraints, which are the passages, follow the query.
+        """
+        columns = self.columns
+        for query, exercise, constraints, reasoning, answer in zip(
+            *(columns[n] for n in ("query", "exercise", "constraints", "synthetic_reasoning", "synthetic_answer")),
+            strict=True,
+        ):
+            message = f"{query}\n\n{constraints}" if exercise == "rag" and constraints else query
+            yield message, reasoning, answer
 
     def select(self, rows: list[int], reason: str) -> "RecordBatch":
         """Keep only the usable rows numbered `rows`; count the others as rejected for `reason`."""
@@ -94,10 +106,9 @@ class RecordBatch:
 
 
 REQUIRED_COLUMNS: dict[RecordForm, tuple[str, ...]] = {"web": ("text",), "synth": ("query", "synthetic_answer")}
-EXERCISE_COLUMNS = ("query", "synthetic_reasoning", "synthetic_answer")
 TEXT_COLUMNS: dict[RecordForm, tuple[str, ...]] = {
     "web": ("text",),
-    "synth": (*EXERCISE_COLUMNS, "exercise", "constraints"),
+    "synth": ("query", "synthetic_reasoning", "synthetic_answer", "exercise", "constraints"),
 }
 
 
@@ -163,5 +174,5 @@ def from_dict(row: object, form: RecordForm) -> Record | Rejected:
 _COLUMNS: dict[RecordForm, list[str]] = {"web": schema_columns("web"), "synth": schema_columns("synth")}
 _CHECKED: dict[str, set[str]] = {
     "web": {"text"},
-    "synth": {"query", "synthetic_reasoning", "synthetic_answer", "constraints", "exercise"},
+    "synth": set(TEXT_COLUMNS["synth"]),
 }

@@ -78,7 +78,7 @@ def pack(job: Job, item: str) -> None:
 
 @stage(
     "ingest",
-    version=2,
+    version=3,
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
     fan_outs=(

@@ -31,7 +31,7 @@ import numpy as np
 
 from common.files import write_atomically
 from configs.model import TokenizerConfig
-from data.chat_template import encode_turns, user_message
+from data.chat_template import encode_turns
 from data.records import Record, RecordBatch, RecordForm
 from data.screening.contamination import ContaminationIndex
 from data.screening.corpus_copies import HASHES, band_file
@@ -161,15 +161,12 @@ def _encode(
     tokenizer: Tokenizer, batch: RecordBatch, hashes: np.ndarray, writer: "_FolderWriter", threads: int
 ) -> None:
     """Append the ids of every row; web text gets its end-of-text."""
-    columns = batch.columns
     if batch.form == "web":
-        encoded = tokenizer.encode_arrays(columns["text"], threads)
+        encoded = tokenizer.encode_arrays(batch.columns["text"], threads)
         end = np.array([tokenizer.end_of_text], np.uint32)
         writer.add([array for ids in encoded for array in (ids, end)], [len(ids) + 1 for ids in encoded], hashes)
         return
-    queries = map(user_message, columns["query"], columns["exercise"], columns["constraints"])
-    turns = zip(queries, columns["synthetic_reasoning"], columns["synthetic_answer"], strict=True)
-    arrays, lengths, prompts = encode_turns(tokenizer, turns, threads)
+    arrays, lengths, prompts = encode_turns(tokenizer, batch.turns(), threads)
     writer.add(arrays, lengths, hashes, prompts)
 
 

@@ -1,5 +1,8 @@
 """The sorted set and map of 64-bit keys behaves as Python's own."""
 
+import time
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +60,17 @@ def test_keys_are_read_back_from_a_file(tmp_path):
     assert all(key in keys for key in (1, 7, 2**64 - 1))
     assert 2 not in keys
     assert len(keys) == 3
+
+
+def test_loading_many_files_sorts_once(tmp_path):
+    """A resume takes seconds, not hours: work for each file must not grow with those before it."""
+    draw = np.random.default_rng(0)
+    keys, last, began = SortedKeys(), 0, time.process_time()
+    for number in range(300):
+        values = draw.integers(0, 2**64, 1000, np.uint64)
+        values.tofile(tmp_path / "x.u8")
+        keys.load(tmp_path / "x.u8")
+        last = int(values[number])
+    assert last in keys
+    assert len(keys) == 300_000
+    assert time.process_time() - began < 2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.model import CHAT_SPECIALS, TokenizerConfig
-from data.chat_template import ParsedReply, encode_prompt, encode_turns, parse_completion, parse_text, user_message
+from data.chat_template import ParsedReply, encode_prompt, encode_turns, parse_completion, parse_text
 from data.tokenizer import tokenizer_for
 
 PLAIN = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -61,9 +61,3 @@ def test_replies_as_text_of_this_model_and_of_others():
     assert parse_text("<think>because</think>\n\n4") == whole
     assert parse_text("<think>because") == ParsedReply("because", None, finished_thinking=False, finished=False)
     assert parse_text("4") == ParsedReply("", "4", finished_thinking=True, finished=True)
-
-
-def test_only_rag_puts_the_constraints_behind_the_query():
-    assert user_message("Who?", "rag", "Passage.") == "Who?\n\nPassage."
-    assert user_message("Who?", "rag", None) == "Who?"
-    assert user_message("Who?", "memo", "Passage.") == "Who?"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import MAX_CHARACTERS, Rejected, SynthRecord, WebRecord, from_dict, to_dict
+from data.records import MAX_CHARACTERS, Rejected, SynthRecord, WebRecord, from_dict, to_batch, to_dict
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -46,3 +46,13 @@ def test_reasoning_may_be_missing_but_not_the_rest():
 @given(row=JSON, form=st.sampled_from(["web", "synth"]))
 def test_any_json_is_a_record_or_rejected(row, form):
     assert isinstance(from_dict(row, form), WebRecord | SynthRecord | Rejected)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "constraints", "message"),
+    [("rag", "Passage.", "Who?\n\nPassage."), ("rag", None, "Who?"), ("memo", "Passage.", "Who?")],
+)
+def test_only_rag_puts_the_constraints_behind_the_query(exercise, constraints, message):
+    batch = to_batch([SynthRecord("Who?", "r", "a", exercise=exercise, constraints=constraints)], "synth")
+    assert list(batch.turns()) == [(message, "r", "a")]
+    assert batch.texts() == [f"{message}\x00r\x00a"]

@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from common.events import silent
 from data import records as records_module
-from data.records import Rejected, WebRecord, batched
+from data.records import Rejected, SynthRecord, WebRecord, batched
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.screening.corpus_copies import find_copies
 from data.screening.text_hash import in_validation, text_hash
@@ -247,3 +247,43 @@ def test_memory_does_not_grow_with_the_rows_of_a_file(small, tmp_path, monkeypat
     assert sum(path.stat().st_size for path in (tmp_path / "many").rglob("*.bin")) > 500_000
     assert many[0] < 1.2 * few[0]  # a batch at a time
     assert many[1] < few[1] + 2500 * 80  # a shard at a time, and a few arrays of one number per document
+
+
+PLANTED = "how many purple walruses can dance upon the head of one rusty pin in the month of may"
+
+
+def planted_rows():
+    """Every record form with the planted question in one of its fields."""
+    for name in ("text", "id", "url", "dump"):
+        yield f"web, {name}", WebRecord(**{"text": "some words of a page", name: PLANTED})
+    for exercise in (None, "rag", "memo"):
+        for name in ("query", "synthetic_reasoning", "synthetic_answer", "constraints", "query_seed_text", "synth_id"):
+            fields = {"query": "a query", "synthetic_reasoning": "a thought", "synthetic_answer": "an answer"}
+            yield f"synth, {exercise}, {name}", SynthRecord(**{**fields, "exercise": exercise, name: PLANTED})
+
+
+@pytest.mark.parametrize(("where", "record"), list(planted_rows()), ids=[where for where, _ in planted_rows()])
+def test_a_held_out_question_is_found_in_every_field_that_is_trained_on(where, record, small, tokenizer, tmp_path):
+    form = "web" if isinstance(record, WebRecord) else "synth"
+    clean = WebRecord("clean") if form == "web" else SynthRecord("clean", "so", "yes")
+    plan = CorpusPlan(small, form, row_length=128, rows_per_shard=8, validation_share=0.0)
+    checks = DocumentChecks(ContaminationIndex([HeldOutQuestion("b", "1", PLANTED)]))
+
+    def trained_on(name, checks):
+        corpus = write_tokens(
+            lambda skip: iter([clean, record]), plan, tmp_path / name / "work", tmp_path / name, silent, checks=checks
+        )
+        (entry,) = corpus.index.shards
+        ids = Shard(tmp_path / name / entry.file, entry, corpus.index).tokens
+        return PLANTED in tokenizer.decode([int(token) for token in ids]), corpus.rejected.get("contaminated", 0)
+
+    is_trained_on, _ = trained_on("unscreened", None)
+    assert trained_on("screened", checks) == (False, int(is_trained_on)), where
+
+
+def test_two_passages_to_one_question_are_two_documents(make_tokens):
+    """The hash that finds copies, and that splits off the validation set, is of the passage too."""
+    records = [
+        SynthRecord("Sum it up.", "so", "yes", exercise="rag", constraints=text) for text in ("one", "two", "one")
+    ]
+    assert make_tokens(records, validation_share=0.0)[1].rejected == {"duplicate": 1}
