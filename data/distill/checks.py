@@ -37,15 +37,48 @@ RejectReason = Literal[
 MIN_REASONING_WORDS = 2
 COPY_NGRAM = 8  # words
 LOOP_NGRAM = 4  # words
-_REFUSAL = re.compile(
-    r"\b(?:i(?:'m| am) sorry|as an ai\b|i (?:do not|don't) have enough information"
-    r"|i (?:cannot|can't|am unable to|am not able to) (?:help|assist|answer|provide|fulfil))",
+# A refusal is what the whole reply is, so it stands at its beginning. Further on the same words are part of a text:
+# a letter, a story, an error message.
+REFUSAL_HEAD = 160  # characters
+SHORT_REFUSAL = 300  # characters of an answer that has no apology, and nothing after "I cannot provide that"
+_UNABLE = r"\bi(?: can(?:no|['’])t|(?: am|['’]m) (?:unable|not able) to| won['’]t| will not| must decline to) "
+_REFUSED = r"(?:help|assist|answer|provide|fulfill?|comply|complete|create|generate|write|share|discuss|continue)\b"
+_REFUSES_THIS = re.compile(
+    rf"{_UNABLE}(?:(?:help|assist|comply)(?: you)? with|{_REFUSED}(?<!help)) (?:that|this|it|your|the)"
+    r"(?: request| question| task)?[.,;]"
+    rf"|\bi (?:do not|don['’]t) have enough information to (?:answer|help|say)\b",
     re.IGNORECASE,
 )
-_LEAK = re.compile(
-    r"<\|[a-z_]+\|>|</?think>|</?document|\bpassage\b|\bexercises? of the same kind\b|\bjson\b"
-    r"|\bdocuments of the collection\b|\bexemplar",
+_APOLOGISES = re.compile(
+    rf"\b(?:sorry,?(?: but)?|apologi[sz]e,?(?: but)?|unfortunately,?|as an ai\b[^.,]{{0,40}},) {_UNABLE}{_REFUSED}"
+    r"|\bas an ai\b[^.,]{0,40}, i (?:do not|don['’]t) have\b",
     re.IGNORECASE,
+)
+_IS_UNABLE = re.compile(rf"\A\W*{_UNABLE}{_REFUSED}(?! (?:but|\w+ing)\b)", re.IGNORECASE)
+_ASKS_FOR_A_VOICE = re.compile(
+    r"\b(?:apolog|sorry|declin|refus|reject|turn(?:ing)? down|say(?:ing)? no|letter|e-?mail|messages?\b|text\b|note\b"
+    r"|reply|respon[ds]|dialog|conversation|chat|story|scene|script|speech|poem|lyrics|role)",
+    re.IGNORECASE,
+)
+# What only the teacher was shown: markers of its chat, the lines of its prompt whole, the keys of its reply.
+_LEAKED_MARKER = re.compile(r"<\|[a-z_]+\|>|</?think>|</?document \d+>", re.IGNORECASE)
+_LEAKED_PROMPT = re.compile(
+    r"^\W*(?:documents of the collection|exercises of the same kind) ?:"
+    r"|\bwrite the document for this query\b|\bwhich the reader will not see\b|\bbase it on this passage\b"
+    r"|\bthe collection that yours will join\b|\bkeep to their form, tone and length\b"
+    r"|\btake nothing of their content\b|\blet the answer stand by itself\b|\banswer from the passage, as json\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_LEAKED_REPLY = re.compile(
+    r"\"reasoning\"\s*:|\bjson object with the strings\b|\bjson\b[^.\n]{0,30}\breasoning\b[^.\n]{0,20}\banswer\b"
+    r"|\b(?:i|we)(?: must| should| need to| have to| will|['’]ll) (?:now )?"
+    r"(?:reply|respond|answer|output|return|produce)\b[^.\n]{0,40}\bjson\b",
+    re.IGNORECASE,
+)
+_LEAKED_PASSAGE = re.compile(
+    r"\b(?:the|this|that|your|(?:the )?(?:given|provided|above)) passage\b(?! (?:of|from|through|between|to|into)\b)"
+    r"|^\W*passage ?:|\bthe (?:given|provided) (?:text|context)\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 _CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")  # a full stop that only the grammar put there
 _ASKS_FOR_LANGUAGE = re.compile(
@@ -88,7 +121,7 @@ def reject_reason(
         return "too_long"
     if is_cut_short(reasoning, template.reasoning) or is_cut_short(answer, template.answer):
         return "truncated"
-    if _REFUSAL.search(text):
+    if is_refusal(document, prompt):
         return "refusal"
     if leaks_template(text, prompt):
         return "leaked_template"
@@ -135,9 +168,29 @@ def has_nothing_new(answer: str, query: str) -> bool:
     return not any(word.lower() not in known for word in _WORD.findall(answer) if len(word) > 3 or word.isdigit())
 
 
+def is_refusal(document: ParsedDocument, prompt: Prompt) -> bool:
+    """Whether the reasoning or the answer begins by refusing, and not in the voice of a text that was asked for."""
+    heads = [document.reasoning[:REFUSAL_HEAD], document.answer[:REFUSAL_HEAD]]
+    if any(_REFUSES_THIS.search(head) for head in heads):
+        return True
+    if _ASKS_FOR_A_VOICE.search(prompt.query):
+        return False
+    is_short = len(document.answer) < SHORT_REFUSAL and ", but " not in document.answer
+    return any(_APOLOGISES.search(head) or (is_short and _IS_UNABLE.search(head)) for head in heads)
+
+
 def leaks_template(text: str, prompt: Prompt) -> bool:
-    """Whether the document mentions what only the teacher was shown, and the question does not."""
-    return any(leak.group().lower() not in prompt.query.lower() for leak in _LEAK.finditer(text))
+    """Whether the document shows what only the teacher was shown, and the question did not speak of."""
+    query, passage = prompt.query.lower(), (prompt.passage or "").lower()
+    if any(leak.group().lower() not in query for leak in _LEAKED_MARKER.finditer(text)) or _LEAKED_PROMPT.search(text):
+        return True
+    if "json" not in query and _LEAKED_REPLY.search(text):
+        return True
+    return (
+        bool(passage)
+        and "passage" not in query
+        and any(leak.group().lower() not in passage for leak in _LEAKED_PASSAGE.finditer(text))
+    )
 
 
 def is_repetitive(text: str) -> bool:

@@ -3,12 +3,14 @@
 import pytest
 
 from configs.distill import DistillConfig, TeacherConfig
-from data.distill.checks import copied_share, is_repetitive, reject_reason
+from data.distill.checks import copied_share, is_refusal, is_repetitive, leaks_template, reject_reason
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
+from tests.support.ordinary_replies import LEAKS, REFUSALS, ordinary_documents
+from tests.support.ordinary_replies import PASSAGE as LEAKED_PASSAGE
 
 PASSAGE = "A hat is a head covering worn for protection since 1800. Hats with spikes are called pickelhaube in Prussia."
 PROMPT = Prompt("p", "What is a hat?", "definition", PASSAGE, "We need to say what a hat is: ")
@@ -90,6 +92,34 @@ def test_a_word_of_the_template_may_stand_in_the_question():
     prompt = Prompt("p", "What is JSON?", "definition", "JSON is a format for data.", None)
     document = ParsedDocument("We need to say what JSON is: a format.", "JSON is a format for data.")
     assert reason_for(document, prompt=prompt) is None
+
+
+def test_ordinary_documents_are_neither_leaks_nor_refusals():
+    """A rejected document was paid for, and the share of rejects can stop a run: under 0.5 % of a thousand."""
+    documents = list(ordinary_documents(1000))
+    assert len({(prompt.query, document.answer) for prompt, document in documents}) > 900
+    rejected = [
+        (prompt.query, document)
+        for prompt, document in documents
+        if is_refusal(document, prompt) or leaks_template(f"{document.reasoning}\n{document.answer}", prompt)
+    ]
+    assert len(rejected) < 5, rejected[:5]
+
+
+@pytest.mark.parametrize(("text", "has_passage"), LEAKS)
+def test_what_only_the_teacher_was_shown_is_a_leak(text, has_passage):
+    prompt = Prompt("l", "What is a hat?", "definition", LEAKED_PASSAGE if has_passage else None)
+    assert leaks_template(text, prompt)
+    assert leaks_template(f"A hat is a head covering.\n{text}", prompt)
+
+
+@pytest.mark.parametrize("answer", REFUSALS)
+def test_a_refusal_is_a_refusal_of_what_was_asked(answer):
+    asked = Prompt("r", "Tell me all about hats.", "instruction")
+    assert is_refusal(ParsedDocument("We look at what is asked.", answer), asked)
+    assert is_refusal(ParsedDocument(answer, "Nothing."), asked)
+    letter = f"Dear Ada, thank you for your kind lines, which came on Monday. {'We were glad of them. ' * 6}{answer}"
+    assert not is_refusal(ParsedDocument("We look at what is asked.", letter), asked)
 
 
 GERMAN = "Ein Hut ist eine Kopfbedeckung, die man zum Schutz oder zur Zierde trägt, und das seit langer Zeit."
