@@ -27,7 +27,8 @@ from common.events import Emit, silent
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_cache import ReplyCache, ReplySource
+from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_source import ReplySource
 from store.events import EventWriter
 from tests.support.fake_openai import OwnProcess, own_process
 from tests.support.replies import reply_rows

@@ -25,7 +25,8 @@ from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
 from data.endpoints.chat_types import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
 from data.endpoints.embedded import EmbeddedServerError
 from data.endpoints.endpoint import Endpoint, send_request
-from data.endpoints.reply_cache import BATCHES, ReplyCache, ReplySource, read_replies
+from data.endpoints.reply_cache import BATCHES, ReplyCache, read_replies
+from data.endpoints.reply_source import ReplySource
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from common.keyed_log import KeyedLog
 from common.text import as_file_name
 from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.chat_types import ChatReply, reply_from_row, reply_to_row
+from data.endpoints.reply_source import ReplySource
 from data.endpoints.request_locks import RequestLocks
 
 logger = logging.getLogger(__name__)
@@ -42,20 +43,6 @@ _HEAD = re.compile(
     rb'\{"digest": "([0-9a-f]{64})", "endpoint": "([^"\\]*)", "dollars": ([0-9.e+-]+), "tokens": ([0-9]+), '
     rb'(?:"execution": "([^"\\]*)", )?'
 )
-
-
-@dataclass(frozen=True)
-class ReplySource:
-    """Where replies are kept, and for which execution of a stage new ones are paid.
-
-    `ask_again`: only this execution's own replies are used. `adopt`: a file of replies that this execution wrote before
-    they were shared; they are moved into the folder.
-    """
-
-    folder: Path
-    execution: str = ""
-    ask_again: bool = False
-    adopt: Path | None = None
 
 
 @dataclass(frozen=True)

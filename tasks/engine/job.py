@@ -17,7 +17,7 @@ from common.events import Emit
 from common.files import read_json, write_json
 from configs.base import Section
 from configs.endpoint import EndpointConfig
-from data.endpoints.reply_cache import ReplySource
+from data.endpoints.reply_source import ReplySource
 
 SectionPart = TypeVar("SectionPart", bound=Section)
 

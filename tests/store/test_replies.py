@@ -7,7 +7,8 @@ import pytest
 from common.errors import ConfigError
 from common.events import silent
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.reply_cache import ReplyCache, ReplySource
+from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_source import ReplySource
 from store.garbage import collect, find_garbage
 
 MODEL = "openai/gpt-oss-20b"

@@ -12,7 +12,8 @@ from common.events import silent
 from data.endpoints import reply_cache
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.reply_cache import ReplyCache, ReplySource
+from data.endpoints.reply_cache import ReplyCache
+from data.endpoints.reply_source import ReplySource
 from data.endpoints.request_locks import RequestLocks
 
 

@@ -9,7 +9,7 @@ from data.endpoints import pool as pool_module
 from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatRequest
 from data.endpoints.pool import EndpointPool
-from data.endpoints.reply_cache import ReplySource
+from data.endpoints.reply_source import ReplySource
 from tests.support.fake_openai import FakeOpenAI, script
 from tests.support.replies import reply_rows
 
