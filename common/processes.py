@@ -46,8 +46,8 @@ def die_with_parent(parent_pid: int) -> None:
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
-def free_port() -> int:
-    """A loopback TCP port that nothing listens on at this moment."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port of this machine's `address` that nothing listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])

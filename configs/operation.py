@@ -29,8 +29,8 @@ class LaunchConfig(Section):
     cluster, whose machines all share the store.
 
     An accelerator stage is one process, or `processes` that compute as one: on this machine, or each on a host of its
-    own, started by the template `command`, in which {host} counts from 0, {commit} is this checkout's commit, and
-    {member} the command to run there, in a checkout.
+    own. With `engine` "ray" the cluster has the hosts; else the template `command` starts each process, in which {host}
+    counts from 0, {commit} is this checkout's commit, and {member} the command to run there, in a checkout.
     """
 
     engine: Literal["processes", "ray"] = "processes"
@@ -38,14 +38,19 @@ class LaunchConfig(Section):
     ray_address: str = ""  # engine "ray"; empty: RAY_ADDRESS, or the cluster of this machine
     processes: PositiveInt = 1  # of each stage in `stages`
     stages: tuple[str, ...] = ("pretrain",)
-    command: str = ""  # empty: all processes run on this machine
-    coordinator: str = ""  # address:port of the first process; empty: detected, on this machine or on a TPU slice
+    command: str = ""  # empty: all processes run on this machine, or on the cluster of engine "ray"
+    coordinator: str = ""  # address:port of the first process; empty: detected
+    host_resources: dict[str, PositiveFloat] = {}  # engine "ray": of each host, in Ray's names: {GPU = 8}
+    tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": of v4:2x2x4, say
     silent_s: PositiveFloat = 120.0  # without a heartbeat for so long a host counts as dead (whole seconds)
 
     @model_validator(mode="after")
-    def _address_used(self) -> "LaunchConfig":
-        if self.ray_address and self.engine != "ray":
-            raise ValueError(f"launch.ray_address needs engine 'ray'; launch.engine is {self.engine!r}")
+    def _engine_fits(self) -> "LaunchConfig":
+        for name in ("ray_address", "host_resources", "tpu_slice"):
+            if getattr(self, name) and self.engine != "ray":
+                raise ValueError(f"launch.{name} needs engine 'ray'; launch.engine is {self.engine!r}")
+        if self.on_ray and self.coordinator:
+            raise ValueError("launch.coordinator: with engine 'ray' it is the first host that the cluster gives")
         return self
 
     @model_validator(mode="after")
@@ -59,6 +64,11 @@ class LaunchConfig(Section):
         if self.command and "{member}" not in self.command:
             raise ValueError("launch.command: it must contain {member}, the command to run on each host")
         return self
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the processes of one stage are actors of a Ray cluster."""
+        return self.engine == "ray" and self.processes > 1 and not self.command
 
 
 class PlanConfig(Section):

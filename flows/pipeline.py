@@ -20,7 +20,7 @@ from configs.load import NamedConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.operate import approval, concurrency
-from flows.selection import PreparedRun, Selection, prepare_run
+from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine.child_process import cancelling
@@ -52,7 +52,10 @@ def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root
     everything that does not need the failed step has ended.
     """
     store = open_store(store_root)
-    prepared = prepared_run.get() or prepare_run(config, selection, store)
+    prepared = prepared_run.get()
+    if prepared is None:
+        prepared = prepare_run(config, selection, store)
+        check_ray_hosts(store, config.launch, prepared)
     run_id = str(flow_run.id)
     _link_dashboard(run_id)
     with store.run_lock(run_id).for_life(), cancelling():

@@ -23,7 +23,7 @@ from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.operate import prefect_server
 from flows.operate.services import url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
-from flows.selection import PreparedRun, Selection, is_in_store, prepare_run
+from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
 from tasks.engine import prefect_page
@@ -65,6 +65,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     store = open_store()
     try:
         prepared = prepare_run(config, selection, store, argument)
+        check_ray_hosts(store, config.launch, prepared)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
     print_forecast(out, prepared, store)

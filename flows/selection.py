@@ -14,6 +14,7 @@ from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
 from store.artifacts import Store
+from tasks.engine.ray_cluster import check_hosts
 from tasks.engine.stage import Stage
 
 
@@ -93,6 +94,7 @@ def check_shared_store(store: Store, launch: LaunchConfig, stages: Iterable[Stag
     stages = list(stages)
     members = [s.name for s in stages if launch.command and launch.processes > 1 and s.name in launch.stages]
     readers = [s.name for s in stages if launch.engine == "ray" and s.fan_outs]
+    readers += [s.name for s in stages if launch.on_ray and s.multihost and s.name in launch.stages]
     unshared = [
         f"{setting} ({', '.join(dict.fromkeys(names))})"
         for setting, names in (("launch.command", members), ('launch.engine = "ray"', readers))
@@ -104,6 +106,14 @@ def check_shared_store(store: Store, launch: LaunchConfig, stages: Iterable[Stag
             f"{store.url} is cached in {store.root}, on this machine alone: set NAUTILE_STORE to a folder that all "
             "hosts mount at the same path, or run these stages on this machine"
         )
+
+
+def check_ray_hosts(store: Store, launch: LaunchConfig, run: PreparedRun) -> None:
+    """Raise `ConfigError` if the Ray cluster has not the hosts for a stage of several processes that the run does."""
+    several = [s for s in run.steps if launch.on_ray and s.stage.multihost and s.stage.name in launch.stages]
+    for step in several:
+        if run.selection.force or not is_in_store(store, step):
+            check_hosts(launch, step.stage.name)
 
 
 def is_in_store(store: Store, step: Step) -> bool:

@@ -17,7 +17,6 @@ import logging
 import os
 import time
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -97,9 +96,12 @@ def question_after(store: Store, config: RunConfig, step: Step, outputs: dict[st
         facts = manifest["facts"]
         # An artifact of another run was asked about in that run.
         if facts.get("budget_exhausted") and manifest["run"] == run_id:
-            stage = step.stage.name
+            stage, unasked = step.stage.name, facts.get("unasked")
+            spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
+            total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
+            left = f"{unasked:,}{total} prompts were not sent" if unasked else "its work is not finished"
             return (
-                f"Stage {step.label} of {config.name} stopped at its budget: {_left_undone(facts)}. To use a larger "
+                f"Stage {step.label} of {config.name} stopped at its budget: {spent}{left}. To use a larger "
                 f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run "
                 f"`nautile run {config.name} --from {stage} --force`: replies that were paid for are reused. Or resume "
                 "with less."
@@ -137,7 +139,10 @@ def ask(
         logger.warning("paused: %s", message)
         notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, note=f"waits for {command}"))
         _create_artifact(label, message)
-        _write_note(note, run_id, label, message, None if suspend else os.getpid())
+        note.parent.mkdir(parents=True, exist_ok=True)
+        asked = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}
+        asked |= {"api": get_current_settings().api.url, "pid": None if suspend else os.getpid()}
+        write_json(note, asked)
         if suspend:
             raise Pause(state=answer.state)
         try:
@@ -223,13 +228,6 @@ def _create_artifact(label: str, message: str) -> None:
         logger.warning("Prefect refused the artifact with the question about %s: %s", label, error)
 
 
-def _write_note(path: Path, run_id: str, label: str, message: str, pid: int | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    api = get_current_settings().api.url
-    note = {"run": run_id, "label": label, "message": message, "since": now(), "api": api, "host": host(), "pid": pid}
-    write_json(path, note)
-
-
 def _still_waits(note: dict[str, Any]) -> bool:
     if note["pid"] is not None:
         return note["host"] != host() or psutil.pid_exists(note["pid"])
@@ -291,10 +289,3 @@ def _last_time(store: Store, config: RunConfig, step: Step) -> str:
     money = f" and ${last['dollars']:,.4f}" if last["dollars"] is not None else ""
     other = "" if last["config"] == config.name else f" for {last['config']}"
     return f"the last time{other} ({when:%Y-%m-%d}) it took {duration(last['seconds'])}{money}"
-
-
-def _left_undone(facts: dict[str, Any]) -> str:
-    undone = facts.get("unasked")
-    spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
-    total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
-    return f"{spent}{undone:,}{total} prompts were not sent" if undone else f"{spent}its work is not finished"

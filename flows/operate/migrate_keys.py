@@ -52,7 +52,9 @@ def plan(store: Store) -> list[Migration]:
     if store.url is not None:
         raise ConfigError(f"{store.location}: a store with a remote cannot be migrated, its objects keep their names")
     migrations, new_ids = [], {}
-    for manifest, folder in sorted(_manifests(store), key=lambda entry: entry[0]["created"]):
+    folders = (folder for *_, folder in store.folders())  # of superseded artifacts too
+    manifests = [(manifest, folder) for folder in folders if (manifest := read_manifest(folder))]
+    for manifest, folder in sorted(manifests, key=lambda entry: entry[0]["created"]):
         kind, label = manifest["kind"], manifest["label"]
         if FORMER in manifest:
             new_ids[f"{kind}/{manifest[FORMER]}"] = f"{kind}/{manifest['key']}"
@@ -96,12 +98,6 @@ def apply(store: Store, migrations: list[Migration]) -> int:
     if pending:
         Catalog(store).rebuild()
     return len(pending)
-
-
-def _manifests(store: Store) -> list[tuple[dict[str, Any], Path]]:
-    """The readable manifests with their folders, superseded ones too."""
-    folders = (folder for *_, folder in store.folders())
-    return [(manifest, folder) for folder in folders if (manifest := read_manifest(folder))]
 
 
 def _section_of(section: dict[str, Any], made: float) -> dict[str, Any]:

@@ -121,8 +121,7 @@ def run_child(
     Once `finished()` is true the work is complete: a process that has not exited 30 s later is ended, with exit code 0.
     Whatever is raised here (or by `tick`) ends the child's process group first: SIGTERM, 5 s, SIGKILL.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
+    environment = child_environment(store)
     if not accelerator:
         environment["JAX_PLATFORMS"] = "cpu"  # the accelerator is for the stages that declare it
     with log.open("ab") as output:
@@ -132,7 +131,7 @@ def run_child(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=ALLOCATOR | environment,
+            env=environment,
             start_new_session=True,
         )
     try:
@@ -152,6 +151,14 @@ def run_child(
     finally:
         if child.returncode is None:
             _end(child)
+
+
+def child_environment(store: str) -> dict[str, str]:
+    """The environment of a process that runs a module of ours."""
+    environment = ALLOCATOR | os.environ
+    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "NAUTILE_STORE": store}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_REPOSITORY), environment.get("PYTHONPATH")]))
+    return environment
 
 
 def _reap(child: subprocess.Popen[bytes]) -> Exit | None:

@@ -1,10 +1,10 @@
 """Run one stage in several processes, one a host: `python -m tasks.engine.multihost REQUEST.json`.
 
-It takes the place of `tasks.engine.child_main`: it launches that on every host (here, or by the template in
-`launch.command`), copies what they print to the stage's log with the host's number before it, and ends all of them when
-one has failed. A host that falls silent is noticed by JAX, whose heartbeat then ends the others with SIGABRT, so the
-stage fails and is retried. A host notices that this process is gone, however that happens, by the end of its standard
-input.
+It takes the place of `tasks.engine.child_main`: it launches that on every host (here, by the template in
+`launch.command`, or by an actor of a Ray cluster), copies what they print to the stage's log with the host's number
+before it, and ends all of them when one has failed. A host that falls silent is noticed by JAX, whose heartbeat then
+ends the others with SIGABRT, so the stage fails and is retried. A host notices that this process is gone, however that
+happens, by the end of its standard input.
 """
 
 import json
@@ -17,15 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.files import write_json
 from common.processes import ExitCode, die_with_parent, free_port
+from configs.operation import LaunchConfig
 from tasks.engine.child_main import STOP
+from tasks.engine.ray_cluster import connected
+from tasks.engine.ray_hosts import print_line, start_actors
 
 logger = logging.getLogger("tasks.engine.multihost")
 
@@ -35,18 +39,38 @@ GRACE_S = 60.0  # for the others to save, once one has ended by `Retryable` (a p
 _LOST = (128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)
 
 
+class Host(Protocol):
+    """The process of one host, number `host`."""
+
+    host: int
+    problem: str  # why it counts as lost; empty if it does not
+
+    def poll(self) -> int | None: ...
+    def answered_since(self, moment: float) -> bool: ...
+    def stop(self) -> None: ...
+    def end(self) -> None: ...
+
+
 @dataclass
 class HostProcess:
-    """The process of one host, or the command that started it there."""
+    """A process on this machine, or the command that started it on another."""
 
     host: int
     process: subprocess.Popen[bytes]
+    problem: str = ""
 
     def copy_output(self) -> None:
         """Print its lines with the host's number, until it ends."""
         for line in self.process.stdout or ():
-            sys.stdout.buffer.write(f"[host {self.host}] ".encode() + line.rstrip(b"\n") + b"\n")
-            sys.stdout.buffer.flush()
+            print_line(self.host, line)
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, as `subprocess` has it."""
+        return self.process.poll()
+
+    def answered_since(self, moment: float) -> bool:
+        """True: how it ended is known at once."""
+        return True
 
     def stop(self) -> None:
         """Ask it to save and exit."""
@@ -71,19 +95,27 @@ def main(arguments: list[str] | None = None) -> int:
     request = json.loads(path.read_text(encoding="utf-8"))
     die_with_parent(request["parent"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    hosts: list[HostProcess] = []
+    hosts: list[Host] = []
+    launch = LaunchConfig.model_validate(request["launch"])
     signal.signal(signal.SIGTERM, lambda _number, _frame: [host.stop() for host in hosts])
     message: str | None
-    try:
-        check_commit(request)
-        for host in range(request["launch"]["processes"]):
-            hosts.append(_launch(request, path, host))
-        code, message = wait_for_hosts(hosts, request["launch"]["silent_s"])
-    except ConfigError as error:
-        code, message = ExitCode.BAD_INPUT, str(error)
-    finally:
-        for each in hosts:
-            each.end()
+    with ExitStack() as stack:
+        try:
+            if launch.on_ray:
+                stack.enter_context(connected(launch))
+                hosts += start_actors(request, path)
+            else:
+                check_commit(request)
+                for host in range(launch.processes):
+                    hosts.append(_launch(request, path, host))
+            code, message = wait_for_hosts(hosts, launch.silent_s)
+        except ConfigError as error:
+            code, message = ExitCode.BAD_INPUT, str(error)
+        except Retryable as error:
+            code, message = ExitCode.RETRY, str(error)
+        finally:
+            for each in hosts:
+                each.end()
     if message:
         logger.error("%s", message)
         error_json = Path(request["staging"]) / "error.json"
@@ -139,18 +171,28 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
     return started
 
 
-def wait_for_hosts(hosts: list[HostProcess], silent_s: float) -> tuple[ExitCode, str | None]:
+def wait_for_hosts(hosts: Sequence[Host], silent_s: float) -> tuple[ExitCode, str | None]:
     """Wait until all have succeeded or one has not: the exit code, and the error unless a host has written it."""
     deadline: float | None = None
+    failed_at: float | None = None
     while True:
-        codes = [host.process.poll() for host in hosts]
+        codes = [host.poll() for host in hosts]
         if all(code == ExitCode.DONE for code in codes):
             return ExitCode.DONE, None
+        for host in hosts:
+            if host.problem:
+                return ExitCode.RETRY, f"host {host.host} of {len(hosts)} is lost: {host.problem}"
 
         # A host that refuses its input or crashes takes others with it, so these codes count before any signal.
-        for reported in (ExitCode.BAD_INPUT, ExitCode.FAILED):
-            if reported in codes:
-                return reported, None
+        if ExitCode.BAD_INPUT in codes:
+            return ExitCode.BAD_INPUT, None
+        if ExitCode.FAILED in codes:
+            # Or it has crashed because another one is lost, which is not known yet.
+            failed_at = failed_at or time.monotonic()
+            if all(host.answered_since(failed_at) for host in hosts):
+                return ExitCode.FAILED, None
+            time.sleep(POLL_S)
+            continue
         ended = [(host.host, code) for host, code in zip(hosts, codes, strict=True) if code]
         for number, code in ended:
             if code != ExitCode.RETRY:

@@ -1,9 +1,14 @@
 """`[operation]` and `[schedule]` are refused where they mean nothing."""
 
+import re
+import textwrap
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
-from configs.operation import OperationConfig, ScheduleConfig
+from configs.load import load
+from configs.operation import LaunchConfig, OperationConfig, ScheduleConfig
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,29 @@ def test_an_invalid_schedule_is_refused(fields, message):
 def test_an_operation_of_an_unknown_stage_is_refused():
     with pytest.raises(ValidationError, match="pretraining"):
         OperationConfig.model_validate({"pretraining": {"approve": True}})
+
+
+@pytest.mark.parametrize("document", ["scale", "tpu"])
+def test_the_launches_of_the_documents_load(document, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"^    (?:extends = [^\[]*)?\[launch\]\n(?:    .*\n)+", text, re.MULTILINE)
+    assert len(snippets) == text.count("    [launch]")
+    for snippet in snippets:
+        extends = "" if "extends" in snippet else 'extends = "nautile_370m"\n'
+        (tmp_path / "run.toml").write_text(extends + textwrap.dedent(snippet), encoding="utf-8")
+        assert load(tmp_path / "run.toml").launch != LaunchConfig()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"host_resources": {"GPU": 8}}, "launch.host_resources needs engine 'ray'"),
+        ({"tpu_slice": "v4:2x2x2"}, "launch.tpu_slice needs engine 'ray'"),
+        ({"engine": "ray", "processes": 2, "coordinator": "a:1"}, "the first host that the cluster gives"),
+        ({"engine": "ray", "host_resources": {"GPU": 0}}, "greater than 0"),
+        ({"engine": "ray", "tpu_slice": "v4-16"}, "match pattern"),
+    ],
+)
+def test_an_invalid_launch_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        LaunchConfig.model_validate(fields)

@@ -1,8 +1,10 @@
-"""A real Ray cluster on loopback, of several worker processes: a head with its store and scheduler, ended with us.
+"""A real Ray cluster on loopback, of several nodes with a scheduler and workers of their own, ended with us.
 
-`python -m tests.support.ray_cluster CPUS FOLDER` prints its address and lives until its input ends.
+`python -m tests.support.ray_cluster FOLDER NODES` prints its address and lives until its input ends. NODES is JSON:
+for each node, the head first, what Ray's `Cluster.add_node` takes.
 """
 
+import json
 import os
 import secrets
 import subprocess
@@ -10,9 +12,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OBJECTS = 80 * 2**20  # bytes of shared memory for the object store: work items pass none
+OBJECTS = 80 * 2**20  # bytes of shared memory for a node's object store: work items pass none
 
 
 def surroundings(folder: Path) -> dict[str, str]:
@@ -31,11 +34,11 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def cluster(cpus: int, folder: Path) -> Iterator[str]:
+def cluster(nodes: list[dict[str, Any]], folder: Path) -> Iterator[str]:
     """Its address, for the length of the block."""
     (folder / "token").write_text(secrets.token_hex(32))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ray_cluster", str(cpus), str(folder)],
+        [sys.executable, "-m", "tests.support.ray_cluster", str(folder), json.dumps(nodes)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -57,21 +60,21 @@ def cluster(cpus: int, folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def main(cpus: str, folder: str) -> None:
-    import ray
+def main(folder: str, nodes: str) -> None:
+    import ray._private.utils
+    from ray.cluster_utils import Cluster
 
-    ray.init(
-        num_cpus=int(cpus),
-        object_store_memory=OBJECTS,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=folder,
-        log_to_driver=False,
-    )
-    sys.stdout.write(f"address {ray.get_runtime_context().gcs_address}\n")
+    # It would make this the cluster that "auto" finds on this machine.
+    ray._private.utils.write_ray_address = lambda *_: None
+    running = Cluster()
+    for node in json.loads(nodes):
+        running.add_node(
+            object_store_memory=OBJECTS, node_ip_address="127.0.0.1", temp_dir=folder, include_dashboard=False, **node
+        )
+    sys.stdout.write(f"address {running.address}\n")
     sys.stdout.flush()
     sys.stdin.read()
-    ray.shutdown()
+    running.shutdown()
 
 
 if __name__ == "__main__":

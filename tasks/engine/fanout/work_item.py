@@ -70,7 +70,7 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     files.folder.mkdir(parents=True, exist_ok=True)
     files.clear()
     request = json.loads(Path(item.request).read_text(encoding="utf-8"))
-    _check_commit(request)
+    check_same_commit(request)
     ended = run_child(
         "tasks.engine.child_main",
         *(item.request, item.fan_out, item.item, str(item.slot), str(os.getpid())),
@@ -111,7 +111,7 @@ def _check_lease(item: WorkItem) -> None:
         raise StageCancelled(f"{item}: its attempt is over")
 
 
-def _check_commit(request: dict[str, Any]) -> None:
+def check_same_commit(request: dict[str, Any]) -> None:
     """Refuse a host with another commit, since bytes must not depend on the host."""
     # On the run's own host the code may be edited while it runs.
     if request["host"] != host() and request["commit"] != code_commit():

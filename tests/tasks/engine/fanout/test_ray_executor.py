@@ -8,7 +8,8 @@ import pytest
 from common.errors import ConfigError
 from common.processes import free_port
 from configs.operation import LaunchConfig
-from tasks.engine.fanout.ray_executor import check_prefect_url, connection_problem, ray_executor
+from tasks.engine.fanout.ray_executor import check_prefect_url, ray_executor
+from tasks.engine.ray_cluster import connection_problem
 
 
 def enter(**launch):

@@ -1,0 +1,215 @@
+"""Work items and the processes of one stage on a real Ray cluster of three nodes, which are killed at work."""
+
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import flow
+
+from common.errors import ConfigError, Retryable
+from configs.operation import LaunchConfig
+from store.artifacts import Store
+from store.catalog import Catalog
+from tasks.engine import child_process as child
+from tasks.engine.attempt import run_stage
+from tasks.engine.child_process import cancelling
+from tasks.engine.errors import StageCrash
+from tasks.engine.prefect_task import as_prefect_task
+from tasks.engine.ray_cluster import check_hosts, connected
+from tasks.engine.ray_hosts import reserve
+from tasks.engine.stage import RunContext
+from tests.support.ray_cluster import cluster, surroundings
+from tests.support.stage_parent import is_alive, wait_for
+from tests.support.stage_pieces import joined, pieces, runs, section
+from tests.support.stage_psum import psum
+
+pytestmark = pytest.mark.slow
+
+
+def tpu_host(worker_id):
+    """A node as Ray describes a host of the TPU slice v4:2x2x2, without its chips."""
+    labels = {"slice-name": "slice", "worker-id": str(worker_id), "pod-type": "v4-16", "topology": "2x2x2"}
+    head = {} if worker_id else {"TPU-v4-16-head": 1}
+    labels = {f"ray.io/tpu-{name}": value for name, value in labels.items()}
+    return {"num_cpus": 1, "resources": {"TPU": 4, **head}, "labels": labels}
+
+
+@pytest.fixture(scope="module")
+def address(prefect_server):
+    """One cluster for all tests here. Ray's sockets need a short path."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {**surroundings(Path(folder)), "TPU_NAME": "slice"}.items():
+            patch.setenv(name, value)
+        with cluster([{"num_cpus": 1}, tpu_host(1), tpu_host(0)], Path(folder)) as address:
+            yield address
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
+    yield
+    child._cancelled.clear()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def gate(tmp_path):
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    return gate
+
+
+def through_a_flow(store, config, address):
+    @flow(name="one-stage")
+    def one_stage():
+        where = LaunchConfig(engine="ray", ray_address=address)
+        with cancelling():
+            return as_prefect_task(pieces)(config, {}, RunContext("r1", str(store.root), label="pieces", launch=where))
+
+    return one_stage(return_state=True)
+
+
+def test_a_killed_worker_a_bad_item_and_one_that_crashed_lose_and_double_nothing(store, gate, address):
+    faults = {"piece-0": {"bad": 9}, "piece-1": {"crash": 1}}
+    config = section(5, faults=faults, skippable=0.2, gate=str(gate), gated=["piece-2"])
+    killed = {}
+
+    def kill_one():
+        wait_for((gate / "piece-2").exists)
+        child, worker = map(int, (gate / "piece-2").read_text().split())
+        # Meanwhile the other workers finish the rest of the fan-out.
+        wait_for(lambda: sum(map(len, runs(store.root).values())) == 7)  # the list, five items, one of them again
+        killed.update(child=child, worker=worker, cmdline=psutil.Process(worker).cmdline())
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: not is_alive(child))
+        (gate / "open").touch()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    state = through_a_flow(store, config, address)
+    killer.join()
+    outputs = state.result()
+    assert "ray::" in killed["cmdline"][0]
+    assert (store.get(outputs["numbers"]).path / "all.txt").read_text() == joined(5, without=(0,))
+    facts = store.get(outputs["numbers"]).manifest["facts"]
+    assert facts["skipped"] == {"piece-0": "piece-0: not a text"}
+    again = {item: count for item, count in facts["runs"].items() if count > 1}
+    assert again == {"piece-1": 2, "piece-2": 2}
+    Catalog(store).ingest()
+    (rows,) = Catalog(store).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
+    assert rows == {"n": 4, "rows": 20.0}
+
+
+def test_an_interrupted_run_leaves_no_process_on_the_cluster(store, gate, address, monkeypatch):
+    stopped = []
+
+    def interrupt(update):
+        if (gate / "piece-1").exists() and not stopped:
+            stopped.append(update)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.engine.attempt_log.notify", interrupt)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)
+    assert stopped
+    running = map(int, (gate / "piece-1").read_text().split())
+    wait_for(lambda: not any(map(is_alive, running)), 10)
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_cluster_that_is_not_there_is_one_message(store, address):
+    with pytest.raises(ConfigError, match=r"no cluster answers at 127.0.0.1:9 \(Connection refused\): start one"):
+        through_a_flow(store, section(1), "127.0.0.1:9").result()
+
+
+def launch_on(address, processes=2, **fields):
+    return LaunchConfig(engine="ray", ray_address=address, processes=processes, stages=("psum",), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"processes": 4, "host_resources": {"CPU": 1}}, r"launch.processes = 4 of psum: .* has 3 hosts with CPU = 1;"),
+        ({"host_resources": {"GPU": 8}}, r"launch.processes = 2 of psum: .* has 0 hosts with CPU = 1, GPU = 8;"),
+        ({}, r"launch.host_resources: hosts of the Ray cluster have TPUs, which psum would not get"),
+        ({"tpu_slice": "v4:2x2x4"}, r"launch.processes = 2, and a slice v4:2x2x4 has 4 hosts"),
+        ({"processes": 4, "tpu_slice": "v4:2x2x4"}, r"launch.tpu_slice of psum: .* has 0 slices v4:2x2x4;"),
+        ({"tpu_slice": "v99:2x2"}, r"launch.tpu_slice 'v99:2x2': Invalid accelerator"),
+    ],
+)
+def test_hosts_that_the_cluster_does_not_have_are_refused(address, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        check_hosts(launch_on(address, **fields), "psum")
+
+
+def test_the_hosts_of_a_slice_are_taken_in_its_order(address):
+    import ray
+
+    launch = launch_on(address, tpu_slice="v4:2x2x2")
+    check_hosts(launch, "psum")
+    with connected(launch):
+        worker_ids = {node["NodeID"]: node["Labels"].get("ray.io/tpu-worker-id") for node in ray.nodes()}
+        assert [worker_ids[node.id] for _, node in reserve(launch)] == ["0", "1"]
+
+
+def test_members_end_with_the_launcher_or_a_node_and_the_next_attempt_runs_on_other_hosts(store, address):
+    launch = launch_on(address, host_resources={"CPU": 1})
+    errors = []
+
+    def run():
+        try:
+            context = RunContext("r1", str(store.root), label="psum", launch=launch)
+            return run_stage(psum, {"fault": "waits", "host": 1}, {}, context)
+        except (Retryable, StageCrash) as error:
+            errors.append(error)
+
+    def wait_for_members():
+        """Wait until one of them waits; those of this store, by rank."""
+        gate = wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))[0]
+        members = {}
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            if "tasks.engine.child_main" in line and str(store.root) in line:
+                members[int(process.environ()["NAUTILE_PROCESS"])] = process
+        assert sorted(members) == [0, 1]
+        return gate, members
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    gate, members = wait_for_members()
+    [launcher] = [p for p in psutil.Process().children() if "tasks.engine.multihost" in " ".join(p.cmdline())]
+    launcher.kill()
+    thread.join()
+    assert "was ended by signal 9" in str(errors[0])
+    wait_for(lambda: not any(is_alive(process.pid) for process in members.values()))
+
+    gate.unlink()
+    thread = threading.Thread(target=run)
+    thread.start()
+    _, members = wait_for_members()
+    raylets = {rank: process.parents()[1] for rank, process in members.items()}
+    assert all("raylet" in raylet.name() for raylet in raylets.values())
+    rank, raylet = next((rank, raylet) for rank, raylet in raylets.items() if "--head" not in raylet.cmdline())
+    raylet.kill()
+    thread.join()
+    assert isinstance(errors[1], Retryable)
+    assert f"host {rank} of 2 is lost: " in str(errors[1])
+    wait_for(lambda: not any(is_alive(process.pid) for process in members.values()))
+
+    numbers = store.get(run()["numbers"])
+    assert (numbers.path / "sum.txt").read_text() == "3.0"
+    [log] = (store.root / "logs").glob("psum-*.txt")
+    for host in range(2):
+        assert f"[host {host}] process {host} of 2" in log.read_text()
