@@ -86,7 +86,13 @@ def main() -> None:
         seconds = time.perf_counter() - begun
         lost, double = lost_and_double(root, names, given.commits)
     answer = {"commits": len(together), "lost": lost, "double": double, "seconds": seconds, **described(together)}
-    print(json.dumps({**answer, "a_second": len(together) / seconds, "alone": described(alone)}, indent=1))
+    alone_ms = described(alone)
+    answer |= {
+        "a_second": len(together) / seconds,
+        "alone": alone_ms,
+        "p95_of_alone": answer["p95_ms"] / alone_ms["p95_ms"],
+    }
+    print(json.dumps(answer, indent=1))
 
 
 if __name__ == "__main__":
