@@ -7,7 +7,9 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import fsspec
 import pytest
+from fsspec.registry import _registry
 from typer.testing import CliRunner
 
 from common.processes import free_port
@@ -89,6 +91,32 @@ def test_bad_input_is_one_message_and_exit_code_2(nautile, arguments, message):
     assert "Traceback" not in out + err
     if "Usage" not in err:
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        (False, "needs a package that is not installed: `pip install 'nautile[s3]'`"),
+        (True, "NoCredentialsError: Unable to locate credentials): check the bucket, and the credentials and endpoint"),
+    ],
+)
+def test_a_store_at_a_url_without_its_package_or_credentials(nautile, monkeypatch, tmp_path, installed, message):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    # Credentials are looked for at home and at an address that only hosts in the cloud have.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "cache"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    if not installed:
+        monkeypatch.setitem(sys.modules, "s3fs", None)
+        monkeypatch.delitem(_registry, "s3")
+    code, out, err = nautile("status", str(TOY), store="s3://nautile-bucket/run")
+    assert code == 2
+    assert err.startswith("the store s3://nautile-bucket/run ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not out
 
 
 def test_a_wrong_query_is_refused_with_the_databases_message(nautile):
