@@ -76,7 +76,7 @@ class _StepRunner:
     run_id: str
     server_limits: dict[str, str]  # resource -> name of the server's limit over all of its runs
     running: dict[str, Step] = field(default_factory=dict)
-    unanswered: list[tuple[Step, dict[str, str]]] = field(default_factory=list)  # ended, with a question about it
+    unanswered: list[tuple[Step, dict[str, str], str]] = field(default_factory=list)  # ended, with a question
     failures: dict[str, Exception] = field(default_factory=dict)
     outputs: Outputs = field(default_factory=dict)
 
@@ -142,20 +142,22 @@ class _StepRunner:
         del self.running[step.label]
         try:
             outputs = future.result()
-            asks = approval.question_after(self.store, self.config, step, outputs, self.run_id)
+            question = approval.question_at_budget(
+                self.store, self.config, step, outputs, self.run_id, self.prepared.argument
+            )
         except Exception as error:
             log.error("step %s failed: %s", step.label, error)
             self.failures[step.label] = error
             return
-        if asks:
-            self.unanswered.append((step, outputs))
+        if question:
+            self.unanswered.append((step, outputs, question))
         else:
             self._keep(step, outputs)
 
-    def _ask_and_keep(self, step: Step, outputs: dict[str, str]) -> None:
+    def _ask_and_keep(self, step: Step, outputs: dict[str, str], question: str) -> None:
+        patience, force = self.config.operation.of(step.stage.name).patience, self.prepared.selection.force
         try:
-            force = self.prepared.selection.force
-            approval.after_step(self.store, self.config, step, outputs, self.run_id, force)
+            approval.ask(self.store, self.run_id, f"budget:{step.label}", step.label, question, patience, force)
         except Exception as error:  # not approved: the whole run stops
             raise StageFailed({**self.failures, step.label: error}) from error
         self._keep(step, outputs)

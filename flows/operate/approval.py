@@ -15,6 +15,7 @@ goes on waiting until its time-out when the run is cancelled, and fails when the
 
 import logging
 import os
+import shlex
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -78,17 +79,13 @@ def asks_before(store: Store, config: RunConfig, step: Step, force: bool) -> boo
     return config.operation.of(step.stage.name).approve and (force or not is_in_store(store, step))
 
 
-def after_step(
-    store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, force: bool = False
-) -> None:
-    """Ask whether to continue with less if a step's money ran out and its `at_budget` is "pause". Raises as `ask`."""
-    if question := question_after(store, config, step, outputs, run_id):
-        patience = config.operation.of(step.stage.name).patience
-        ask(store, run_id, f"budget:{step.label}", step.label, question, patience, force)
+def question_at_budget(
+    store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str, argument: str
+) -> str | None:
+    """Whether to continue with less, if the step's money ran out in this run and its `at_budget` is "pause".
 
-
-def question_after(store: Store, config: RunConfig, step: Step, outputs: dict[str, str], run_id: str) -> str | None:
-    """What `after_step` asks; None if it does not."""
+    None if there is nothing to ask. `argument`: the configuration as the operator named it.
+    """
     if config.operation.of(step.stage.name).at_budget == "go_on":
         return None
     for artifact_id in outputs.values():
@@ -102,8 +99,8 @@ def question_after(store: Store, config: RunConfig, step: Step, outputs: dict[st
             left = f"{unasked:,}{total} prompts were not sent" if unasked else "its work is not finished"
             return (
                 f"Stage {step.label} of {config.name} stopped at its budget: {spent}{left}. To use a larger "
-                f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run "
-                f"`nautile run {config.name} --from {stage} --force`: replies that were paid for are reused. Or resume "
+                f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run `nautile run "
+                f"{shlex.quote(argument)} --from {stage} --force`: replies that were paid for are reused. Or resume "
                 "with less."
             )
     return None

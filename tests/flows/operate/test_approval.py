@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from configs.operation import OperationConfig
 from flows.dag import build_dag
 from flows.operate import approval
-from flows.operate.approval import after_step, before_step, expected_cost
+from flows.operate.approval import before_step, expected_cost, question_at_budget
 from store.artifacts import Store
 from tests.support.http_server import FakeServer, json_response
 from tests.support.prefect_calls import fetch, request
@@ -75,7 +75,7 @@ def test_what_is_there_is_not_asked_about_unless_it_is_forced(made, toy, steps, 
     assert "4 prompts" in questions[0][1]
 
 
-def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps, questions):
+def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_path, toy, steps):
     store, distill = Store(tmp_path / "store"), steps["distill"]
     store.prepare()
     folder = store.staging(distill.key) / "made"
@@ -86,15 +86,16 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
         "documents", distill.key, folder, stage="distill", version=1, config={}, inputs={}, facts=facts, run="mine"
     )
     outputs = {"documents": kept.id}
-    after_step(store, toy, distill, outputs, "mine")
-    after_step(store, asking(toy, at_budget="pause"), distill, outputs, "another")  # which has only reused it
-    assert questions == []
-    after_step(store, asking(toy, at_budget="pause"), distill, outputs, "mine")
-    ((key, question),) = questions
-    assert key == "budget:distill"
-    assert "$4.5000 spent, 3 of 4 prompts were not sent" in question
-    assert "raise distill.budget_dollars" in question
-    assert "`nautile run toy --from distill --force`" in question
+
+    def question(config, run):
+        return question_at_budget(store, config, distill, outputs, run, "my file.toml")
+
+    assert question(toy, "mine") is None
+    assert question(asking(toy, at_budget="pause"), "another") is None  # which has only reused it
+    text = question(asking(toy, at_budget="pause"), "mine")
+    assert "$4.5000 spent, 3 of 4 prompts were not sent" in text
+    assert "raise distill.budget_dollars" in text
+    assert "`nautile run 'my file.toml' --from distill --force`" in text
 
 
 def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):

@@ -1,0 +1,134 @@
+"""A distillation whose money runs out, with the shipped settings of nautile_370m: it goes on with less, or pauses."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from common.errors import ConfigError
+from configs.base import TaskConfig
+from configs.load import load
+from data.sources.corpus_source import synth_record
+from data.sources.reasoning_gym import problems
+from data.tokens.exemplar_sample import write_exemplars
+from flows import pipeline
+from flows.operate import approval
+from flows.pipeline import StageFailed, _StepRunner
+from flows.selection import Selection, prepare_run
+from flows.starts import dag_in
+from store.artifacts import Store
+from tasks.engine.attempt import run_stage
+from tasks.engine.job import Job
+from tasks.index import index
+from tests.support.fake_openai import FakeOpenAI
+
+pytestmark = pytest.mark.slow
+SHIPPED = load("nautile_370m")
+ENDPOINTS = {name: endpoint for name, endpoint in SHIPPED.endpoints.items() if name in SHIPPED.distill.endpoints}
+PROMPTS = 60
+LITTLE = 0.001  # dollars, for about half of the prompts
+
+
+@pytest.fixture
+def server():
+    with FakeOpenAI(models=[endpoint.model for endpoint in ENDPOINTS.values()]) as server:
+        yield server
+
+
+@pytest.fixture
+def config_of(server, tmp_path, monkeypatch):
+    """nautile_370m but for addresses, prompts, how many there are, and the money."""
+    for endpoint in ENDPOINTS.values():
+        monkeypatch.setenv(endpoint.key_variable, "sk-test")
+
+    def write(budget, more=""):
+        path = tmp_path / "mine.toml"
+        addresses = "".join(f'[endpoints.{name}]\nurl = "{server.url}"\n' for name in ENDPOINTS)
+        prompts = 'prompt_sets = [{ name = "articles", source = "wikipedia" }]'
+        distill = f"[distill]\nprompts = {PROMPTS}\nchunk = 10\nbudget_dollars = {budget}\n{prompts}\n"
+        path.write_text(f'extends = "nautile_370m"\n{addresses}{distill}{more}', encoding="utf-8")
+        return load(path)
+
+    return write
+
+
+@pytest.fixture
+def store(config_of, tmp_path):
+    """With what the distillation reads: the index of eight exemplars, and no questions."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
+    write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
+    section = {"index": SHIPPED.index.model_dump(mode="json")}
+    inputs = {"exemplars": tmp_path / "exemplars"}
+    index.work(Job("index", "key", "e", section, inputs, tmp_path / "indexing", lambda kind, **fields: None))
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "questions" / "questions.jsonl").touch()
+    keys = {step.label: step.key for step in dag_in(store, config_of(1.0))}
+    for stage, kind, folder in (
+        ("index", "retrieval", tmp_path / "indexing" / "output" / "retrieval"),
+        ("held_out", "questions", tmp_path / "questions"),
+    ):
+        store.publish(kind, keys[stage], folder, stage=stage, version=1, config={}, inputs={}, facts={})
+    return store
+
+
+@pytest.fixture
+def questions(monkeypatch):
+    """What the runs asked; the approval to begin is given, one to continue with less is not."""
+    asked = []
+
+    def ask(store, run, key, label, question, patience, force):
+        asked.append(question)
+        if key.startswith("budget:"):
+            raise ConfigError("the run was cancelled")
+
+    monkeypatch.setattr(approval, "ask", ask)
+    return asked
+
+
+@pytest.fixture
+def run(store, monkeypatch):
+    """Run the distillation as the pipeline does, on a thread in place of a task run."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def as_task(stage):
+            return SimpleNamespace(submit=lambda *arguments: pool.submit(run_stage, stage, *arguments))
+
+        monkeypatch.setattr(pipeline, "as_prefect_task", as_task)
+
+        def call(config, run_id, **selection):
+            prepared = prepare_run(config, Selection(only="distill", **selection), store, "mine.toml")
+            return _StepRunner(store, config, prepared, run_id, {}).run()["distill"]
+
+        yield call
+
+
+def facts(store):
+    return store.list("documents")[-1].manifest["facts"]
+
+
+def test_at_its_budget_the_shipped_distillation_pauses_and_goes_on_when_it_is_raised(
+    run, config_of, store, server, questions
+):
+    with pytest.raises(StageFailed, match="the run was cancelled"):
+        run(config_of(LITTLE), "first")
+    begins, stops = questions
+    assert "asks for approval before it begins" in begins
+    unasked = facts(store)["unasked"]
+    assert f"stopped at its budget: ${facts(store)['dollars']:.4f} spent, {unasked} of {PROMPTS} prompts" in stops
+    assert "run `nautile run mine.toml --from distill --force`" in stops
+    assert server.answered == PROMPTS - unasked
+
+    run(config_of(1.0), "second", force=True)
+    assert facts(store)["unasked"] == 0
+    assert server.answered == PROMPTS, "no reply is paid for twice"
+    assert len(questions) == 3, "only whether to begin"
+
+
+def test_with_go_on_the_shipped_distillation_publishes_what_there_is(run, config_of, store, server, questions):
+    config = config_of(LITTLE, '[operation]\ndistill = { at_budget = "go_on" }\n')
+    assert set(run(config, "first")) == {"documents", "tokens", "data_card"}
+    assert facts(store)["unasked"] == PROMPTS - server.answered > 0
+    assert len(questions) == 1, "only whether to begin"
