@@ -16,6 +16,7 @@ from store.garbage import collect, find_garbage
 from store.manifest import ADDED
 from store.mirror import MirroredStore, open_store
 from store.schema import TABLES
+from tasks.engine.staging import read_retry_note
 
 _LAST_RUNS = """
 SELECT key, state, attempt, started, seconds, error FROM runs
@@ -26,8 +27,8 @@ WHERE NOT reused QUALIFY row_number() OVER (PARTITION BY key ORDER BY started DE
 def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     """A row for each step of the configuration's DAG.
 
-    `state`: made, damaged (its manifest cannot be read; `verify` reads the files too), running, interrupted (its work
-    is kept), failed, or not made.
+    `state`: made, damaged (its manifest cannot be read; `verify` reads the files too), running, waiting (between two
+    attempts), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
@@ -48,6 +49,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             state = "made"
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
+        elif note := read_retry_note(staging):
+            state, live = "waiting", {"note": note}
         elif staging.is_dir():
             state = "failed" if last_run.get("state") == "failed" else "interrupted"
         rows.append(

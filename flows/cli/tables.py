@@ -17,6 +17,7 @@ _STATES = {
     "made": "green",
     "damaged": "bold red",
     "running": "cyan",
+    "waiting": "yellow",
     "interrupted": "yellow",
     "failed": "bold red",
     "not made": "dim",
@@ -91,6 +92,8 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         progress = row["progress"]
         detail = row["error"].splitlines()[0] if row["error"] else ""
+        if row["state"] == "waiting":
+            detail = visible(progress["note"])
         if not detail and row["state"] in ("running", "interrupted") and progress.get("done") is not None:
             total = f"/{amount(progress['total'])}" if progress.get("total") else ""
             detail = f"{amount(progress['done'])}{total} {progress.get('unit', '')}"

@@ -23,7 +23,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the state of each step: made, running, interrupted, failed, damaged or not made."""
+    """Show the state of each step: made, running, waiting, interrupted, failed, damaged or not made."""
     from configs.load import load
     from flows.cli import inspect
 

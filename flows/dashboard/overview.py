@@ -10,6 +10,7 @@ from common.files import read_json
 from common.text import amount, dollars, duration, size, visible
 from flows.dashboard import queries, shared
 from store.catalog import CatalogRow
+from tasks.engine.staging import read_retry_note
 
 
 def page(chosen: shared.ChosenRun | None) -> None:
@@ -24,15 +25,21 @@ def page(chosen: shared.ChosenRun | None) -> None:
     stand_ins = dict.fromkeys(text for fact in facts if isinstance(text := fact.get("stand_in"), str))
     if stand_ins:
         st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in stand_ins))
+    # A step waits between two attempts: its last one failed, and there will be another.
+    folder = shared.store().root / "staging"
+    failed = [row for row in chosen.stages if row["state"] == "failed"]
+    waits = {row["label"]: note for row in failed if (note := read_retry_note(folder / row["key"]))}
+    for label, note in waits.items():
+        st.warning(f"{shared.escaped(label)} waits: {shared.escaped(visible(note))}")
     st.dataframe(
-        [_stage_row(row) for row in chosen.stages],
+        [_stage_row(row, row["label"] in waits) for row in chosen.stages],
         hide_index=True,
         width="stretch",
         height="content",
         column_config=_COLUMNS,
     )
-    for row in chosen.stages:
-        if row["state"] == "failed":
+    for row in failed:
+        if row["label"] not in waits:
             _failure(row)
     st.subheader("All runs")
     runs = [_run_row(row) for row in shared.ask(queries.RUNS)]
@@ -59,7 +66,8 @@ def _totals(stages: Sequence[CatalogRow]) -> None:
     columns[3].metric("largest process", size(max(peaks)) if peaks else "not measured")
 
 
-def _stage_row(row: CatalogRow) -> CatalogRow:
+def _stage_row(row: CatalogRow, waits: bool) -> CatalogRow:
+    """`waits`: there will be another attempt."""
     running = row["state"] == "running"
     # The last progress event of a running stage, read without `Store.staging`, which would create the folder.
     live = (read_json(shared.store().root / "staging" / row["key"] / "live.json") or {}) if running else {}
@@ -68,9 +76,10 @@ def _stage_row(row: CatalogRow) -> CatalogRow:
     # A running stage has no end yet: show the time since its first attempt began.
     elapsed = (datetime.now(UTC).replace(tzinfo=None) - row["begun"]).total_seconds() if running else row["seconds"]
     outputs = json.loads(row["outputs"] or "{}")
+    state = "waiting" if waits else "reused" if row["reused"] else row["state"]
     return {
         "stage": row["label"],
-        "state": shared.STATE_MARKS.get("reused" if row["reused"] else row["state"], row["state"]),
+        "state": shared.STATE_MARKS.get(state, state),
         "progress": share,
         "now": " ".join(part for part in (progress, visible(live.get("note") or "")) if part),
         "time": "" if row["reused"] or elapsed is None else duration(elapsed),

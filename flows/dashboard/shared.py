@@ -26,6 +26,7 @@ _ADDRESS = re.compile(r":(?=//)|www(?=\.)|@", re.IGNORECASE)
 THINK_END = "<|think_end|>"
 STATE_MARKS = {
     "running": "▸ running",
+    "waiting": "… waiting",
     "done": "✓ done",
     "reused": "= reused",
     "failed": "✗ failed",

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from tasks.engine.fanout.ray_executor import ray_executor
 from tasks.engine.prefect_page import summary
 from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
 from tasks.engine.stage import RunContext, Stage
+from tasks.engine.staging import write_retry_note
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +161,10 @@ class _TaskRunPage:
         update = StageUpdate(self._stage, self._label, "retrying", note=note, error=str(error), reason=reason(error))
         notify(replace(update, attempt=attempt))
         done = (self._last.share if self._last else None) or 0.0
-        self._show(100.0 * done, f"{note}, after: {visible(update.reason).splitlines()[0]}")
+        text = f"{note}, after: {visible(update.reason).splitlines()[0]}"
+        self._show(100.0 * done, text)
+        if self._last and self._last.key:
+            write_retry_note(Path(self._context.store_root) / "staging" / self._last.key, text, self.pause_s)
         return True
 
     def finish(self, outputs: dict[str, str]) -> None:

@@ -3,11 +3,13 @@
 An execution is what it takes to write the artifacts of a key once; it may need several attempts. Its id survives them
 in `execution.json`, and with it the ids of metrics and samples, so that a resume doubles none of them.
 
-    execution.json  request.json  live.json  error.json  done.json  log.txt
+    execution.json  request.json  live.json  error.json  retry.json  done.json  log.txt
     rounds/  scratch/  output/<kind>/  facts/<kind>.json  digests/<kind>.json
 """
 
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 from common.files import read_json, write_json
 from store.artifacts import Artifact, Store
 from tasks.engine.child_process import ChildFiles
+
+LATE_S = 60.0  # after which an attempt that was to begin is no longer expected
 
 
 @dataclass
@@ -88,4 +92,17 @@ def open_staging(store: Store, key: str, inputs: dict[str, Artifact], *, force: 
             store.discard(folder)
         staging = Staging(store.staging(key), uuid.uuid4().hex, 1, force, digests)
     staging.files.clear()
+    (staging.path / "retry.json").unlink(missing_ok=True)
     return staging
+
+
+def write_retry_note(folder: Path, note: str, pause_s: float) -> None:
+    """Note in a staging folder what is waited for, for `pause_s` seconds, before the next attempt. For displays."""
+    with suppress(OSError):  # the folder may be gone, or its disk full: the wait is the same
+        write_json(folder / "retry.json", {"note": note, "at": time.time() + pause_s})
+
+
+def read_retry_note(folder: Path) -> str | None:
+    """What a step waits for between two attempts; None if it does not."""
+    retry = read_json(folder / "retry.json")
+    return retry["note"] if isinstance(retry, dict) and time.time() < retry["at"] + LATE_S else None

@@ -9,11 +9,13 @@ import pytest
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from flows.cli import inspect
+from flows.cli.tables import status_table
 from flows.dag import build_dag
 from model.nautile import shapes
 from model.weights.files import load_weights, save_weights
 from store.artifacts import Store
 from store.catalog import Catalog
+from tasks.engine.staging import write_retry_note
 from tests.model.conftest import tiny_config
 from tests.support.stage_store import flip_byte
 from tests.support.toy_dag import toy_dag
@@ -62,6 +64,13 @@ def test_status_tells_running_from_interrupted_and_not_made(copy, toy):
         state = states(copy, toy)
     assert (state["align"], state["reason"], state["self_distill"]) == ("running", "interrupted", "not made")
     assert state["pretrain"] == "made"
+    write_retry_note(copy.staging(key["reason"]), "trying again at 12:00:00", 5.0)
+    rows = {row["label"]: row for row in inspect.status(copy, toy)}
+    assert (rows["reason"]["state"], rows["reason"]["progress"]) == ("waiting", {"note": "trying again at 12:00:00"})
+    assert (
+        "trying again at 12:00:00"
+        in status_table(list(rows.values())).columns[3]._cells[list(rows).index("reason")].plain
+    )
 
 
 def test_status_names_a_damaged_manifest(copy, made, toy):

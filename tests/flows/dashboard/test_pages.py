@@ -11,11 +11,15 @@ from flows.dashboard import queries
 from flows.dashboard.command import arguments
 from flows.dashboard.evaluations import history
 from flows.dashboard.lineage import graph
-from flows.dashboard.shared import split_thinking
+from flows.dashboard.shared import STATE_MARKS, escaped, split_thinking
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
+from store.manifest import now
 from store.schema import LINEAGE_WITH_CALLS
+from tasks.engine.attempt_log import write_attempt_row
+from tasks.engine.staging import LATE_S, write_retry_note
+from tests.support.stage_store import key_of
 
 PAGES = ["overview", "training", "samples", "reinforcement", "rollouts", "distillation", "evaluations", "lineage"]
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -130,6 +134,22 @@ def test_every_page_is_drawn(made, page, monkeypatch):
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
     assert not shown.exception
     assert shown.title
+
+
+def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure(store, monkeypatch):
+    key, moment = key_of("distilled"), now()
+    row = {"id": "1", "run": "r1", "stage": "distill", "label": "distill", "key": key, "execution": "e", "attempt": 1}
+    write_attempt_row(store, row | {"state": "failed", "started": moment, "ended": moment, "error": "no answer"})
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    note = "trying again at 12:00:00, until 2026-11-23 12:00 (operation.distill.outage_hours), after: no *answer*"
+    for pause_s, texts, failures in ((5.0, [note], []), (-2 * LATE_S, [], ["distill failed"])):
+        write_retry_note(store.staging(key), note, pause_s)
+        shown = AppTest.from_function(_draw, kwargs={"page": "overview"}, default_timeout=30).run()
+        assert not shown.exception
+        assert [element.value for element in shown.warning] == [f"distill waits: {escaped(text)}" for text in texts]
+        assert [element.value for element in shown.subheader if "failed" in element.value] == failures
+        assert list(shown.dataframe[0].value["state"]) == [STATE_MARKS["waiting" if texts else "failed"]]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "storage"])

@@ -13,6 +13,7 @@ from tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, Sta
 from tasks.engine.prefect_task import _TaskRunPage
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext
+from tasks.engine.staging import read_retry_note
 
 HOUR = 3600.0
 AWAY = Retryable("http://127.0.0.1:9 does not answer")
@@ -74,12 +75,14 @@ def test_an_item_has_a_few_tries(clock):
     assert policy.left_s() == float("inf")
 
 
-def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, monkeypatch):
-    context = RunContext("r1", "/nowhere", label="sums:a", operation=StageOperation(outage_hours=2))
+def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, monkeypatch, tmp_path):
+    context = RunContext("r1", str(tmp_path), label="sums:a", operation=StageOperation(outage_hours=2))
+    staging = tmp_path / "staging" / "a-key"
+    staging.mkdir(parents=True)
     page, shown, updates = _TaskRunPage("sums", context), [], []
     monkeypatch.setattr(page, "_show", lambda percent, text: shown.append((percent, text)))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 1e9)  # on_update shows nothing
-    running = StageUpdate("sums", "sums:a", "running", run_id="r1", unit="files")
+    running = StageUpdate("sums", "sums:a", "running", "a-key", "r1", unit="files")
     unsubscribe = subscribe(updates.append)
     try:
         page.on_update(replace(running, done=3, total=6))
@@ -100,6 +103,7 @@ def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, 
     assert all(re.fullmatch(words, update.note) for update in updates)
     assert [percent for percent, _ in shown] == pytest.approx([50.0, 50.0, 100 * 4 / 6])
     assert all(re.fullmatch(f"{words}, after: {AWAY}", text) for _, text in shown)
+    assert read_retry_note(staging) == shown[-1][1], "for the dashboard and `nautile status`"
 
 
 def test_the_hours_have_one_default():
