@@ -12,10 +12,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tests compute little, so optimised compilation costs more than it saves: XLA takes 11 s for a gradient of a tiny
 # model, 7 s with the first flag, 2.5 s with both (the second selects the older fusion code).
-# One compilation cache for all tests, kept between runs.
+# One compilation cache for all tests and the processes that they start, kept between runs, also of what compiles fast:
+# the processes of a test compile the same hundred small programs.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # In the order of their names, or of their numbers of tests as xdist has it, a file of minutes would begin among the
 # last, and all other workers wait for it. Measured with `--durations=0`.

@@ -17,15 +17,13 @@ from configs.model import ModelConfig
 from model.nautile import shapes
 from model.sharding import make_mesh, optimizer_shardings, parameter_shardings
 from model.training.optimizer import build
-from tests.support.training import compile_once
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory, request):
+def report(tmp_path_factory):
     """The output of `tests.support.sharded`, run in its own process with eight devices."""
-    compile_once(Path(request.config.cache.mkdir("compiled")))
     root = tmp_path_factory.mktemp("sharded")
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
     command = [sys.executable, "-m", "tests.support.sharded", str(root), str(root / "checkpoints")]

@@ -1,7 +1,7 @@
 """A tiny alignment as a separate process: `python -m tests.support.reinforcing FOLDER URL [POINT:COUNT]`.
 
 The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the process stops there after COUNT passes,
-writes FOLDER/stopped and waits to be killed. Exit code 75: the judge has an outage, and the run can be repeated.
+writes FOLDER/stopped and waits to be killed.
 """
 
 import sys
@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.errors import Retryable
 from common.events import Emit, silent
 from common.retry import Backoff
 from configs.endpoint import EndpointConfig
@@ -73,17 +72,13 @@ def stop_at(folder: Path, point: str, count: int) -> None:
     setattr(owner, name, stopping)
 
 
-def main(folder: Path, url: str, stop: str = "") -> int:
+def main(folder: Path, url: str, stop: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if stop:
         point, _, count = stop.partition(":")
         stop_at(folder, point, int(count))
-    try:
-        run(folder, url)
-    except Retryable:
-        return 75
-    return 0
+    run(folder, url)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from common.errors import Retryable
@@ -21,7 +20,6 @@ from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.packing import ConcatPacker
 from data.tokens.shards import ShardIndex, write_index, write_shard
-from model.compile_cache import enable_compile_cache
 from model.training.loop import Pretraining, train
 from model.training.step import Program
 
@@ -89,14 +87,6 @@ def shared_programs() -> Callable[..., Program]:
         return programs.get(key) or programs.setdefault(key, Program(config, model, *rest))
 
     return shared
-
-
-def compile_once(folder: Path) -> None:
-    """Share compiled programs between tests and with child processes."""
-    enable_compile_cache(folder)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
 
 
 def main(root: Path, step: int, number: int) -> int:

@@ -1,7 +1,6 @@
 """The pretrain stage: tokens in by source name, a checkpoint out, text samples, and refusals by name."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +17,7 @@ from store.artifacts import Store
 from tasks.engine.job import Job
 from tasks.pretrain import pretrain, rows_before
 from tasks.snapshot import snapshot
-from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, compile_once, settings, sources, write_tokens
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(request):
-    compile_once(Path(request.config.cache.mkdir("compiled")))
+from tests.support.training import MODEL, ROW, STEPS, TOKENIZER, settings, sources, write_tokens
 
 
 @pytest.fixture(scope="module")

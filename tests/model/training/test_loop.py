@@ -28,7 +28,6 @@ from tests.support.training import (
     ROW,
     STEPS,
     TOKENIZER,
-    compile_once,
     run,
     settings,
     shared_programs,
@@ -42,8 +41,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(request):
-    compile_once(Path(request.config.cache.mkdir("compiled")))
+def compiled():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "Program", shared_programs())
         yield

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from common.processes import free_port
-from tests.support.training import compile_once, sources
+from tests.support.training import sources
 
 REPOSITORY = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory, request):
-    compile_once(Path(request.config.cache.mkdir("compiled")))
+def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pod")
     sources(folder)
     return folder
