@@ -148,7 +148,12 @@ def chart(
     """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
     table = pd.DataFrame(rows)
     runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
-    table["line"] = [_line_name(row, lines, runs, names, sources) for row in rows]
+    titles = []  # run, metric and source, as far as the chart has several of them
+    for row in rows:
+        source = row["source"] or ("all sources" if sources and not names else "")
+        parts = [lines[row["execution"]] if runs else "", row["name"] if names else "", source if sources else ""]
+        titles.append(" · ".join(part for part in parts if part) or row["name"])
+    table["line"] = titles
     table["smooth"] = table.groupby("line")["value"].transform(lambda v: v.ewm(alpha=1.0 - smoothing).mean())
     scale = alt.Scale(type="log" if logarithmic and (table["low"] > 0).all() else "linear", zero=False)
     several = table["line"].nunique() > 1
@@ -176,10 +181,3 @@ def chart(
         ],
     )
     return alt.layer(band, measured, line).properties(height=340).interactive(bind_y=False)
-
-
-def _line_name(row: CatalogRow, lines: dict[str, str], runs: bool, names: bool, sources: bool) -> str:
-    """Run, metric and source of a line, as far as the chart has several of them (`runs`, `names`, `sources`)."""
-    source = row["source"] or ("all sources" if sources and not names else "")
-    parts = [lines[row["execution"]] if runs else "", row["name"] if names else "", source if sources else ""]
-    return " · ".join(part for part in parts if part) or row["name"]

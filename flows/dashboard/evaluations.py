@@ -37,19 +37,14 @@ def page(chosen: ChosenRun | None) -> None:
     st.subheader("Benchmarks over time")
     st.caption("Strict accuracy with its 95 % interval after each stage. Dashed: chance level.")
     _history(evaluations)
-    row = _choose_evaluation(
-        list(by_stage.values()) or evaluations, {row["id"]: stage for stage, row in by_stage.items()}
-    )
+    rows = {row["id"]: row for row in by_stage.values() or evaluations}
+    stages = {row["id"]: stage for stage, row in by_stage.items()}
+    titles = {name: " · ".join(part for part in (stages.get(name), name) if part) for name in rows}
+    picked = st.selectbox("Evaluation", list(rows), format_func=lambda name: titles.get(name, name), key="evaluation")
+    row = rows.get(picked) or next(iter(rows.values()))
     _show_table(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]}))
     st.link_button("Where these scores come from", shared.lineage_link(row["id"]))
     _samples(row)
-
-
-def _choose_evaluation(rows: Sequence[CatalogRow], stages: dict[str, str]) -> CatalogRow:
-    """The evaluation picked in the list; `stages`: id -> the stage after which it was made."""
-    titles = {row["id"]: " · ".join(part for part in (stages.get(row["id"]), row["id"]) if part) for row in rows}
-    picked = st.selectbox("Evaluation", list(titles), format_func=lambda name: titles.get(name, name), key="evaluation")
-    return next((row for row in rows if row["id"] == picked), rows[0])
 
 
 def _scores_of(artifact: str) -> dict[str, Any]:

@@ -40,9 +40,24 @@ def page(chosen: shared.ChosenRun | None) -> None:
     )
     for row in failed:
         if row["label"] not in waits:
-            _failure(row)
+            with st.container(border=True):
+                st.subheader(f"{shared.escaped(row['label'])} failed")
+                shared.show_text(visible(row["error"] or "no reason was recorded"))
+                st.caption("Finished work is kept. Fix what the message names, then resume with:")
+                st.code("nautile run CONFIG", language="sh")
     st.subheader("All runs")
-    runs = [_run_row(row) for row in shared.ask(queries.RUNS)]
+    runs = [
+        {
+            "run": row["run"],
+            "configuration": row["config"],
+            "begun (UTC)": row["begun"],
+            "time": duration((row["ended"] - row["begun"]).total_seconds()),
+            **{name: row[name] for name in ("stages", "reused", "running", "failed", "stopped")},
+            "show": f"/?run={row['run']}",
+            "in Prefect": shared.prefect_link(row["run"]),
+        }
+        for row in shared.ask(queries.RUNS)
+    ]
     st.dataframe(runs, hide_index=True, width="stretch", column_config=_COLUMNS)
 
 
@@ -89,24 +104,4 @@ def _stage_row(row: CatalogRow, waits: bool) -> CatalogRow:
         "cost": "" if row["dollars"] is None else dollars(row["dollars"]),
         "begun (UTC)": row["begun"],
         "made": shared.lineage_link(str(next(iter(outputs.values())))) if outputs else None,
-    }
-
-
-def _failure(row: CatalogRow) -> None:
-    with st.container(border=True):
-        st.subheader(f"{shared.escaped(row['label'])} failed")
-        shared.show_text(visible(row["error"] or "no reason was recorded"))
-        st.caption("Finished work is kept. Fix what the message names, then resume with:")
-        st.code("nautile run CONFIG", language="sh")
-
-
-def _run_row(row: CatalogRow) -> CatalogRow:
-    return {
-        "run": row["run"],
-        "configuration": row["config"],
-        "begun (UTC)": row["begun"],
-        "time": duration((row["ended"] - row["begun"]).total_seconds()),
-        **{name: row[name] for name in ("stages", "reused", "running", "failed", "stopped")},
-        "show": f"/?run={row['run']}",
-        "in Prefect": shared.prefect_link(row["run"]),
     }

@@ -4,7 +4,7 @@ While a stage runs, its samples are in the catalog; once its artifacts are publi
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,20 +139,12 @@ def _files(execution: str) -> dict[str, Path]:
     return files
 
 
-def _numbers_line(fields: Fields, names: Sequence[str]) -> str:
-    """The named fields and the parts of the reward, in one line."""
-    values = [
-        f"{name} {fields[name]:.4g}" if isinstance(fields[name], float) else f"{name} {fields[name]}"
-        for name in names
-        if fields.get(name) is not None
-    ]
+def _show_rollout(fields: Fields) -> None:
+    numbers = [(name, fields[name]) for name in NUMBERS if fields.get(name) is not None]
+    values = [f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in numbers]
     parts = fields.get("parts")
     values += [f"{name} {value}" for name, value in (parts if isinstance(parts, dict) else {}).items()]
-    return " · ".join(values)
-
-
-def _show_rollout(fields: Fields) -> None:
-    st.text(_numbers_line(fields, NUMBERS))
+    st.text(" · ".join(values))
     shared.show_text(fields.get("question") or fields.get("prompt") or "")
     reasoning, answer = shared.split_thinking(str(fields.get("text") or ""))
     if reasoning is None:

@@ -91,12 +91,25 @@ class ResponseBuilder(ABC):
         """The stream chunk for `event` of choice `index`, whose tokens begin at `first`; None if it would be empty."""
 
     @abstractmethod
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """A choice in the body of a response that is not streamed: its text and log-probabilities."""
+
     def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
+        choices = [
+            {"index": index, **self.whole_choice(choice), "finish_reason": choice.finish_reason}
+            for index, choice in enumerate(self.choices)
+        ]
+        return self._body(choices, self.kind, self.usage())
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk after the last one, for `stream_options.include_usage`."""
         return self._body([], self.chunk_kind, self.usage())
+
+    def _chunk(self, index: int, logprobs: dict[str, Any] | None = None, **content: Any) -> dict[str, Any]:
+        """The stream chunk that adds `content` (`delta` or `text`) to a choice."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": self.choices[index].finish_reason}
+        return self._body([choice], self.chunk_kind, None)
 
     def _body(self, choices: Sequence[dict[str, Any]], kind: str, usage: dict[str, Any] | None) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._request.model}
@@ -167,7 +180,7 @@ class ChatCompletionResponse(ResponseBuilder):
         return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
     def opening_chunks(self) -> list[dict[str, Any]]:
-        return [self._chunk(index, {"role": "assistant"}, None, None) for index in range(len(self.choices))]
+        return [self._chunk(index, delta={"role": "assistant"}) for index in range(len(self.choices))]
 
     def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
         choice = self.choices[index]
@@ -176,24 +189,12 @@ class ChatCompletionResponse(ResponseBuilder):
         logprobs = self._logprobs(choice, first)
         if not (delta or choice.finish_reason or logprobs):
             return None
-        return self._chunk(index, delta, logprobs, choice.finish_reason)
+        return self._chunk(index, logprobs, delta=delta)
 
-    def whole(self) -> dict[str, Any]:
-        choices = []
-        for index, choice in enumerate(self.choices):
-            content = choice.answer if choice.stream.part == "answer" else None
-            message = {"role": "assistant", "content": content, "reasoning_content": choice.thinking, "refusal": None}
-            logprobs = self._logprobs(choice, 0)
-            choices.append(
-                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-            )
-        return self._body(choices, self.kind, self.usage())
-
-    def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._body([choice], self.chunk_kind, None)
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        content = choice.answer if choice.stream.part == "answer" else None
+        message = {"role": "assistant", "content": content, "reasoning_content": choice.thinking, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(choice, 0)}
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any] | None:
         """Those of the answer's tokens under `content`, of the thinking's under `reasoning_content`."""
@@ -241,7 +242,7 @@ class CompletionResponse(ResponseBuilder):
     def opening_chunks(self) -> list[dict[str, Any]]:
         if not self._echo or self._request.logprobs is not None:  # with scores, the echoed prompt comes with them
             return []
-        return [self._chunk(index, choice.prompt_text, None, None) for index, choice in enumerate(self.choices)]
+        return [self._chunk(index, text=choice.prompt_text) for index, choice in enumerate(self.choices)]
 
     def chunk(self, index: int, event: Chunk | PromptScores, added: StreamedText, first: int) -> dict[str, Any] | None:
         choice, text, logprobs = self.choices[index], added.answer, None
@@ -252,21 +253,11 @@ class CompletionResponse(ResponseBuilder):
             logprobs = self._logprobs(choice, echoed + first)
         if not (text or choice.finish_reason or (logprobs and logprobs["tokens"])):
             return None
-        return self._chunk(index, text, logprobs, choice.finish_reason)
+        return self._chunk(index, logprobs, text=text)
 
-    def whole(self) -> dict[str, Any]:
-        choices = []
-        for index, choice in enumerate(self.choices):
-            text = choice.prompt_text + choice.answer
-            logprobs = None if self._request.logprobs is None else self._logprobs(choice, 0)
-            choices.append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason})
-        return self._body(choices, self.kind, self.usage())
-
-    def _chunk(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._body([choice], self.chunk_kind, None)
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = None if self._request.logprobs is None else self._logprobs(choice, 0)
+        return {"text": choice.prompt_text + choice.answer, "logprobs": logprobs}
 
     def _logprobs(self, choice: Choice, first: int) -> dict[str, Any]:
         """Four parallel lists over the tokens from `first` on.
@@ -281,25 +272,20 @@ class CompletionResponse(ResponseBuilder):
             rows = [(prompt[0], None, []), *zip(prompt[1:], scores.logprobs, alternatives, strict=True)]
         alternatives = choice.alternatives or [[] for _ in choice.ids]
         rows += zip(choice.ids, choice.logprobs, alternatives, strict=True)
-        offsets = self._offsets([token for token, _, _ in rows])[first:]
+        # The character of the text at which each token begins; tokens that share a character begin where it does.
+        decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+        for token, _, _ in rows:
+            offsets.append(length)
+            length += len(decoder.decode(bytes_of(self._tokenizer, token)))
         rows = rows[first:]
+        # The likeliest tokens, and the sampled one.
+        top = [
+            None if logprob is None else {self._token_text(other): p for other, p in [*best, (token, logprob)]}
+            for token, logprob, best in rows
+        ]
         return {
             "tokens": [self._token_text(token) for token, _, _ in rows],
             "token_logprobs": [logprob for _, logprob, _ in rows],
-            "top_logprobs": [self._top(*row) for row in rows] if self._request.logprobs else None,
-            "text_offset": offsets,
+            "top_logprobs": top if self._request.logprobs else None,
+            "text_offset": offsets[first:],
         }
-
-    def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """The character of the text at which each token begins; tokens that share a character begin where it does."""
-        decoder, length, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
-        for token in ids:
-            offsets.append(length)
-            length += len(decoder.decode(bytes_of(self._tokenizer, token)))
-        return offsets
-
-    def _top(self, token: int, logprob: float | None, alternatives: list[TokenScore]) -> dict[str, float] | None:
-        """The likeliest tokens, and the sampled one."""
-        if logprob is None:
-            return None
-        return {**{self._token_text(other): value for other, value in alternatives}, self._token_text(token): logprob}

@@ -95,7 +95,9 @@ class TokenStream:
             if positions:
                 self.stopped, length = True, min(positions)
             else:
-                length -= max((_overlap(self._held, stop) for stop in self.stops), default=0)
+                # The longest end of the text that may be the beginning of a stop string.
+                sizes = ((size, stop) for stop in self.stops for size in range(1, min(length, len(stop) - 1) + 1))
+                length -= max((size for size, stop in sizes if stop.startswith(self._held[-size:])), default=0)
         if self.chat:
             length = len(self._held[:length].rstrip())
         released, self._held = self._held[:length], self._held[length:]
@@ -108,8 +110,3 @@ def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
         return tokenizer.decode_bytes([token])
     except ValueError:
         return "\N{REPLACEMENT CHARACTER}".encode()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The number of characters at the end of `text` that may be the beginning of `stop`."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-size:])), 0)
