@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from configs.base import Operational, Section
 
@@ -18,13 +18,7 @@ class TokenizerConfig(Section):
     five specials follow the ranks.
     """
 
-    ranks: PositiveInt = CL100K_RANKS  # 256 (bytes only) to 100,256
-
-    @model_validator(mode="after")
-    def _within(self) -> "TokenizerConfig":
-        if not 256 <= self.ranks <= CL100K_RANKS:
-            raise ValueError(f"tokenizer.ranks must be 256 to {CL100K_RANKS}, not {self.ranks}")
-        return self
+    ranks: int = Field(default=CL100K_RANKS, ge=256, le=CL100K_RANKS)  # from 256, bytes only
 
     @property
     def vocabulary(self) -> int:

@@ -207,8 +207,3 @@ class TelemetryConfig(Section):
                 "OTEL_EXPORTER_OTLP_HEADERS"
             )
         return self
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is sent at all."""
-        return bool(self.tensorboard or self.otlp)

@@ -3,14 +3,7 @@
 import re
 from typing import Literal
 
-from pydantic import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
@@ -80,19 +73,13 @@ class RolloutConfig(Section):
     """How completions are sampled. A step has `prompts` questions with `group` completions each (paper §4.2: four)."""
 
     prompts: PositiveInt
-    group: PositiveInt = 4
+    group: int = Field(default=4, ge=2)  # an advantage compares completions of one prompt
     max_tokens: PositiveInt  # of a completion
     prompt_length: PositiveInt = 64  # tokens; a problem with a longer prompt is refused before anything runs
     temperature: PositiveFloat = 1.0
     top_k: NonNegativeInt = 0  # sample among so many likeliest tokens; 0: all
     top_p: Share = 1.0  # sample among the likeliest tokens that have this probability together
     thinking_budget: PositiveInt | None = None  # tokens of reasoning, after which the end of thinking is inserted
-
-    @model_validator(mode="after")
-    def _a_group_compares(self) -> "RolloutConfig":
-        if self.group < 2:
-            raise ValueError("rollout.group must be at least 2: an advantage compares completions of one prompt")
-        return self
 
 
 class PolicyConfig(Section):
@@ -145,7 +132,7 @@ class ReasonConfig(StartSection):
     policy: PolicyConfig
     problems: ProblemsConfig
     # The gradient of completions below the mean is scaled to the norm of the others' ("equalise"), the same but never
-    # amplified ("cap"), or left alone ("off"); see rl/balance.py.
+    # amplified ("cap"), or left alone ("off"); see rl/objectives.py.
     balance: Literal["equalise", "cap", "off"] = "equalise"
     balance_epsilon: PositiveFloat = 1e-8  # added to a norm before dividing by it
 

@@ -46,11 +46,11 @@ def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", x_la
     return draw(title, (_WIDTH, _HEIGHT), paint)
 
 
-def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: means over equal stretches, which smooth the noise and prefer no single point."""
-    if len(points) <= most:
+def thinned(points: Points) -> list[tuple[float, float]]:
+    """At most `MOST_POINTS` points: means over equal stretches, which smooth the noise and prefer no single point."""
+    if len(points) <= MOST_POINTS:
         return list(points)
-    edges = [round(i * len(points) / most) for i in range(most + 1)]
+    edges = [round(i * len(points) / MOST_POINTS) for i in range(MOST_POINTS + 1)]
     stretches = [points[a:b] for a, b in itertools.pairwise(edges)]
     return [(sum(x for x, _ in s) / len(s), sum(y for _, y in s) / len(s)) for s in stretches]
 

@@ -205,8 +205,12 @@ def _samples(catalog: Catalog, inputs: Sequence[Input], most: int) -> list[Facts
     for item in inputs:
         label, kind, folder = item.label, item.artifact.kind, item.artifact.path
         if kind == "evaluation":
-            rows = read_json(folder / "samples.json") or []
-            groups.append({"title": f"{label}: answers", "rows": _balanced([_answer(r) for r in rows], most)})
+            answers = []
+            for row in read_json(folder / "samples.json") or []:
+                verdict = "right" if row["strict"] else f"wrong ({row['problem']})" if row["problem"] else "wrong"
+                verdict += f", {row['benchmark']}"
+                answers.append(_shown(verdict, bool(row["strict"]), row["prompt"], row["output"], row["expected"]))
+            groups.append({"title": f"{label}: answers", "rows": _balanced(answers, most)})
         if kind == "rollouts":
             groups.append({"title": f"{label}: rollouts of its last steps", "rows": _rollouts(catalog, item, most)})
         if kind == "traces":
@@ -226,11 +230,6 @@ def _balanced(rows: Sequence[Facts], most: int) -> list[Facts]:
     wrong = [row for row in rows if not row["good"]]
     few = min(len(right), max(most // 2, most - len(wrong)))
     return right[:few] + wrong[: most - few]
-
-
-def _answer(row: Facts) -> Facts:
-    verdict = "right" if row["strict"] else f"wrong ({row['problem']})" if row["problem"] else "wrong"
-    return _shown(f"{verdict}, {row['benchmark']}", bool(row["strict"]), row["prompt"], row["output"], row["expected"])
 
 
 def _rollouts(catalog: Catalog, item: Input, most: int) -> list[Facts]:

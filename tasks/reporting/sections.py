@@ -155,18 +155,13 @@ def _charts(curves: Mapping[str, Mapping[str, Mapping[str, Points]]], plots: Seq
             if plot.stages and label.partition(":")[0] not in plot.stages:
                 continue
             chosen = {name: metrics[name] for name in metrics if re.fullmatch(plot.names, name)}
-            series = {
-                _series(name, source, several=len(chosen) > 1): points
-                for name, by_source in chosen.items()
-                for source, points in by_source.items()
-            }
+            series = {}
+            for name, by_source in chosen.items():
+                words = _words(name) if len(chosen) > 1 else ""
+                for source, points in by_source.items():
+                    series[", ".join(filter(None, (words, source))) or "all"] = points
             if any(len(points) > 1 for points in series.values()):
                 yield LineChart(f"{label}: {plot.title}", series, plot.y_label)
-
-
-def _series(name: str, source: str, several: bool) -> str:
-    parts = [name.replace("_", " ")] if several else []
-    return ", ".join([*parts, source]) if source else (parts or ["all"])[0]
 
 
 def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
@@ -353,17 +348,14 @@ def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[ReportBlock]:
 
 
 def _lineage(rows: Sequence[Facts]) -> Iterator[ReportBlock]:
-    shown = tuple(
-        (row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, _code(row["commit"])) for row in rows
-    )
+    shown = []
+    for row in rows:
+        commit = row["commit"]  # marked `-dirty` if the working tree differed from it
+        code = commit[:12] + ("-dirty" if commit.endswith("-dirty") else "") if commit else MISSING
+        shown.append((row["id"], row["label"], ", ".join(row["reads"].values()) or MISSING, code))
     if shown:
         note = "`nautile show ID` prints all about an artifact, `nautile lineage ID` everything that it was made from."
-        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), shown, (note,))
-
-
-def _code(commit: str | None) -> str:
-    """The short commit, marked `-dirty` if the working tree differed from it."""
-    return MISSING if commit is None else commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+        yield ResultTable("Artifacts", ("Artifact", "Made by", "Read", "Code"), tuple(shown), (note,))
 
 
 def _took(seconds: float | None) -> str:

@@ -58,7 +58,7 @@ def write(tmp_path, text):
         ("extends = 'local'\n[model]\nwidth = 130", r"`model`: model: width\*expand"),
         ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
         ("extends = 'local'\n[align.judge]\nendpoint = 'unknown'", "no endpoint 'unknown'"),
-        ("extends = 'local'\n[align.rollout]\ngroup = 1", "an advantage compares completions of one prompt"),
+        ("extends = 'local'\n[align.rollout]\ngroup = 1", r"`align\.rollout\.group`: Input should be greater"),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
         ("extends = 'run.toml'", "goes in a circle"),
         ("a = = 1", "is not TOML"),

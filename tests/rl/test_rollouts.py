@@ -29,7 +29,7 @@ def test_prompt_and_completion_must_fit_the_context(model):
 
 
 def test_a_group_of_one_compares_nothing():
-    with pytest.raises(ValidationError, match="an advantage compares completions"):
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
         RolloutConfig(prompts=2, group=1, prompt_length=24, max_tokens=6)
 
 

@@ -127,7 +127,7 @@ def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, ca
 
 def test_nothing_is_wanted_unless_asked_and_no_key_depends_on_it(tmp_path):
     config = load(TOY)
-    assert not config.telemetry.wanted
+    assert config.telemetry == TelemetryConfig()
     assert Forwarder(tmp_path / "x", []).close() == 0
     other = config.model_copy(update={"telemetry": TelemetryConfig(otlp="http://127.0.0.1:4318")})
     assert [e.key for e in build_dag(config, toy_dag)] == [e.key for e in build_dag(other, toy_dag)]
