@@ -50,7 +50,7 @@ def main():
     millions = sum(parameter_counts(config).values()) / 1e6
     print(f"{millions:.0f}M parameters, {asked.dtype}, {jax.devices()[0].device_kind}")
     params = jax.jit(initialise, static_argnums=0)(config, 0)
-    weights = jax.jit(decode_weights, static_argnums=1)(params, config)
+    weights = decode_weights(params, config)
     prompt_BP = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary, (1, 100)), jnp.int32)
     naive = {
         length: seconds(lambda length=length: recomputed(params, jnp.resize(prompt_BP, (1, length)), config), 3)
@@ -60,9 +60,9 @@ def main():
     print("rows  position  cache   ms/token  tokens/s  times the naive form")
     for rows in asked.rows:
         for position, capacity in ((100, 256), (100, 1024), (1000, 1024)):
-            hidden_BD, cache = fill(params, tokens_BP=prompt_BP, lengths_B=jnp.asarray([100]), capacity=capacity)
+            hidden_BPD, cache = fill(params, tokens_BP=prompt_BP, lengths_B=jnp.asarray([100]), capacity=capacity)
             cache = share(cache, jnp.zeros(rows, jnp.int32))._replace(filled=jnp.asarray(position, jnp.int32))
-            hidden_BD, uniform_B = jnp.repeat(hidden_BD, rows, axis=0), jnp.linspace(0, 0.99, rows)
+            hidden_BD, uniform_B = jnp.repeat(hidden_BPD[:, -1], rows, axis=0), jnp.linspace(0, 0.99, rows)
             step = partial(several, weights, hidden_BD, cache, uniform_B, config, asked.tokens)
             took = seconds(step) / asked.tokens
             ratio = naive[position] * rows / took

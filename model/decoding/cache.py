@@ -9,6 +9,7 @@ per key-value head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,7 @@ class DecodeWeights(NamedTuple):
     spectra: tuple[tuple[Spectrum, ...], ...]
 
 
+@partial(jax.jit, static_argnames="config")
 def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
     """Unstack and cast the parameters, once for a whole generation."""
     dtype = compute_dtype(config)
@@ -67,18 +69,11 @@ def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
 def prefill(
     params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
 ) -> tuple[Array, Cache]:
-    """Run right-aligned prompts in parallel: the last token's hidden state [B, D], and a cache of `capacity` columns.
+    """Run right-aligned prompts in parallel: the hidden state of every token [B, P, D], and a cache.
 
-    The last `lengths_B` columns (1 to P) of each row are its prompt. Raises ConfigError where `capacity` is below P.
+    The last `lengths_B` columns (1 to P) of each row are its prompt. The cache has `capacity` columns; raises
+    ConfigError where that is below P.
     """
-    x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, capacity)
-    return x_BPD[:, -1], cache
-
-
-def prefill_all(
-    params: Params, config: ModelConfig, tokens_BP: Array, lengths_B: Array, capacity: int
-) -> tuple[Array, Cache]:
-    """`prefill` with the hidden state of every token [B, P, D]."""
     length = tokens_BP.shape[1]
     if capacity < length:
         raise ConfigError(f"cache: a prompt of {length} tokens does not fit a cache of {capacity} columns")
@@ -127,6 +122,7 @@ def decode_ragged(
     return _advance(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
 
 
+@partial(jax.jit, static_argnames="capacity")
 def grow(cache: Cache, capacity: int) -> Cache:
     """The same cache, enlarged to `capacity` columns."""
     missing = capacity - cache.blocks[0].keys_BGSH.shape[2]
@@ -168,26 +164,16 @@ def _advance(
         for name, spectral, state in zip(sca_names(config), spectra, held.sca, strict=True):
             x_BD, state = sca_step(layers[name], config, spectral, x_BD, positions_B, state)
             states.append(state)
-        x_BD, keys, values = _attention_step(layers["attention"], config, x_BD, positions_B, held, seen_BS, write)
-        blocks.append(BlockCache(tuple(states), keys, values))
+        # The Transformer layer: `model.layers.attention.attention` for one query a row.
+        own = layers["attention"]
+        q_BNH, k_BGH, v_BGH = project(own, config, x_BD, positions_B)
+        keys_BGSH, values_BGSH = write(held.keys_BGSH, k_BGH), write(held.values_BGSH, v_BGH)
+        batch, groups, head_dim = k_BGH.shape
+        q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
+        scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)
+        scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
+        shares = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
+        mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", shares, values_BGSH).reshape(x_BD.shape)
+        x_BD = feed_forward(own, config, x_BD + linear(mixed_BD, own["out_proj"]))
+        blocks.append(BlockCache(tuple(states), keys_BGSH, values_BGSH))
     return x_BD, tuple(blocks)
-
-
-def _attention_step(
-    params: Params,
-    config: ModelConfig,
-    x_BD: Array,
-    positions_B: Array,
-    held: BlockCache,
-    seen_BS: Array,
-    write: Callable[[Array, Array], Array],
-) -> tuple[Array, Array, Array]:
-    q_BNH, k_BGH, v_BGH = project(params, config, x_BD, positions_B)
-    keys_BGSH, values_BGSH = write(held.keys_BGSH, k_BGH), write(held.values_BGSH, v_BGH)
-    batch, groups, head_dim = k_BGH.shape
-    q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
-    scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)
-    scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
-    mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", weights, values_BGSH).reshape(x_BD.shape)
-    return feed_forward(params, config, x_BD + linear(mixed_BD, params["out_proj"])), keys_BGSH, values_BGSH

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from common.errors import ConfigError
@@ -137,7 +136,7 @@ class Engine:
     def _run(self) -> None:
         """The engine's thread."""
         try:
-            self._weights = jax.jit(decode_weights, static_argnums=1)(self._params, self.config)
+            self._weights = decode_weights(self._params, self.config)
             self._slots = empty_slots(self.config, self.capacity)
             self._compile()
             self.ready.set()

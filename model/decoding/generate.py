@@ -92,7 +92,7 @@ class Generator:
         self._check(prompts, seeds)
         if not prompts:
             return []
-        weights = self._on_mesh(_decode_weights)(params, self.config)
+        weights = self._on_mesh(decode_weights)(params, self.config)
         keys = sample_keys(seeds)
         completions: dict[int, Completion] = {}
         # Sorted by length, so that a batch pads little; equal prompts are together, so that each is prefilled once.
@@ -112,7 +112,7 @@ class Generator:
         """
         self._check([prompt], [seed])
         for loop in self._decode_batch(
-            params, self._on_mesh(_decode_weights)(params, self.config), [prompt], sample_keys([seed]), every
+            params, self._on_mesh(decode_weights)(params, self.config), [prompt], sample_keys([seed]), every
         ):
             yield _completions(loop, 1)[0]
 
@@ -126,13 +126,13 @@ class Generator:
         tokens = jax.ShapeDtypeStruct((self.rows, self.prompt_length), jnp.int32)
         capacity = self.prompt_length + sampling.max_tokens
         prompts = (abstract, tokens, rows["lengths"], rows["source"], config, capacity)
-        yield "weights for decoding", _decode_weights, (abstract, config)
+        yield "weights for decoding", decode_weights, (abstract, config)
         yield "prefill", _prefill, prompts
         hidden, cache = jax.eval_shape(partial(_prefill, config=config, capacity=capacity), *prompts[:4])
         keys = jax.ShapeDtypeStruct((self.rows, 2), jnp.uint32)
         idle = jax.ShapeDtypeStruct((self.rows,), bool)
         loop = jax.eval_shape(partial(_begin, sampling=sampling), hidden, cache, keys, idle)
-        weights = jax.eval_shape(partial(_decode_weights, config=config), abstract)
+        weights = jax.eval_shape(partial(decode_weights, config=config), abstract)
         yield "decode", _decode, (weights, loop, jax.ShapeDtypeStruct((), jnp.int32), config, sampling)
 
     def _check(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> None:
@@ -173,7 +173,7 @@ class Generator:
         reached = 0
         for end in ends:
             if end > ends[0]:
-                loop = self._on_mesh(_grown)(loop, self.prompt_length + end)
+                loop = loop._replace(cache=self._on_mesh(grow)(loop.cache, self.prompt_length + end))
             while reached < end:
                 reached = min(end, reached + (every or end))
                 loop = self._on_mesh(_decode)(weights, loop, np.int32(reached), self.config, self.sampling)
@@ -211,20 +211,15 @@ def _completions(loop: _Loop, count: int) -> list[Completion]:
     ]
 
 
-@partial(jax.jit, static_argnames="config")
-def _decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
-    return decode_weights(params, config)
-
-
 @partial(jax.jit, static_argnames=("config", "capacity"))
 def _prefill(
     params: Params, tokens_UP: Array, lengths_U: Array, source_B: Array, config: ModelConfig, capacity: int
 ) -> tuple[Array, Cache]:
     """Prefill the distinct prompts, and copy to every row the state of its prompt, on the device that has the row."""
-    hidden_UD, cache = prefill(params, config, tokens_UP, lengths_U, capacity)
+    hidden_UPD, cache = prefill(params, config, tokens_UP, lengths_U, capacity)
     shared = share(jax.tree.map(everywhere, cache), source_B)
     blocks, start_B = jax.tree.map(split_rows, (shared.blocks, shared.start_B))
-    return split_rows(everywhere(hidden_UD)[source_B]), shared._replace(blocks=blocks, start_B=start_B)
+    return split_rows(everywhere(hidden_UPD[:, -1])[source_B]), shared._replace(blocks=blocks, start_B=start_B)
 
 
 @partial(jax.jit, static_argnames="sampling", donate_argnames="cache")
@@ -243,11 +238,6 @@ def _begin(hidden_BD: Array, cache: Cache, keys_B2: Array, idle_B: Array, sampli
         ids_BT=split_rows(jnp.zeros((rows, length), jnp.int32)),
         logprobs_BT=split_rows(jnp.zeros((rows, length), jnp.float32)),
     )
-
-
-@partial(jax.jit, static_argnames="capacity")
-def _grown(loop: _Loop, capacity: int) -> _Loop:
-    return loop._replace(cache=grow(loop.cache, capacity))
 
 
 @partial(jax.jit, static_argnames=("config", "sampling"), donate_argnames="loop")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from configs.model import ModelConfig
-from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill_all
+from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill
 from model.decoding.sampling import draw_each, likeliest, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
@@ -119,7 +119,7 @@ def prefill_prompts(
     params: Params, tokens_BP: Array, lengths_B: Array, config: ModelConfig, score: bool
 ) -> tuple[PrefilledPrompts, PrefillScores | None]:
     """Prefill right-aligned prompts (`lengths_B` >= 1); `score`: with the log-probabilities of their tokens."""
-    x_BPD, cache = prefill_all(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
+    x_BPD, cache = prefill(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
 
     def left_aligned(held_BGPH: Array) -> Array:
         """[B, G, P, H] to [B, G, S, H]: each row cut from its prompt's first column on, after padding to the right."""

@@ -38,7 +38,8 @@ def test_prefill_and_steps_equal_forward(params, changes):
     weights = decode_weights(params, config)
     start = jax.jit(partial(prefill, config=config, capacity=12))
     step = jax.jit(partial(decode_step, config=config))
-    hidden_BD, cache = start(params, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
+    hidden_BPD, cache = start(params, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
+    hidden_BD = hidden_BPD[:, -1]
     cache = grow(cache, 9 + STEPS)
     rows = np.arange(4)
     for done in range(STEPS):
@@ -59,8 +60,8 @@ def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
 
     def run(params):
         tokens_BP = jnp.zeros((2, 3), jnp.int32)
-        hidden_BD, cache = prefill(params, config, tokens_BP, jnp.asarray([3, 1]), 8)
-        return (hidden_BD, cache), decode_step(decode_weights(params, config), config, tokens_BP[:, 0], cache)
+        hidden_BPD, cache = prefill(params, config, tokens_BP, jnp.asarray([3, 1]), 8)
+        return (hidden_BPD[:, -1], cache), decode_step(decode_weights(params, config), config, tokens_BP[:, 0], cache)
 
     before, after = jax.eval_shape(run, params)
     same = jax.tree.map(lambda item, other: (item.shape, item.dtype) == (other.shape, other.dtype), before, after)
