@@ -111,9 +111,9 @@ def _published_at_remote(store: MirroredStore, older_than: float) -> Iterator[Ga
             yield Garbage(store.root / "staging" / key, size, "its outputs are published", remote=tuple(by_key[key]))
 
 
-def unfinished_work(store: Store, stale_days: float = STALE_DAYS) -> Iterator[tuple[Garbage, list[str]]]:
-    """The staging folders that nobody has touched for `stale_days`, each with what is `precious` in it."""
-    for item in _staging(store, stale_days, None):
+def unfinished_work(store: Store) -> Iterator[tuple[Garbage, list[str]]]:
+    """The staging folders that nobody has touched for `STALE_DAYS`, each with what is `precious` in it."""
+    for item in _staging(store, STALE_DAYS, None):
         if item.reason.startswith("unfinished"):
             yield item, precious(item.path)
 
@@ -193,7 +193,10 @@ def _kept_by_rules(store: Store, artifacts: list[Artifact], rules: RetentionConf
     live = [artifact for artifact in artifacts if not artifact.superseded]
     if not rules.retires:
         return {artifact.version_id for artifact in live} | pinned
-    digests = _inputs_of_unfinished_work(store)
+    # The artifacts that a staging folder's execution reads.
+    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
+    inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
+    digests = {digest for named in inputs for digest in named.values()}
     oldest = None if rules.days is None else time.time() - DAY_S * rules.days
     newest = _newest_of_each_label(live, rules.newest or 0)
     kept = {
@@ -239,13 +242,6 @@ def _newest_of_each_label(live: list[Artifact], count: int) -> set[Published]:
     for artifact in live:
         by_label[artifact.manifest["label"]][artifact.key, artifact.execution] = creation_order(artifact.manifest)
     return {e for created in by_label.values() for e in sorted(created, key=created.__getitem__, reverse=True)[:count]}
-
-
-def _inputs_of_unfinished_work(store: Store) -> set[str]:
-    """The digests of all artifacts that a staging folder's execution reads."""
-    records = [read_json(path) for path in (store.root / "staging").glob("*/execution.json")]
-    inputs = [record["inputs"] for record in records if isinstance(record, dict) and isinstance(record["inputs"], dict)]
-    return {digest for named in inputs for digest in named.values()}
 
 
 def _digest_records(store: Store) -> Iterator[Garbage]:

@@ -28,8 +28,17 @@ def damaged_files(root: Path, folder: Path, files: dict[str, dict[str, Any]], *,
 
     `trust`: believe an earlier digest of a file whose size, times and inode have not changed.
     """
-    damaged = [f"{name} (not in the manifest)" for name in _unexpected(folder, files)]
-    links = _links(folder)
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    # File browsers and NFS leave hidden files behind.
+    shown = (path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+    damaged = [f"{name} (not in the manifest)" for name in sorted(shown) if name not in files and name != MANIFEST]
+    # A file behind a symbolic link is not part of the artifact, whatever its bytes.
+    links = [
+        os.path.relpath(path, folder)
+        for parent, folders, names in os.walk(folder)
+        for path in (os.path.join(parent, name) for name in (*folders, *names))
+        if os.path.islink(path)
+    ]
     record = _record_path(root, folder)
     recorded = read_json(record) or {}
     stamps: dict[str, list[int]] = {}
@@ -100,16 +109,3 @@ def _stamp(path: Path) -> list[int] | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _links(folder: Path) -> list[str]:
-    """Symbolic links in `folder`: a file behind one is not part of the artifact, whatever its bytes."""
-    paths = (os.path.join(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files))
-    return [os.path.relpath(path, folder) for path in paths if os.path.islink(path)]
-
-
-def _unexpected(folder: Path, files: dict[str, Any]) -> list[str]:
-    """Files that the manifest does not list, except hidden ones, which file browsers and NFS leave behind."""
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    names = (path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
-    return sorted(name for name in names if name not in files and name != MANIFEST)
