@@ -1,4 +1,4 @@
-"""How a run is operated: its processes, approvals, the scheduled evaluation, retention and telemetry.
+"""How a run is operated: its processes, deployments, approvals, the scheduled evaluation, retention and telemetry.
 
 None of this is in a key: it does not change what a stage writes. (`PlanConfig` is the exception: the settings of
 `nautile plan`, whose estimates are artifacts of their own.)
@@ -6,18 +6,11 @@ None of this is in a key: it does not change what a stage writes. (`PlanConfig` 
 
 import re
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import Section, Share
 
@@ -94,6 +87,23 @@ class ResourcesConfig(Section):
     def limits(self) -> dict[str, int]:
         """The limit of each resource, by its name."""
         return self.model_dump()
+
+
+Deployed = Literal[
+    "pipeline", "held_out", "ingest", "index", "distill", "pretrain", "align", "reason", "self_distill", "evaluate",
+    "report", "evaluation", "regression",
+]  # fmt: skip
+
+
+class DeployConfig(Section):
+    """The work pool of one deployment, `[deploy.NAME]`, and what its stage uses there.
+
+    The `pipeline` runs all of its stages where its own pool says; a stage's pool is that of the stage's own deployment.
+    """
+
+    pool: str = Field(default="nautile", pattern=r"^[^/%&><\n]+$")  # the name of a Prefect work pool, of any type
+    resource: Literal["accelerator", "cpu", "network"] | None = None  # whose limit its steps take; None: as in the DAG
+    job_variables: dict[str, Any] = {}  # of the pool's job template; its `env` is added to ours. Never a secret
 
 
 NEWEST = "newest"

@@ -10,13 +10,14 @@ from typing import cast
 from pydantic import Field, NonNegativeInt, model_validator
 
 from configs.base import Operational, Section
-from configs.deploy import DeployConfig, Deployed
 from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig, check_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
 from configs.ingest import IngestConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import (
+    DeployConfig,
+    Deployed,
     LaunchConfig,
     OperationConfig,
     ResourcesConfig,

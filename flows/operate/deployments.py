@@ -26,7 +26,7 @@ from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from configs.deploy import DeployConfig
+from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.nightly.evaluation import evaluation
 from flows.nightly.regression import regression
