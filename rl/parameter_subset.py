@@ -11,12 +11,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.layers.common import Params
 from model.nautile import shapes
-from model.weights.files import flatten, unflatten
 
 BLOCKS = "blocks"
 
@@ -26,7 +26,7 @@ class ParameterSubset:
 
     def __init__(self, model: ModelConfig, names: Sequence[str]) -> None:
         self._model = model
-        leaves = flatten(shapes(model))
+        leaves = flatten_dict(shapes(model), sep=".")
         self._chosen: dict[str, tuple[int, ...] | None] = {}  # None: the whole leaf
         for name in names or sorted({path.partition(".")[0] for path in leaves}):
             matches = _matches(name, leaves, model.blocks)
@@ -46,7 +46,7 @@ class ParameterSubset:
     def split(self, params: Params) -> tuple[Params, Params]:
         """(trained, frozen). Leaves are the given arrays themselves, except where only some blocks of a leaf train."""
         trained, frozen = {}, {}
-        for path, leaf in flatten(params).items():
+        for path, leaf in flatten_dict(params, sep=".").items():
             rows = self._chosen.get(path, ())
             if rows is None:
                 trained[path] = leaf
@@ -54,11 +54,11 @@ class ParameterSubset:
                 frozen[path] = leaf
             else:
                 trained[path], frozen[path] = leaf[np.array(rows)], leaf[self._others(rows)]
-        return unflatten(trained), unflatten(frozen)
+        return unflatten_dict(trained, sep="."), unflatten_dict(frozen, sep=".")
 
     def join(self, trained: Params, frozen: Params) -> Params:
         """The whole tree, as `split` was given it."""
-        trained_leaves, frozen_leaves = flatten(trained), flatten(frozen)
+        trained_leaves, frozen_leaves = (flatten_dict(tree, sep=".") for tree in (trained, frozen))
         whole = {}
         for path in sorted({*trained_leaves, *frozen_leaves}):
             rows = self._chosen.get(path, ())
@@ -67,7 +67,7 @@ class ParameterSubset:
                 whole[path] = jnp.concatenate([trained_leaves[path], frozen_leaves[path]])[order]
             else:
                 whole[path] = trained_leaves.get(path, frozen_leaves.get(path))
-        return unflatten(whole)
+        return unflatten_dict(whole, sep=".")
 
     def _others(self, rows: tuple[int, ...]) -> np.ndarray:
         return np.array([row for row in range(self._model.blocks) if row not in rows])

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -30,7 +31,7 @@ LARGEST = 2**24  # of any dimension: products fit into 64 bits, and shapes are c
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
     """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten(params).items()}
+    arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep=".").items()}
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
     settings = {
@@ -55,7 +56,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """
     model, tokenizer = _read_config(folder / CONFIG)
     path = folder / WEIGHTS
-    expected = flatten(shapes(model))
+    expected = flatten_dict(shapes(model), sep=".")
     try:
         with safe_open(path, framework="numpy") as tensors:
             _compare(path, expected, tensors)
@@ -63,7 +64,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     except (OSError, SafetensorError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{path}: cannot be read as weights ({line}); make the checkpoint again") from None
-    return unflatten(loaded), model, tokenizer
+    return unflatten_dict(loaded, sep="."), model, tokenizer
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
@@ -98,24 +99,3 @@ def _compare(path: Path, expected: Mapping[str, Any], tensors: Any) -> None:
                 f"{path}: `{name}` is {dtype} of shape {shape}; the model in config.json has F32 of shape "
                 f"{tuple(expected[name].shape)}"
             )
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves by their path, names joined by dots, in the order of the names."""
-    flat: dict[str, Any] = {}
-    for name in sorted(tree):
-        value = tree[name]
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> Params:
-    """The inverse of `flatten`."""
-    tree: Params = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
