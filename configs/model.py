@@ -43,12 +43,8 @@ class ModelConfig(Section):
     readout_expand: PositiveInt = 3  # of the SwiGLU that reads the memory, over H
     convolution: PositiveInt = 4  # positions of the depthwise kernel, the current one included
     decay: Literal["relative", "window"] = "relative"  # "window": the author's arithmetic, for imported weights
-    chunk: Operational[PositiveInt] = (
-        32  # positions that the chunked form computes together; changes speed and memory alone
-    )
-    mixing: Operational[Literal["chunked", "fused", "reference"]] = (
-        "chunked"  # which implementation; "fused": Pallas kernels
-    )
+    chunk: Operational[PositiveInt] = 32  # positions that the chunked form computes together, for speed and memory
+    mixing: Operational[Literal["chunked", "fused", "reference"]] = "chunked"  # "fused": Pallas kernels
 
     # The Transformer layers.
     attention_heads: PositiveInt = 16
@@ -60,9 +56,7 @@ class ModelConfig(Section):
     sca_norm_epsilon: PositiveFloat = 1e-5
     norm_epsilon: PositiveFloat = 1e-6
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of activations and products; weights are float32
-    remat: Operational[Literal["none", "block", "layer", "dots"]] = (
-        "block"  # what is recomputed in the backward pass, for memory
-    )
+    remat: Operational[Literal["none", "block", "layer", "dots"]] = "block"  # recomputed in the backward pass
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelConfig":

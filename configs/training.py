@@ -38,13 +38,9 @@ class PretrainConfig(StartSection):
 
     phases: tuple[PhaseConfig, ...]
     batch_rows: PositiveInt  # rows in an update, over all devices
-    micro_rows: Operational[PositiveInt | None] = (
-        None  # rows at a time, with gradients accumulated; None: all of `batch_rows`
-    )
+    micro_rows: Operational[PositiveInt | None] = None  # rows at a time, gradients summed; None: all of `batch_rows`
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss_chunk: Operational[PositiveInt] = (
-        128  # positions whose logits are in memory together; changes speed and memory alone
-    )
+    loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory together
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone
     save_every: Operational[PositiveInt] = 1000  # steps between checkpoints to resume from
