@@ -14,6 +14,7 @@ from evals.tables.results import ResultTable, table_1, table_2
 from flows.dashboard import queries, samples, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
+from store.mirror import open_store
 
 VERDICTS = {True: "right", False: "wrong", None: "not asked"}
 WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
@@ -22,7 +23,7 @@ STAGES = ("pretrain", "align", "reason", "self_distill")
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Evaluations")
-    rows = shared.ask(queries.EVALUATIONS) if shared.store().catalog_path.exists() else []
+    rows = shared.ask(queries.EVALUATIONS)
     evaluations = [{**row, "scores": scores} for row in rows if (scores := _scores_of(row["id"]))]
     if not evaluations:
         st.caption("No evaluation in the store yet.")
@@ -50,7 +51,7 @@ def page(chosen: ChosenRun | None) -> None:
 def _scores_of(artifact: str) -> dict[str, Any]:
     """`scores.json` of an evaluation; empty if there is none."""
     try:
-        return _read_scores(str(shared.store().get(artifact).path))
+        return _read_scores(str(open_store().get(artifact).path))
     except ConfigError:
         return {}  # removed since the catalog was updated
 

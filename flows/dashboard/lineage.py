@@ -8,6 +8,7 @@ from common.errors import ConfigError
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
+from store.mirror import open_store
 from store.schema import LINEAGE_WITH_CALLS
 
 MAX_ARTIFACTS = 1000
@@ -17,7 +18,7 @@ _COLORS |= {"traces": "#efe6f5", "documents": "#fbe3e0"}
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Lineage")
-    artifacts = shared.ask(queries.ARTIFACTS, "", "", MAX_ARTIFACTS) if shared.store().catalog_path.exists() else []
+    artifacts = shared.ask(queries.ARTIFACTS, "", "", MAX_ARTIFACTS)
     if not artifacts:
         st.caption("No artifact in the store yet.")
         return
@@ -31,7 +32,7 @@ def page(chosen: ChosenRun | None) -> None:
     st.dataframe(table, hide_index=True, width="stretch", column_order=order, column_config=_COLUMNS)
     with st.expander("Facts, configuration and files of this artifact"):
         try:
-            manifest = shared.store().get(picked).manifest
+            manifest = open_store().get(picked).manifest
         except ConfigError as error:
             st.error(shared.escaped(str(error)))
             return

@@ -10,13 +10,14 @@ from common.files import read_json
 from common.text import amount, dollars, duration, size, visible
 from flows.dashboard import queries, shared
 from store.catalog import CatalogRow
+from store.mirror import open_store
 from tasks.engine.staging import read_retry_note
 
 
 def page(chosen: shared.ChosenRun | None) -> None:
     st.title("Overview")
     if chosen is None:
-        st.caption(f"There is no run in {shared.store().root} yet: `nautile run` starts one.")
+        st.caption(f"There is no run in {open_store().root} yet: `nautile run` starts one.")
         return
     _totals(chosen.stages)
     if link := shared.prefect_link(chosen.run):
@@ -26,7 +27,7 @@ def page(chosen: shared.ChosenRun | None) -> None:
     if stand_ins:
         st.caption("Stand-ins in this run: " + "; ".join(shared.escaped(text) for text in stand_ins))
     # A step waits between two attempts: its last one failed, and there will be another.
-    folder = shared.store().root / "staging"
+    folder = open_store().root / "staging"
     failed = [row for row in chosen.stages if row["state"] == "failed"]
     waits = {row["label"]: note for row in failed if (note := read_retry_note(folder / row["key"]))}
     for label, note in waits.items():
@@ -85,7 +86,7 @@ def _stage_row(row: CatalogRow, waits: bool) -> CatalogRow:
     """`waits`: there will be another attempt."""
     running = row["state"] == "running"
     # The last progress event of a running stage, read without `Store.staging`, which would create the folder.
-    live = (read_json(shared.store().root / "staging" / row["key"] / "live.json") or {}) if running else {}
+    live = (read_json(open_store().root / "staging" / row["key"] / "live.json") or {}) if running else {}
     share = live["done"] / live["total"] if live.get("total") and live.get("done") is not None else None
     progress = f"{amount(live['done'])}/{amount(live['total'])} {live.get('unit', '')}" if share is not None else ""
     # A running stage has no end yet: show the time since its first attempt began.

@@ -14,6 +14,7 @@ import streamlit as st
 from common.errors import ConfigError
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
@@ -132,7 +133,7 @@ def _files(execution: str) -> dict[str, Path]:
     for row in shared.ask(queries.ARTIFACTS_OF, [execution]):
         if row["kind"] in KINDS:
             try:
-                folder = shared.store().get(row["id"]).path
+                folder = open_store().get(row["id"]).path
             except ConfigError:
                 continue  # removed since the catalog was updated
             files |= {path.name: path for path in sorted(folder.glob("*.jsonl")) if not path.is_symlink()}

@@ -16,7 +16,6 @@ import streamlit as st
 
 from common.errors import ConfigError
 from flows.dashboard import queries
-from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy, CatalogRow
 from store.mirror import open_store
 
@@ -59,15 +58,14 @@ class ReadOnlyCatalog(Catalog):
         return super().query(sql, parameters, patience=patience, files=files)
 
 
-def store() -> Store:
-    """The store that NAUTILE_STORE names."""
-    return open_store()
-
-
 def ask(sql: str, *parameters: Any, files: bool = False) -> list[CatalogRow]:
-    """The rows of one of `queries`, at most three seconds old; `files`: it reads one. Stops the page on an error."""
+    """The rows of one of `queries`, at most three seconds old, none without a catalog. Stops the page on an error.
+
+    `files`: the query reads a file.
+    """
     try:
-        return _cached(str(store().root), sql, list(parameters), files)
+        store = open_store()
+        return _cached(str(store.root), sql, list(parameters), files) if store.catalog_path.exists() else []
     except CatalogBusy:
         st.info("The catalog is being written to; this page will try again.")
     except ConfigError as error:
@@ -83,7 +81,7 @@ def _cached(root: str, sql: str, parameters: list[Any], files: bool) -> list[Cat
 def run_titles() -> dict[str, str]:
     """Run id -> its title, newest first."""
     titles = {}
-    for row in ask(queries.RUNS) if store().catalog_path.exists() else []:
+    for row in ask(queries.RUNS):
         state = next((state for state in ("running", "failed", "stopped") if row[state]), "done")
         titles[row["run"]] = f"{row['config'] or 'run'} · {row['begun']:%Y-%m-%d %H:%M} · {state}"
     return titles

@@ -8,6 +8,7 @@ import streamlit as st
 from common.text import size
 from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
 
 FOLDERS = {
     "staging": "unfinished work, from which stages resume",
@@ -25,18 +26,18 @@ MAX_FILES = 20_000  # of a folder: counting more would delay the page
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Storage")
-    if not shared.store().catalog_path.exists():
+    store = open_store()
+    if not store.catalog_path.exists():
         st.caption("The store is empty.")
         return
-    root = shared.store().root
-    st.text(str(root))
+    st.text(str(store.root))
     sizes = shared.ask(queries.SIZES)
     left, right = st.columns(2, gap="large")
     with left:
         st.metric("artifacts", size(sum(row["bytes"] or 0 for row in sizes)))
         st.dataframe(sizes, hide_index=True, width="stretch", height="content", column_config=_COLUMNS)
     with right:
-        folders = _folder_sizes(str(root))
+        folders = _folder_sizes(str(store.root))
         st.metric("everything else", size(sum(row["bytes"] for row in folders)))
         st.dataframe(folders, hide_index=True, width="stretch", height="content", column_config=_COLUMNS)
     st.subheader("Artifacts")
