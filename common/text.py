@@ -13,6 +13,11 @@ def visible(text: object, most: int | None = None) -> str:
     return clean if most is None or len(clean) <= most else f"{clean[:most]} […]"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def as_file_name(text: str) -> str:
     """`text` as the name of a file or object: what is not a letter, a digit or one of `_.-` as ~ and its code."""
     name = quote(text, safe="").replace("%", "~")

@@ -25,6 +25,7 @@ import duckdb
 
 from common.errors import ConfigError, Retryable
 from common.files import atomic_path, writing
+from common.text import first_line
 from store.artifacts import Store
 from store.events import READ_LIMIT, read_events
 from store.locks import flock_until
@@ -285,7 +286,7 @@ class Catalog:
             try:
                 return duckdb.connect(self.path, read_only=read_only, config=_SETTINGS)
             except duckdb.Error as error:
-                text = str(error).strip().splitlines()[0]
+                text = first_line(error)
                 if "lock" not in text.lower():
                     raise ConfigError(_unusable(self.path, error)) from None
                 if time.monotonic() > deadline:
@@ -295,8 +296,8 @@ class Catalog:
 
 
 def _unusable(path: Path, error: duckdb.Error) -> str:
-    text = str(error).strip().splitlines()[0]
-    return f"the catalog {path} cannot be used ({text}); if it is damaged, `nautile store rebuild` replaces it"
+    reason = first_line(error)
+    return f"the catalog {path} cannot be used ({reason}); if it is damaged, `nautile store rebuild` replaces it"
 
 
 def _create_empty(connection: duckdb.DuckDBPyConnection) -> None:

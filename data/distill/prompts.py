@@ -15,6 +15,7 @@ import httpx2
 from huggingface_hub import errors
 
 from common.errors import ConfigError, Retryable
+from common.text import first_line
 from configs.distill import PromptSetConfig
 from data.records import Rejected
 from data.sources.hub import COMMIT
@@ -182,11 +183,11 @@ def _hub_rows(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
         kind = Retryable if status == 429 or status >= 500 else ConfigError
-        raise kind(f"{where}: the Hub refused it ({str(error).splitlines()[0]})") from None
+        raise kind(f"{where}: the Hub refused it ({first_line(error)})") from None
     except (ValueError, FileNotFoundError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where}: cannot be loaded ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{where}: cannot be loaded ({first_line(error)})") from None
 
 
 def article_prompts(seed: int) -> Iterator[Prompt]:

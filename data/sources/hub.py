@@ -26,6 +26,7 @@ from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff, retry, retry_after
+from common.text import first_line
 from configs.ingest import SourceConfig
 from data.sources.file_list import SourceFile
 
@@ -73,7 +74,7 @@ def count_hub_rows(source: SourceConfig, file: SourceFile) -> int:
             with HfFileSystem().open(name, "rb", block_size=1 << 16) as opened:
                 return ParquetFile(opened).metadata.num_rows
         except pyarrow.ArrowException as error:
-            message = f"{_describe(source, file.path)}: is not a Parquet file ({str(error).splitlines()[0]})"
+            message = f"{_describe(source, file.path)}: is not a Parquet file ({first_line(error)})"
             raise _DamagedFile(message) from None
 
     return _retried(source, file.path, read_footer)
@@ -183,7 +184,7 @@ def _clear_errors(where: str) -> Iterator[None]:
     except (ConfigError, Retryable):
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__:
             reason = f"{reason} ({error.__cause__})"
         elif isinstance(error, errors.HfHubHTTPError):

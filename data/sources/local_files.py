@@ -19,6 +19,7 @@ import pyarrow
 from pyarrow.parquet import ParquetFile
 
 from common.errors import ConfigError
+from common.text import first_line
 from data.records import (
     BATCH_ROWS,
     MAX_CHARACTERS,
@@ -169,7 +170,7 @@ def _open_parquet(path: Path) -> ParquetFile:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path}: is not a Parquet file ({first_line(error)})") from None
 
 
 def _row_group_tables(
@@ -178,7 +179,7 @@ def _row_group_tables(
     try:
         yield from parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:  # a broken page header is an OSError
-        raise ConfigError(f"{path}: row group {group} is damaged ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"{path}: row group {group} is damaged ({first_line(error)})") from None
 
 
 def _table_batch(table: pyarrow.RecordBatch, form: RecordForm, columns: Sequence[str]) -> RecordBatch:

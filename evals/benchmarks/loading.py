@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
+from common.text import first_line
 from configs.evaluation import BenchmarkChoice
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES, Benchmark, choose, items_of
 from evals.benchmarks.items import BenchmarkItem
@@ -70,7 +71,7 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
         try:
             yield from pyarrow.parquet.read_table(path).to_pylist()
         except (pyarrow.ArrowException, OSError) as error:
-            raise ConfigError(f"{where}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+            raise ConfigError(f"{where}: cannot be read as Parquet ({first_line(error)})") from None
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

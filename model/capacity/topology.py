@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.text import first_line
 from model.capacity.flops import PEAK_FLOPS
 
 GIB = 2**30
@@ -126,6 +127,5 @@ def devices(topology: Topology) -> list[Any]:
     try:
         description = topologies.get_topology_desc(**({"topology_name": "h100"} | settings))
     except Exception as error:  # the plugins raise JaxRuntimeError, NotImplementedError, KeyError, ...
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{topology.name}: its compiler does not know this topology ({line})") from None
+        raise ConfigError(f"{topology.name}: its compiler does not know this topology ({first_line(error)})") from None
     return list(description.devices)

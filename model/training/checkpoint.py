@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 
 from common.errors import ConfigError, Retryable
 from common.files import sha256_of, write_json
+from common.text import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,8 @@ class TrainCheckpoints:
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), extra=ocp.args.JsonRestore())
             )
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigError(
-                f"{self._steps / str(step)}: does not hold the state expected here: {reason[0]}"
+                f"{self._steps / str(step)}: does not hold the state expected here: {first_line(error)}"
             ) from error
         return restored.state, restored.extra
 
@@ -164,8 +164,9 @@ class TrainCheckpoints:
         self._manager.reload()
 
     def _not_written(self, error: Exception) -> Retryable:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return Retryable(f"the checkpoint of step {self._saving} could not be written to {self.folder}: {lines[0]}")
+        return Retryable(
+            f"the checkpoint of step {self._saving} could not be written to {self.folder}: {first_line(error)}"
+        )
 
 
 def read_step(folder: Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:

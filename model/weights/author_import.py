@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.errors import ConfigError
+from common.text import first_line
 from configs.model import ModelConfig, TokenizerConfig
 from model.layers.common import Params
 from model.layers.sca import projected
@@ -116,8 +117,9 @@ def _read(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
     except ConfigError:
         raise
     except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, BadZipFile, SafetensorError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path}: cannot be read as safetensors or as a numpy archive (.npz): {line}") from None
+        raise ConfigError(
+            f"{path}: cannot be read as safetensors or as a numpy archive (.npz): {first_line(error)}"
+        ) from None
 
 
 def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from common.errors import ConfigError
 from common.files import atomic_path, read_bounded_json, write_text
+from common.text import first_line
 from configs.model import ModelConfig, TokenizerConfig
 from model.layers.common import Params
 from model.nautile import shapes
@@ -62,8 +63,9 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
             _compare(path, expected, tensors)
             loaded = {name: jnp.asarray(tensors.get_tensor(name)) for name in expected}
     except (OSError, SafetensorError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{path}: cannot be read as weights ({line}); make the checkpoint again") from None
+        raise ConfigError(
+            f"{path}: cannot be read as weights ({first_line(error)}); make the checkpoint again"
+        ) from None
     return unflatten_dict(loaded, sep="."), model, tokenizer
 
 

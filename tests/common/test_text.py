@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.text import amount, dollars, duration, markdown_table, size, visible
+from common.text import amount, dollars, duration, first_line, markdown_table, size, visible
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,8 @@ def test_dollars(value, text):
 def test_no_cell_of_a_markdown_table_can_end_its_cell_or_its_line():
     table = markdown_table(("a", "b"), [(1, "x | y\nz")])
     assert table == "| a | b |\n| --- | --- |\n| 1 | x \\| y z |"
+
+
+@pytest.mark.parametrize(("error", "line"), [(ValueError("\na\nb"), "a"), (KeyError(), "KeyError")])
+def test_the_first_line_of_an_error_is_never_empty(error, line):
+    assert first_line(error) == line
