@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.files import is_full_or_read_only, read_json, write_json
+from common.files import is_full_or_read_only, parse_json, read_json, write_json
 from configs.base import fingerprint
 from store.manifest import DEEPEST, LARGEST_EVENT, nests_too_deep
 
@@ -245,10 +245,7 @@ def with_finite(value: Any) -> Any:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The event in a line, None if it is none."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    event = parse_json(line)
     if line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event):
         return None
     valid = isinstance(event, dict) and isinstance(event.get("fields"), dict)
