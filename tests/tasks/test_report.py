@@ -20,7 +20,7 @@ from tasks.reporting.blocks import (
     TableFigure,
     TimeChart,
 )
-from tasks.reporting.charts import MOST_POINTS, line_chart, svg, thinned
+from tasks.reporting.charts import MOST_POINTS, svg, thinned
 from tasks.reporting.data import Input, collect, scores, screening
 from tasks.reporting.render import html_page, markdown
 from tasks.reporting.sections import compose
@@ -230,9 +230,9 @@ def test_a_chart_with_one_point_or_none_is_not_drawn():
 
 def test_figures_are_the_same_bytes_for_the_same_numbers_and_keep_their_identifiers_apart():
     points = [(float(i), 1.0 / (1 + i)) for i in range(50)]
-    first = line_chart("loss", {"a": points, "b": points}, "nats")
-    assert first == line_chart("loss", {"a": points, "b": points}, "nats")
-    other = line_chart("reward", {"a": points}, "")
+    first = svg(LineChart("loss", {"a": points, "b": points}, "nats"))
+    assert first == svg(LineChart("loss", {"a": points, "b": points}, "nats"))
+    other = svg(LineChart("reward", {"a": points}, ""))
     ElementTree.fromstring(first)
 
     def identifiers(svg):

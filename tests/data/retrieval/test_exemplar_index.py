@@ -103,7 +103,7 @@ def test_a_damaged_index_is_refused_by_name(built, encoder, name, damage):
 def test_an_index_of_another_model_is_refused(built, monkeypatch):
     folder = built(SUMS)
     other = Encoder()
-    monkeypatch.setattr(other.embedder, "model", "another", raising=False)
+    monkeypatch.setattr(other, "model", "another")
     with pytest.raises(ConfigError, match="not of another"):
         ExemplarIndex(folder, other)
 
