@@ -1,12 +1,18 @@
-"""Environment of all tests, set before anything imports JAX; and stores, which several folders use."""
+"""Environment of all tests, set before anything imports JAX; stores and Prefect servers, which several folders use."""
 
+import fcntl
+import gc
 import os
+import shutil
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Looking for plugins in the metadata of 250 packages takes each process that imports pydantic 25 ms; there are none.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 # A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C would never end.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,11 +28,23 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # last, and all other workers wait for it. Measured with `--durations=0`.
 LONGEST_FIRST = Path(__file__).with_name("support") / "longest_first.txt"
 
+BuildOnce = Callable[[str, Callable[[Path], None]], Path]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     names = LONGEST_FIRST.read_text(encoding="utf-8").split()
     order = {Path(__file__).parents[1] / name: place for place, name in enumerate(names)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector from the millions of objects of imported packages: it takes 15 % of what follows."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -78,3 +96,46 @@ def machine(object_store_address, monkeypatch, tmp_path):
 
     yield make
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def build_once(tmp_path_factory) -> BuildOnce:
+    """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def once(name: str, build: Callable[[Path], None]) -> Path:
+        original, complete = shared / f"{name}-original", shared / f"{name}-complete"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                shutil.rmtree(original, ignore_errors=True)
+                original.mkdir()
+                build(original)
+                complete.touch()
+        return shutil.copytree(original, tmp_path_factory.mktemp(name) / "copy", symlinks=True)
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def prefect_home(build_once) -> Path:
+    """A home of Prefect whose database has all its tables: creating them takes most of a server's first start."""
+
+    from tests.support.prefect_server import running_server
+
+    def build(folder: Path) -> None:
+        with running_server(folder):
+            pass
+
+    return build_once("prefect", build)
+
+
+@pytest.fixture(scope="session")
+def prefect_url(prefect_home, tmp_path_factory) -> Iterator[str]:
+    """A Prefect server of this test session."""
+    from tests.support.prefect_server import running_server
+
+    # A copy: others copy the database too, which they must not do while a server writes to it.
+    with running_server(shutil.copytree(prefect_home, tmp_path_factory.mktemp("prefect") / "home")) as url:
+        yield url

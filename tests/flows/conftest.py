@@ -1,27 +1,22 @@
 """The toy configuration over stand-in stages: its chain run once a test run, with and without the command line."""
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from common.processes import free_port
 from configs.load import load
 from configs.schema import RunConfig
-from flows.operate.prefect_server import healthy
 from store.artifacts import Store
+from tests.support.prefect_server import running_server
 from tests.support.sockets import watch_sockets
 from tests.support.toy_chain import make_all
-from tests.support.toy_cli import ROOT, environment, nautile, start
+from tests.support.toy_cli import nautile, start
 from tests.support.toy_dag import TOY_DAG
 from tests.support.toy_stages import TOY
 
@@ -44,29 +39,6 @@ def toy_stages(monkeypatch):
     """The DAG has the stand-ins in place of the project's stages."""
     for name, value in TOY_DAG.items():
         monkeypatch.setenv(name, value)
-
-
-BuildOnce = Callable[[str, Callable[[Path], None]], Path]
-
-
-@pytest.fixture(scope="session")
-def build_once(tmp_path_factory) -> BuildOnce:
-    """`build_once(name, build)`: a copy of the folder that `build(folder)` fills once for all workers of a run."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-    def once(name: str, build: Callable[[Path], None]) -> Path:
-        original, complete = shared / f"{name}-original", shared / f"{name}-complete"
-        with (shared / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not complete.exists():
-                shutil.rmtree(original, ignore_errors=True)
-                original.mkdir()
-                build(original)
-                complete.touch()
-        return shutil.copytree(original, tmp_path_factory.mktemp(name) / "copy", symlinks=True)
-
-    return once
 
 
 @pytest.fixture(scope="session")
@@ -123,48 +95,8 @@ def bench(build_once) -> Iterator[Bench]:
     copy = build_once("bench", build)
     first = subprocess.CompletedProcess(**json.loads((copy / "first.json").read_text(encoding="utf-8")))
     bench = Bench(copy / "cwd", first, copy / "sockets.log")
-    with serving(bench.store / "prefect") as url:
+    with running_server(bench.store / "prefect") as url:
         yield replace(bench, url=url)
-
-
-@pytest.fixture(scope="session")
-def prefect_home(build_once) -> Path:
-    """A home of Prefect whose database has all its tables: creating them takes most of a server's first start."""
-
-    def build(folder: Path) -> None:
-        with serving(folder):
-            pass
-
-    return build_once("prefect", build)
-
-
-@pytest.fixture(scope="session")
-def prefect_url(prefect_home, tmp_path_factory) -> Iterator[str]:
-    """A Prefect server of this test session."""
-    # A copy: others copy the database too, which they must not do while a server writes to it.
-    with serving(shutil.copytree(prefect_home, tmp_path_factory.mktemp("prefect") / "home")) as url:
-        yield url
-
-
-@contextmanager
-def serving(home: Path) -> Iterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/api"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
-        env=environment(home, PREFECT_HOME=str(home), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while not healthy(url, 5.0):
-            assert server.poll() is None
-            time.sleep(0.1)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 @pytest.fixture(autouse=True)

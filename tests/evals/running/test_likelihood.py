@@ -1,5 +1,6 @@
 """The likelihood of options: right sums, the batch's independence, and rows that go on where they stopped."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,9 +39,13 @@ def items():
 
 def plain_logprob(params, model, ids, first):
     """The same by one unpadded sequence and no shared program."""
-    tokens = jnp.asarray([ids], jnp.int32)
-    hidden = forward(params, model, tokens, jnp.ones_like(tokens), jnp.arange(len(ids))[None])
-    logits = np.asarray(masked_logits(hidden, params["embedding"], model.vocabulary)[0], np.float64)
+
+    @jax.jit
+    def run(params, tokens):
+        hidden = forward(params, model, tokens, jnp.ones_like(tokens), jnp.arange(len(ids))[None])
+        return masked_logits(hidden, params["embedding"], model.vocabulary)[0]
+
+    logits = np.asarray(run(params, jnp.asarray([ids], jnp.int32)), np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return sum(logprobs[i - 1, ids[i]] for i in range(first, len(ids)))
 

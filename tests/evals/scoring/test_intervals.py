@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
 from evals.scoring.intervals import bootstrap_mean, paired, wilson
 
 
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_wilson_is_scipys(correct, n):
+@pytest.fixture(scope="module")
+def binomtest():
+    """Imported here, for it takes a second of processor time, also in workers that only collect."""
+    from scipy.stats import binomtest
+
+    return binomtest
+
+
+@given(correct=st.integers(0, 300), n=st.integers(1, 300))
+def test_wilson_is_scipys(binomtest, correct, n):
     correct = min(correct, n)
     theirs = binomtest(correct, n).proportion_ci(0.95, method="wilson")
     assert wilson(correct, n, z=1.959963984540054) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
@@ -40,8 +47,8 @@ def test_bootstrap_counts_groups_alike_and_can_weigh_them():
         bootstrap_mean([[True], []])
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
-def test_paired_is_mcnemars_exact_test(pairs):
+@given(pairs=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_paired_is_mcnemars_exact_test(binomtest, pairs):
     a, b = zip(*pairs, strict=True)
     result = paired(a, b)
     discordant = result.only_a + result.only_b
@@ -52,7 +59,7 @@ def test_paired_is_mcnemars_exact_test(pairs):
     assert result.both + result.only_a + result.only_b + result.neither == result.n == len(pairs)
 
 
-def test_paired_holds_for_many_questions_and_refuses_unequal_ones():
+def test_paired_holds_for_many_questions_and_refuses_unequal_ones(binomtest):
     a = [True] * 3000 + [False] * 3000
     b = [False] * 3000 + [True] * 2700 + [False] * 300
     assert paired(a, b).p == pytest.approx(binomtest(2700, 5700).pvalue, rel=1e-6)

@@ -1,0 +1,35 @@
+"""A Prefect server of the tests, which ends with the process that started it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.processes import free_port
+from flows.operate.prefect_server import healthy
+from tests.support.toy_cli import ROOT, environment
+
+
+@contextmanager
+def running_server(home: Path) -> Iterator[str]:
+    """The address of the API, for the length of the block. Its files are in `home`."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
+        env=environment(home, PREFECT_HOME=str(home), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not healthy(url, 5.0):
+            assert server.poll() is None
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
