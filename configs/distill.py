@@ -125,9 +125,7 @@ class DistillConfig(Section):
     longest_answer: PositiveInt | None = None  # characters of reasoning and answer; None: twice the template's bounds
     same_language: bool = True  # reject a document in another language than its query, where both are certain
     near_duplicates: bool = True  # also drop prompts and documents that share a band of MinHash with an earlier one
-    chunk: Operational[PositiveInt] = (
-        1024  # prompts under way together, and documents in a file; a kill loses no more work than that
-    )
+    chunk: Operational[PositiveInt] = 1024  # prompts in a file; a kill repeats the checks of unfinished files
 
     @model_validator(mode="before")
     @classmethod

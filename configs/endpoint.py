@@ -1,7 +1,7 @@
 """A chat endpoint's section: its address, prices, limits and budget, and which endpoints replace it when it is down."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -9,6 +9,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from configs.base import Operational, Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+# What a request has anyway, or what would make its answer another than one completion in one piece.
+_NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "random_seed"}
+_NOT_EXTRA |= {"response_format", "grammar", "stream", "n"}
 
 
 class BatchConfig(Section):
@@ -48,6 +51,9 @@ class EndpointConfig(Section):
     mode: Operational[Literal["live", "batch"]] = "live"
     batch: Operational[BatchConfig] = BatchConfig()
     structured: Literal["json_schema", "grammar", "none"] = "json_schema"  # how replies are held to a form
+    extra: dict[str, Any] | None = None  # more fields of each request, as `{ reasoning_effort = "low" }`
+    token_limit: Literal["max_tokens", "max_completion_tokens"] | None = None  # that field's name; None: max_tokens
+    omit: tuple[Literal["temperature", "seed"], ...] | None = None  # fields that are not sent: the model refuses them
     stand_in: bool = False  # labels every result that rests on it
 
     @model_validator(mode="after")
@@ -61,6 +67,14 @@ class EndpointConfig(Section):
             raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
         if self.kind == "embedded" and self.mode == "batch":
             raise ValueError(f"endpoint for model {self.model!r}: the embedded model has no batch interface")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_requests(self) -> "EndpointConfig":
+        if taken := sorted({*(self.extra or ())} & _NOT_EXTRA):
+            raise ValueError(f"endpoint for model {self.model!r}: `extra` may not set {', '.join(taken)}")
+        if self.kind == "mistral" and self.token_limit is not None:
+            raise ValueError(f"endpoint for model {self.model!r}: kind 'mistral' has no other `token_limit`")
         return self
 
 

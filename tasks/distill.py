@@ -107,6 +107,7 @@ def _emit_metrics(job: Job, stats: DistillStats, counts: dict[str, Any], corpus:
         "accepted_share": counts["accepted_share"],
         "mean_difficulty": counts["mean_difficulty"],
         "dollars": counts["dollars"],
+        "dollars_unknown": counts["dollars_unknown"],
         "tokens": corpus.facts()["tokens"],
         **{f"rejected_{reason}": count for reason, count in stats.rejected.items()},
     }

@@ -8,7 +8,7 @@ kept about four in five are right.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from configs.distill import DistillConfig
@@ -215,16 +215,17 @@ def is_grounded(document: ParsedDocument, prompt: Prompt) -> bool:
 
 def copied_share(text: str, neighbours: Sequence[Neighbour]) -> float:
     """Share of the text's 8-grams of words that also stand in one of the exemplars; 0 for a text shorter than that."""
-    grams = _grams(text)
+    grams = set(_grams(text))
     if not grams:
         return 0.0
-    shown: set[tuple[str, ...]] = set()
+    copied: set[tuple[str, ...]] = set()
     for neighbour in neighbours:
         record = neighbour.record
-        shown |= _grams(record.query) | _grams(record.synthetic_reasoning) | _grams(record.synthetic_answer)
-    return len(grams & shown) / len(grams)
+        for shown in (record.query, record.synthetic_reasoning, record.synthetic_answer):
+            copied |= grams.intersection(_grams(shown))
+    return len(copied) / len(grams)
 
 
-def _grams(text: str) -> set[tuple[str, ...]]:
-    words = [word.lower() for word in _WORD.findall(text)]
-    return set(zip(*(words[i:] for i in range(COPY_NGRAM)), strict=False))
+def _grams(text: str) -> Iterator[tuple[str, ...]]:
+    words = list(map(str.lower, _WORD.findall(text)))
+    return zip(*(words[i:] for i in range(COPY_NGRAM)), strict=False)

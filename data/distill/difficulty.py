@@ -60,6 +60,12 @@ def choose_teacher(teachers: Sequence[TeacherConfig], difficulty: float) -> Teac
     return next((teacher for teacher in ranked if difficulty <= teacher.up_to), ranked[-1])
 
 
+def next_teacher(teachers: Sequence[TeacherConfig], after: TeacherConfig) -> TeacherConfig | None:
+    """The teacher for harder prompts than those of `after`; None if `after` has the hardest."""
+    ranked = sorted(teachers, key=lambda teacher: teacher.up_to)
+    return next(iter(ranked[ranked.index(after) + 1 :]), None)
+
+
 def probe_disagreement(answers: Sequence[str | None], reference: str | None) -> float | None:
     """How far the probes' answers (None: no answer) disagree, 0 to 1; None if there is no answer at all.
 

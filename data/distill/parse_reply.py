@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from data.chat_template import parse_text
 
@@ -54,6 +54,24 @@ def parse_reply(text: str) -> ParsedDocument | None:
         reply = parse_text(text.replace("[THINK]", "<think>").replace("[/THINK]", "</think>"))
         return ParsedDocument(reply.reasoning, reply.answer) if reply.answer is not None else None
     return _under_headings(text)
+
+
+def reason_without_document(text: str) -> Literal["empty", "truncated", "unparsable"]:
+    """Why there is no document in a reply: it has no text, it breaks off inside an object, or it is of another form."""
+    if not text.strip():
+        return "empty"
+    depth, in_string, escaped = 0, False, False
+    for character in text[text.find("{") :] if "{" in text else "":
+        if in_string:
+            in_string = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            in_string = True
+        else:
+            depth += (character in "{[") - (character in "}]")
+            if depth == 0:  # the object is complete, whatever follows it
+                return "unparsable"
+    return "truncated" if depth > 0 else "unparsable"
 
 
 def _objects(text: str) -> Iterator[dict]:

@@ -3,8 +3,8 @@
 Prompts are collected first, in files of `chunk`; each becomes one file of documents and one of rejects. A finished file
 has a marker in the work folder, with its statistics and the hashes that duplicates of its documents are recognised by,
 and is not repeated after a kill -9. An unfinished file is computed again; its replies come from the cache. Memory holds
-the prompts of one round, offsets of exemplars and replies, and 8 bytes a hash: 15 hashes a document where near
-duplicates are looked for, 0.5 GB in all for four million.
+the prompts in progress (see data/distill/window.py), offsets of exemplars and replies, and 8 bytes a hash: 15 hashes a
+document where near duplicates are looked for, 0.5 GB in all for four million.
 
     documents-00000.jsonl   SYNTH records with provenance       rejected-00000.jsonl   the others, each with its reason
 """
@@ -14,19 +14,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig
-from data.distill.ask import PreparedPrompt, TeacherRound, document_text
-from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts, read_prompts
-from data.distill.prompts import Prompt
+from data.distill.ask import Teachers, document_text
+from data.distill.collect_prompts import BenchmarkScreen, CollectedPrompts, collect_prompts
 from data.distill.seen import SeenTexts
-from data.distill.stats import FIRST_JUDGED, UNASKED, DistillStats, emit_samples, refuse_if_too_few, refuse_if_too_many
-from data.distill.types import PromptResult, result_row, unasked_row
+from data.distill.stats import DistillStats, emit_samples, refuse_if_too_few, refuse_if_too_many
+from data.distill.types import UNASKED, PromptResult, result_row, unasked_row
+from data.distill.window import OpenFile, PromptWindow
 from data.endpoints.chat_types import ChatReply, request_digest
 from data.endpoints.pool import EndpointPool
 from data.retrieval.exemplar_index import ExemplarIndex
@@ -34,7 +33,7 @@ from data.retrieval.exemplar_index import ExemplarIndex
 logger = logging.getLogger(__name__)
 
 DOCUMENTS, REJECTED = "documents-*.jsonl", "rejected-*.jsonl"
-CURVE_POINTS = 32  # of the cost curve, a round
+CURVE_STEP = 128  # prompts between two points of the cost curve
 
 
 @dataclass(frozen=True)
@@ -63,18 +62,18 @@ def distill_prompts(
     work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     collected = collect_prompts(config, seed, work, screen, emit)
-    run = _Run(TeacherRound(config, pool, index, seed, screen), out, work, emit)
+    run = _Run(Teachers(config, pool, index, seed), screen, out, work, emit)
     run.process(collected.files)
     refuse_if_too_few(config, run.stats)
     return DistillOutput(run.stats, collected)
 
 
 class _Run:
-    """Processes the files of prompts in rounds, from the first file without a marker."""
+    """Processes the files of prompts, from the first one without a marker."""
 
-    def __init__(self, teacher_round: TeacherRound, out: Path, work: Path, emit: Emit) -> None:
-        self._round, self._out, self._work, self._emit = teacher_round, out, work, emit
-        self._config, self._pool = teacher_round.config, teacher_round.pool
+    def __init__(self, teachers: Teachers, screen: BenchmarkScreen | None, out: Path, work: Path, emit: Emit) -> None:
+        self._teachers, self._screen, self._out, self._work, self._emit = teachers, screen, out, work, emit
+        self._config, self._pool = teachers.config, teachers.pool
         self.stats, self._seen = DistillStats(), SeenTexts(self._config.near_duplicates)
         self._done = self._accepted = 0  # prompts, for the progress line
         self._curve: list[list[float]] = []  # [unix time, dollars since the point before], of the files not yet saved
@@ -86,27 +85,27 @@ class _Run:
             logger.info("resuming after %d finished files of %d prompts", first, self._config.chunk)
         self._show_progress()
         refuse_if_too_many(self._config, self.stats.judged, self.stats.rejected, self._pool.spent)
-        # A round spans as many files as keep every endpoint busy; the first only one, before it is known how many
-        # replies of these teachers are rejected.
-        size = max(1, self._pool.preferred_requests(self._config.endpoints) // self._config.chunk)
-        begins = range(first if self.stats.judged >= FIRST_JUDGED else first + 1, len(files), size)
-        rounds = [part for part in (files[first : begins.start], *(files[b : b + size] for b in begins)) if part]
-        # The neighbours of the next round are looked up in a thread while the teachers answer this one.
-        with ThreadPoolExecutor(1) as lookahead:
-            next_prepared = None
-            number = first
-            for index, paths in enumerate(rounds):
-                parts = [read_prompts(path) for path in paths]
-                if self.stats.unasked:  # the budget is spent: the remaining prompts are not sent
-                    for part in parts:
-                        self._reject_unasked(number, part)
-                        number += 1
-                    continue
-                prepared = self._prepare(paths) if next_prepared is None else next_prepared.result()
-                following = rounds[index + 1] if index + 1 < len(rounds) else None
-                next_prepared = following and lookahead.submit(self._prepare, following)
-                self._ask(number, parts, prepared)
-                number += len(parts)
+        rejected, judged = Counter(self.stats.rejected), self.stats.judged
+        number = first
+
+        def on_verdict(reason: str | None) -> None:
+            nonlocal judged
+            self._done, self._accepted = self._done + 1, self._accepted + (reason is None)
+            if self._done % CURVE_STEP == 0:
+                self._add_curve_point()
+            self._show_progress()
+            if reason != UNASKED:
+                judged += 1
+                rejected.update([] if reason is None else [reason])
+                refuse_if_too_many(self._config, judged, rejected, self._pool.spent)
+
+        def finish(file: OpenFile) -> None:
+            nonlocal number
+            self._add_curve_point()
+            self._finish(number, file)
+            number += 1
+
+        PromptWindow(self._teachers, judged, on_verdict).run(files[first:], finish)
 
     def _load_finished(self, files: Sequence[Path]) -> int:
         """Load the statistics and hashes of the finished files; returns how many there are.
@@ -123,30 +122,17 @@ class _Run:
             self._dollars = sum(dollars for _, dollars in self.stats.curve)
         return len(files)
 
-    def _prepare(self, paths: Sequence[Path]) -> list[PreparedPrompt]:
-        return self._round.prepare([prompt for path in paths for prompt in read_prompts(path)])
-
-    def _ask(self, first: int, parts: Sequence[Sequence[Prompt]], prepared: Sequence[PreparedPrompt]) -> None:
-        """Ask the teachers about the prompts of one round, and finish its files; `first`: the number of the first."""
-        step = max(1, len(prepared) // CURVE_POINTS)
-        rejected, judged = Counter(self.stats.rejected), self.stats.judged
-
-        def on_verdict(reason: str | None) -> None:
-            nonlocal judged
-            self._done, self._accepted = self._done + 1, self._accepted + (reason is None)
-            if self._done % step == 0:
-                self._add_curve_point()
-            self._show_progress()
-            if reason != UNASKED:
-                judged += 1
-                rejected.update([] if reason is None else [reason])
-                refuse_if_too_many(self._config, judged, rejected, self._pool.spent)
-
-        results = self._round.run(prepared, on_verdict)
-        self._add_curve_point()
-        for number, part in enumerate(parts, first):
-            results_of_part, results = results[: len(part)], results[len(part) :]
-            self._finish(number, list(self._reject_duplicates(results_of_part)))
+    def _reject_contaminated(self, results: list[PromptResult]) -> list[PromptResult]:
+        """Reject documents that overlap a benchmark; the benchmark, example and words are kept as evidence."""
+        if self._screen is None:
+            return results
+        accepted = [index for index, result in enumerate(results) if result.reason is None]
+        hits = self._screen([document_text(results[index]) for index in accepted])
+        for index, hit in zip(accepted, hits, strict=True):
+            if hit:
+                evidence = {"benchmark": hit[0].benchmark, "example": hit[0].example, "words": hit[0].words}
+                results[index] = replace(results[index], reason="contaminated", evidence=evidence)
+        return results
 
     def _reject_duplicates(self, results: Sequence[PromptResult]) -> Iterator[PromptResult]:
         """Reject documents that repeat an earlier one. The query is left out of the comparison: a reply that would fit
@@ -163,23 +149,23 @@ class _Run:
                 self._seen.add(hashes[id(result)])
                 yield result
 
-    def _finish(self, number: int, results: list[PromptResult]) -> None:
-        """Count and write the results of one file of prompts."""
+    def _finish(self, number: int, file: OpenFile) -> None:
+        """Screen, count and write the results of one file of prompts."""
+        answered = [result for result in file.results if result is not None]
+        results = list(self._reject_duplicates(self._reject_contaminated(answered)))
         part = DistillStats(curve=self._curve)
         self._curve = []
         for result in results:
             part.add(result, self._pool)
         if self._config.probe:
             part.unprobed = sum(result.task.probe is None for result in results)
+        part.add_unasked(Counter(prompt.set for prompt in file.unasked))
+        self._done += len(file.unasked)
         emit_samples(results, self.stats.prompts, self._emit)
         kept = "".join(self._row(result) for result in results if result.reason is None)
-        self._write(number, part, kept, "".join(self._row(result) for result in results if result.reason is not None))
-
-    def _reject_unasked(self, number: int, prompts: Sequence[Prompt]) -> None:
-        part = DistillStats()
-        part.add_unasked(Counter(prompt.set for prompt in prompts))
-        self._done += len(prompts)
-        self._write(number, part, "", "".join(unasked_row(prompt, UNASKED) for prompt in prompts))
+        rejected = [self._row(result) for result in results if result.reason is not None]
+        rejected += [unasked_row(prompt, UNASKED) for prompt in file.unasked]
+        self._write(number, part, kept, "".join(rejected))
         self._show_progress()
 
     def _write(self, number: int, part: DistillStats, kept: str, rejected: str) -> None:

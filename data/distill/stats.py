@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.events import Emit
 from configs.distill import DistillConfig
 from data.distill.teacher_prompt import template_for
-from data.distill.types import PromptResult
+from data.distill.types import UNASKED, PromptResult
 from data.endpoints.chat_types import ChatReply, reply_cost
 from data.endpoints.embedded import STAND_IN
 from data.endpoints.pool import EndpointPool
@@ -23,7 +23,6 @@ SAMPLE_ROWS = 48  # documents, kept and rejected, that become sample rows of the
 SAMPLES_KEPT = 6  # in the statistics, of the kept documents and of each reason for rejection
 BINS = 20  # of the histogram of difficulty
 SAMPLE_CHARACTERS = 1200
-UNASKED = "failed_budget"  # the reason in the row of a prompt that was not sent, because the budget was spent
 FIRST_JUDGED = 200  # replies, before which `max_rejected_share` is not looked at
 FALSE_ALARM = 1e-6  # probability of stopping, at one look, for rejects that the limit allows
 
@@ -49,6 +48,7 @@ class DistillStats:
     languages: Counter[str] = field(default_factory=Counter)  # of documents; "?": not recognised
     tokens_in: Counter[str] = field(default_factory=Counter)  # by the endpoint that answered
     tokens_out: Counter[str] = field(default_factory=Counter)
+    tokens_reasoning: Counter[str] = field(default_factory=Counter)  # a part of `tokens_out`, where it is stated
     dollars: Counter[str] = field(default_factory=Counter)  # by purpose
     difficulties: Counter[str] = field(default_factory=Counter)
     probes: Counter[str] = field(default_factory=Counter)
@@ -145,6 +145,8 @@ class DistillStats:
             self.uncounted += reply.tokens_in is None or reply.tokens_out is None
             self.tokens_in[reply.endpoint] += reply.tokens_in or 0
             self.tokens_out[reply.endpoint] += reply.tokens_out or 0
+            if reply.tokens_reasoning is not None:
+                self.tokens_reasoning[reply.endpoint] += reply.tokens_reasoning
 
 
 def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool) -> dict[str, Any]:
@@ -163,6 +165,7 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
             "kept": stats.kept[teacher.endpoint],
             "tokens_in": stats.tokens_in[teacher.endpoint],
             "tokens_out": stats.tokens_out[teacher.endpoint],
+            "tokens_reasoning": stats.tokens_reasoning.get(teacher.endpoint),
         }
         for teacher in config.teachers
     }
@@ -174,6 +177,7 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
         "rejected": dict(stats.rejected.most_common()),
         "teachers": teachers,
         "dollars": round(stats.cost, 6),
+        "dollars_unknown": round(pool.unknown, 6),
         "dollars_by_purpose": {name: round(cost, 6) for name, cost in sorted(stats.dollars.items())},
         "replies_reused": stats.reused,
         "replies_without_token_counts": stats.uncounted,

@@ -1,7 +1,7 @@
 """Types of a distillation: how a prompt is asked, what came back, what became of it, and the JSON rows on disk."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.distill import TeacherConfig
@@ -12,6 +12,8 @@ from data.distill.teacher_prompt import Template
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.records import SynthRecord, to_dict
 from data.retrieval.exemplar_index import Neighbour
+
+UNASKED = "failed_budget"  # the reason in the row of a prompt that was not sent, because the budget was spent
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class TeacherTask:
     teacher: TeacherConfig
     template: Template
     request: ChatRequest
+
+    def without_texts(self) -> "TeacherTask":
+        """For a task that was answered: only the names of the exemplars, and no messages, which are most of a prompt's
+        memory while other prompts of its file are waited for."""
+        neighbours = [replace(n, record=SynthRecord("", "", "", synth_id=n.id)) for n in self.neighbours]
+        return replace(self, neighbours=neighbours, request=replace(self.request, messages=()))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Hard limits in dollars and tokens. The most that a request may cost is reserved before it is sent, so no reply can
-overrun a limit; what it did cost is booked when it ends."""
+overrun a limit; what it did cost is booked when it ends. Where that is not known (a reply was cut, timed out or cannot
+be read, and vendors charge for most of these), all that was reserved stays used up, and is counted apart as unknown."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,9 +26,9 @@ WARNING_SHARE = 0.8  # of a limit
 
 
 class SpendingLimit:
-    """A `limit` (0: no limit of that kind), of which `spent` is used up. To be used from one event loop.
+    """A `limit` (0: no limit of that kind), of which `spent` and `unknown` are used up. To be used from one event loop.
 
-    `warn` is called once, when 80 % of it is spent.
+    `unknown`: what may have been spent on attempts without a reply. `warn` is called once, when 80 % is used up.
     """
 
     def __init__(
@@ -36,14 +37,25 @@ class SpendingLimit:
         spent: Usage = NO_USAGE,
         name: str = "the budget",
         warn: "Callable[[SpendingLimit], None] | None" = None,
+        unknown: Usage = NO_USAGE,
     ) -> None:
-        self.limit, self.spent, self.name, self._warn = limit, spent, name, warn
-        self._reserved, self._in_flight = NO_USAGE, 0
-        self._settled = asyncio.Condition()
+        self.limit, self.spent, self.unknown, self.name, self._warn = limit, spent, unknown, name, warn
+        self._reserved = NO_USAGE
+        self._holds = self._parked = 0  # reservations, and those of them that nobody is about to settle
+        self._changed = asyncio.Condition()
 
     def hold(self, amount: Usage) -> None:
         """Reserve `amount` though it may not fit: an earlier process sent the request already."""
-        self._reserved, self._in_flight = self._reserved + amount, self._in_flight + 1
+        self._reserved, self._holds = self._reserved + amount, self._holds + 1
+
+    async def park(self) -> None:
+        """A reservation is kept, but nobody works on what it is for, so `reserve` must not wait for it."""
+        self._parked += 1
+        await self.notify()
+
+    def unpark(self) -> None:
+        """Work on what a parked reservation is for goes on."""
+        self._parked -= 1
 
     async def reserve(self, amount: Usage) -> bool:
         """Reserve `amount`. Waits while requests in flight may still cost less than was reserved for them.
@@ -51,35 +63,49 @@ class SpendingLimit:
         False: it does not fit even when all of them have ended.
         """
         if not self.fits(amount):
-            async with self._settled:
-                await self._settled.wait_for(lambda: self.fits(amount) or not self._in_flight)
+            async with self._changed:
+                await self._changed.wait_for(lambda: self.fits(amount) or self._holds == self._parked)
         if fits := self.fits(amount):
             self.hold(amount)
         return fits
 
-    async def settle(self, reserved: Usage, spent: Usage) -> None:
-        """Release a reservation and book what was spent."""
-        self.spent, self._in_flight = self.spent + spent, self._in_flight - 1
-        # Sums of floats drift: nothing in flight must mean nothing reserved.
-        self._reserved = self._reserved - reserved if self._in_flight else NO_USAGE
-        if self._warn is not None and self.spent_share >= WARNING_SHARE:
-            self._warn(self)
-            self._warn = None
+    async def settle(self, reserved: Usage, spent: Usage, unknown: Usage = NO_USAGE) -> None:
+        """Release a reservation and book what was spent, and what may have been spent.
+
+        Raises what `warn` raises, when everything else is done.
+        """
+        await Budget(self).settle(reserved, spent, unknown)
+
+    def book(self, reserved: Usage, spent: Usage, unknown: Usage) -> None:
+        """As `settle`, without waking those that wait in `reserve`."""
+        self.spent, self.unknown, self._holds = self.spent + spent, self.unknown + unknown, self._holds - 1
+        # Sums of floats drift: no reservation must mean nothing reserved.
+        self._reserved = self._reserved - reserved if self._holds else NO_USAGE
+
+    async def notify(self) -> None:
+        """Wake those that wait in `reserve`."""
         if self.limit != NO_USAGE:
-            async with self._settled:
-                self._settled.notify_all()
+            async with self._changed:
+                self._changed.notify_all()
+
+    def warn_once(self) -> None:
+        """Call `warn` if it is time to."""
+        if self._warn is not None and self.spent_share >= WARNING_SHARE:
+            warn, self._warn = self._warn, None
+            warn(self)
 
     def fits(self, amount: Usage) -> bool:
         """Whether `amount` could be reserved now."""
-        needed = self.spent + self._reserved + amount
+        needed = self.spent + self.unknown + self._reserved + amount
         dollars = not self.limit.dollars or needed.dollars <= self.limit.dollars + 1e-12
         return dollars and (not self.limit.tokens or needed.tokens <= self.limit.tokens)
 
     @property
     def spent_share(self) -> float:
-        """The share that is spent, of dollars or tokens, whichever is more; 0 without a limit."""
-        dollars = self.spent.dollars / self.limit.dollars if self.limit.dollars else 0.0
-        return max(dollars, self.spent.tokens / self.limit.tokens if self.limit.tokens else 0.0)
+        """The share that is used up, of dollars or tokens, whichever is more; 0 without a limit."""
+        used = self.spent + self.unknown
+        dollars = used.dollars / self.limit.dollars if self.limit.dollars else 0.0
+        return max(dollars, used.tokens / self.limit.tokens if self.limit.tokens else 0.0)
 
     def __str__(self) -> str:
         """What is spent of it, for a message."""
@@ -88,7 +114,13 @@ class SpendingLimit:
             parts.append(f"${self.spent.dollars:.4f} of ${self.limit.dollars:g}")
         if self.limit.tokens:
             parts.append(f"{self.spent.tokens:,} of {self.limit.tokens:,} tokens")
-        return f"of {self.name}, {' and '.join(parts)} are spent"
+        unknown = []
+        if self.limit.dollars and self.unknown.dollars:
+            unknown.append(f"${self.unknown.dollars:.4f}")
+        if self.limit.tokens and self.unknown.tokens:
+            unknown.append(f"{self.unknown.tokens:,} tokens")
+        more = f", and {' and '.join(unknown)} may be, on replies that were cut, late or unreadable" if unknown else ""
+        return f"of {self.name}, {' and '.join(parts)} are spent{more}"
 
 
 class Budget:
@@ -119,10 +151,25 @@ class Budget:
                 return limit
         return None
 
-    async def settle(self, reserved: Usage, spent: Usage) -> None:
+    async def settle(self, reserved: Usage, spent: Usage, unknown: Usage = NO_USAGE) -> None:
         """As `SpendingLimit.settle`, in all of them."""
         for limit in self._limits:
-            await limit.settle(reserved, spent)
+            limit.book(reserved, spent, unknown)
+        for limit in self._limits:
+            await limit.notify()
+        # Last, because it may fail (it writes an event, and a disk may be full).
+        for limit in self._limits:
+            limit.warn_once()
+
+    async def park(self) -> None:
+        """As `SpendingLimit.park`, in all of them."""
+        for limit in self._limits:
+            await limit.park()
+
+    def unpark(self) -> None:
+        """As `SpendingLimit.unpark`, in all of them."""
+        for limit in self._limits:
+            limit.unpark()
 
     async def _release(self, count: int, amount: Usage) -> None:
         for limit in self._limits[:count]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from configs.base import fingerprint
 from configs.endpoint import EndpointConfig
-from data.endpoints.budget import Usage
+from data.endpoints.budget import NO_USAGE, Usage
 
 FailureReason = Literal[
     "rate_limited",  # 429 in every attempt
@@ -24,10 +24,14 @@ FailureReason = Literal[
     "outage",  # the endpoint answers nobody any more
     "expired",  # a batch job ended without it
     "budget",  # the dollars or tokens are spent
+    "endpoint_budget",  # those of this endpoint alone
+    "leaked_key",  # the reply repeats an API key, so it must not be kept
 ]
 TRANSIENT = frozenset(
     {"rate_limited", "server_error", "connection", "cut", "timeout", "invalid_reply", "outage", "expired"}
 )
+UNPAID = frozenset({"budget", "endpoint_budget"})
+UNKNOWN_COST = frozenset({"cut", "timeout", "invalid_reply", "leaked_key"})  # the vendor may charge for the reply
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A reply. `finish`: "stop", "length", …; token counts are None where the endpoint stated none; `cached`: it comes
-    from the reply cache, and `reused`: another execution paid for it; `latency_s` is None for a batch job's. `digest`
-    is that of the request, and `endpoint` the one that answered, which with fallbacks may be another than the one in
-    the request."""
+    """A reply. `finish`: "stop", "length", "refusal", "content_filter", …; token counts are None where the endpoint
+    stated none, and `tokens_reasoning` are a part of `tokens_out`; `cached`: it comes from the reply cache, and
+    `reused`: another execution paid for it; `latency_s` is None for a batch job's. `digest` is that of the request, and
+    `endpoint` the one that answered, which with fallbacks may be another than the one in the request."""
 
     text: str
     finish: str
@@ -65,6 +69,7 @@ class ChatReply:
     digest: str
     endpoint: str = ""
     reused: bool = False
+    tokens_reasoning: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,15 @@ class CallError(Exception):
 
 
 def request_digest(request: ChatRequest, config: EndpointConfig) -> str:
-    """sha256 of all that decides the reply: model, messages, sampling, constraint. Not where the model is served."""
+    """sha256 of all that decides the reply: model, messages, sampling, constraint, the endpoint's own fields of
+    requests. Not where the model is served."""
     sampling = [request.max_tokens, request.temperature, request.seed]
-    constraint = output_constraint(request, config)
-    return fingerprint([config.kind, config.model, list(request.messages), sampling, constraint])
+    identity = [config.kind, config.model, list(request.messages), sampling, output_constraint(request, config)]
+    # Left out where it is not set, so that the replies of configurations without it are found.
+    form = {"extra": config.extra, "token_limit": config.token_limit, "omit": config.omit and sorted(config.omit)}
+    if form := {name: value for name, value in form.items() if value}:
+        identity.append(form)
+    return fingerprint(identity)
 
 
 def output_constraint(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
@@ -142,9 +152,13 @@ def call_row(
     attempt: int = 0,
     latency_s: float | None = 0.0,
     cost: float | None = 0.0,
+    unknown: Usage = NO_USAGE,
     **more: Any,
 ) -> dict[str, Any]:
-    """The ledger row of an attempt at an endpoint; attempt 0 is a cached reply, which costs nothing."""
+    """The ledger row of an attempt at an endpoint; attempt 0 is a cached reply, which costs nothing.
+
+    `unknown`: what an attempt without a reply may have cost.
+    """
     parameters = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
     row: dict[str, Any] = {
         "endpoint": endpoint,
@@ -156,15 +170,22 @@ def call_row(
         "cached": isinstance(result, ChatReply) and result.cached,
         "latency_s": latency_s,
         "dollars": cost,
-        "parameters": {**parameters, "bound": next(iter(output_constraint(request, config)), None)},
+        "parameters": {
+            **{name: value for name, value in parameters.items() if name not in (config.omit or ())},
+            "bound": next(iter(output_constraint(request, config)), None),
+            **({"extra": config.extra} if config.extra else {}),
+        },
         **more,
     }
     if request.endpoint != endpoint:
         row["in_place_of"] = request.endpoint
     if isinstance(result, CallError):
-        return {**row, "status": result.status, "error": result.message, "dollars": 0.0}
+        charged = {"unknown_dollars": unknown.dollars, "unknown_tokens": unknown.tokens} if unknown != NO_USAGE else {}
+        return {**row, "status": result.status, "error": result.message, "dollars": 0.0, **charged}
     text_digest = hashlib.sha256(result.text.encode("utf-8", "replace")).hexdigest()
     counts = {"tokens_in": result.tokens_in, "tokens_out": result.tokens_out}
+    if result.tokens_reasoning is not None:
+        counts["tokens_reasoning"] = result.tokens_reasoning
     return {**row, **counts, "status": "ok", "finish": result.finish, "reply": text_digest}
 
 
@@ -178,6 +199,7 @@ def reply_to_row(reply: ChatReply, spent: Usage, execution: str) -> dict[str, An
         "execution": execution,  # that paid for it
         "tokens_in": reply.tokens_in,
         "tokens_out": reply.tokens_out,
+        **({} if reply.tokens_reasoning is None else {"tokens_reasoning": reply.tokens_reasoning}),
         "finish": reply.finish,
         "latency_s": reply.latency_s,
         "text": reply.text,
@@ -195,4 +217,5 @@ def reply_from_row(row: Mapping[str, Any]) -> ChatReply:
         cached=True,
         digest=row["digest"],
         endpoint=row.get("endpoint", ""),
+        tokens_reasoning=row.get("tokens_reasoning"),
     )

@@ -2,7 +2,7 @@
 
 A client sends one chat completion and returns a `RawReply` or raises a `CallError` that says whether to try again. The
 SDKs' own retries are off: the pool counts, paces and pays for every attempt. Keys are read from the environment by name
-when a request is sent, and removed from every text that comes back.
+when a request is sent; a reply that repeats one is rejected, and a message is written without it.
 
 256 requests in flight go through HTTP clients of 8 connections each, because httpcore looks at every connection of a
 client for every request (bench/endpoints.py, 1,000 requests, a server that takes 50 ms: one client 415 requests/s and
@@ -25,18 +25,21 @@ from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 CONNECT_S = 5.0
 MAX_MESSAGE = 300  # characters of an error message
 CONNECTIONS_PER_CLIENT = 8
+SHORTEST_KEY = 16  # characters; a shorter one ("EMPTY", "none") stands in ordinary text and is no secret
 Result = TypeVar("Result")
 OnHeaders = Callable[[Mapping[str, str]], None]  # is called with the headers of every response
 
 
 @dataclass(frozen=True)
 class RawReply:
-    """A completion as the endpoint sent it; counts are None where it stated none."""
+    """A completion as the endpoint sent it; counts are None where it stated none. Without any content `text` is empty;
+    where the model declined, it says how, and `finish` is "refusal"."""
 
     text: str
     finish: str
     tokens_in: int | None
     tokens_out: int | None
+    tokens_reasoning: int | None = None
 
 
 class Client(Protocol):
@@ -56,6 +59,9 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
 
     async def on_response(response: httpx2.Response) -> None:
         on_headers(response.headers)
+        if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/html"):
+            message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
+            raise CallError("misconfigured", message, "html")
 
     trust_environment = config.kind != "embedded"  # no proxy between us and our own process
     tls = httpx2.create_ssl_context(trust_env=trust_environment)
@@ -90,10 +96,15 @@ def key_of(config: EndpointConfig) -> str:
     return os.environ.get(config.key_variable, "").strip() if config.key_variable else ""
 
 
-def redact_key(text: str, config: EndpointConfig) -> str:
-    """`text` without the endpoint's key, in case a server repeats it."""
+def repeats_key(text: str, config: EndpointConfig) -> bool:
+    """Whether `text` holds the endpoint's key."""
     key = key_of(config)
-    return text.replace(key, "[key]") if key else text
+    return len(key) >= SHORTEST_KEY and key in text
+
+
+def redact_key(text: str, config: EndpointConfig) -> str:
+    """An error message without the endpoint's key, in case a server repeats it."""
+    return text.replace(key_of(config), "[key]") if repeats_key(text, config) else text
 
 
 def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
@@ -101,10 +112,14 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": config.model,
         "messages": list(request.messages),
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "random_seed" if config.kind == "mistral" else "seed": request.seed,
+        config.token_limit or "max_tokens": request.max_tokens,
+        **(config.extra or {}),
     }
+    omitted = config.omit or ()
+    if "temperature" not in omitted:
+        body["temperature"] = request.temperature
+    if "seed" not in omitted:
+        body["random_seed" if config.kind == "mistral" else "seed"] = request.seed
     constraint = output_constraint(request, config)
     if "grammar" in constraint and config.kind != "mistral":
         body |= constraint
@@ -115,15 +130,25 @@ def chat_body(request: ChatRequest, config: EndpointConfig) -> dict[str, Any]:
 
 
 def parse_completion(reply: Any, config: EndpointConfig) -> RawReply:
-    """Text and counts of a completion, as JSON data. Raises `TypeError`, `LookupError` or `AttributeError` if none."""
+    """Text and counts of a completion, as JSON data.
+
+    Raises `TypeError`, `LookupError` or `AttributeError` if it is none, `CallError` if it repeats the endpoint's key.
+    """
     choice, usage = reply["choices"][0], reply.get("usage")
-    content = choice["message"].get("content") or ""
+    message, finish = choice["message"], choice.get("finish_reason") or "stop"
+    content = message.get("content") or ""
     if isinstance(content, list):  # chunks, of which the text counts and the thinking does not
         content = "".join(chunk.get("text") or "" for chunk in content)
+    if not content and message.get("refusal"):
+        content, finish = message["refusal"], "refusal"
     counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else (None, None)
-    if not isinstance(content, str) or not all(count is None or type(count) is int for count in counts):
+    counts += (((usage or {}).get("completion_tokens_details") or {}).get("reasoning_tokens"),)
+    counted = all(count is None or (type(count) is int and count >= 0) for count in counts)
+    if not (isinstance(content, str) and isinstance(finish, str) and counted):
         raise TypeError("not text and whole numbers")
-    return RawReply(redact_key(content, config), choice.get("finish_reason") or "stop", *counts)
+    if repeats_key(content, config):
+        raise CallError("leaked_key", "the reply repeats the API key, so it is not kept")
+    return RawReply(content, "length" if finish == "model_length" else finish, *counts)
 
 
 def parse_reply_body(content: bytes, url: str, config: EndpointConfig) -> RawReply:
@@ -161,8 +186,10 @@ def safe_message(text: str, config: EndpointConfig) -> str:
 
 
 def transport_error(error: BaseException, url: str) -> CallError:
-    """The `CallError` of a failure below HTTP."""
-    if isinstance(error, httpx2.TimeoutException):
+    """The `CallError` of a failure below HTTP, or in the hook that looks at every response."""
+    if isinstance(error, CallError):
+        return error
+    if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
         return CallError("timeout", f"{url} did not answer in time")
     if isinstance(error, (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.DecodingError)):
         return CallError("cut", f"the answer of {url} broke off ({error or type(error).__name__})")

@@ -13,6 +13,7 @@ from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit
 from data.endpoints.chat_types import (
+    UNKNOWN_COST,
     CallError,
     ChatFailure,
     ChatReply,
@@ -30,6 +31,7 @@ from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
+FIRST_REFUSALS = 8  # of the first requests, all refused: then it is not about the single request
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
 
@@ -52,12 +54,14 @@ class Endpoint:
     """
 
     def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
-        self.name, self.config, self.budget = name, config, Budget(own, shared)
+        self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
         embedded = config.kind == "embedded"
         self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
         self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
         # All requests in flight fail together when a server goes down: that is one breakdown, not many in a row.
         self.circuit_breaker = CircuitBreaker(self.rate_limiter, threshold=max(5, self.concurrency))
+        self.has_answered = False  # any request of this execution
+        self._refusals = 0
         self._server: EmbeddedServer | None = None
         self._clients: list[Client] = []
         self._idle_replicas: asyncio.Queue[Client] = asyncio.Queue()
@@ -135,6 +139,15 @@ class Endpoint:
             if client in self._clients:  # not if its replica was restarted meanwhile
                 self._idle_replicas.put_nowait(client)
 
+    def judge_refusal(self, error: CallError) -> CallError:
+        """The refusal of a request; if an endpoint refuses each of the first, it is misconfigured."""
+        if error.reason == "refused" and not self.has_answered:
+            self._refusals += 1
+            if self._refusals >= FIRST_REFUSALS:
+                message = f"it has refused all of the first {self._refusals} requests; the last: {error.message}"
+                return CallError("misconfigured", f"{message}. See its `extra`, `omit`, `token_limit`", error.status)
+        return error
+
     def report_error(self, permit: Permit, error: CallError) -> None:
         """Hand back the permit of a failed attempt, with what the failure means for other requests."""
         if error.reason == "misconfigured":
@@ -153,6 +166,10 @@ class Endpoint:
         if error.reason == "misconfigured":
             return ChatFailure("misconfigured", f"endpoint {self.name!r}: {error.message}", attempts)
         return ChatFailure("outage", f"endpoint {self.name!r} has stopped answering: {error.message}", attempts)
+
+    def budget_failure(self, limit: SpendingLimit, attempts: int) -> ChatFailure:
+        """The failure of a request that no longer fits into a limit."""
+        return ChatFailure("endpoint_budget" if limit is self._own_limit else "budget", str(limit), attempts)
 
     async def close(self) -> None:
         for client in self._clients:
@@ -185,6 +202,21 @@ class Endpoint:
                 self._idle_replicas.put_nowait(client)
 
 
+def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:
+    """The reply to the request of this digest."""
+    return ChatReply(
+        text=raw.text,
+        finish=raw.finish,
+        tokens_in=raw.tokens_in,
+        tokens_out=raw.tokens_out,
+        latency_s=latency_s,
+        cached=False,
+        digest=digest,
+        endpoint=endpoint,
+        tokens_reasoning=raw.tokens_reasoning,
+    )
+
+
 async def send_request(
     endpoint: Endpoint, request: ChatRequest, digest: str, cache: ReplyCache, *, has_fallback: bool
 ) -> ChatReply | ChatFailure:
@@ -205,15 +237,16 @@ async def send_request(
         try:
             if (spent_limit := await endpoint.budget.reserve(reserved)) is not None:
                 breaker.release(permit)
-                return ChatFailure("budget", str(spent_limit), attempt - 1)
+                return endpoint.budget_failure(spent_limit, attempt - 1)
         except asyncio.CancelledError:
             breaker.release(permit)
             raise
         # From here on the reservation is settled whatever happens, also when this is cancelled.
-        spent, began = NO_USAGE, time.monotonic()
+        spent, unknown, began = NO_USAGE, reserved, time.monotonic()
         try:
             result = await _attempt(endpoint, request, digest, permit)
             latency = time.monotonic() - began
+            unknown = reserved if isinstance(result, CallError) and result.reason in UNKNOWN_COST else NO_USAGE
             if isinstance(result, ChatReply):
                 cost = reply_cost(config, result.tokens_in, result.tokens_out)
                 spent = actual_usage(result, cost, reserved)
@@ -222,10 +255,13 @@ async def send_request(
                 )
                 await cache.record(row, result, spent)
                 return result
+            error = result
+            row = call_row(
+                request, digest, endpoint.name, config, error, attempt=attempt, latency_s=latency, unknown=unknown
+            )
+            await cache.record(row, spent=unknown)
         finally:
-            await asyncio.shield(endpoint.budget.settle(reserved, spent))
-        error = result
-        await cache.record(call_row(request, digest, endpoint.name, config, error, attempt=attempt, latency_s=latency))
+            await asyncio.shield(endpoint.budget.settle(reserved, spent, unknown))
         if not error.retryable:
             return ChatFailure(error.reason, f"endpoint {endpoint.name!r}: {error.message}", attempt)
         # With a Retry-After or an open breaker the next permit is late enough by itself.
@@ -239,13 +275,15 @@ async def _attempt(endpoint: Endpoint, request: ChatRequest, digest: str, permit
     began = time.monotonic()
     try:
         raw = await endpoint.complete(request)
-    except CallError as error:
+    except CallError as raised:
+        error = endpoint.judge_refusal(raised)
         endpoint.report_error(permit, error)
         return error
     except BaseException:
         endpoint.circuit_breaker.release(permit)
         raise
+    endpoint.has_answered = True
     tokens = None if raw.tokens_in is None or raw.tokens_out is None else raw.tokens_in + raw.tokens_out
     endpoint.circuit_breaker.on_reply(permit, tokens)
     latency = time.monotonic() - began
-    return ChatReply(raw.text, raw.finish, raw.tokens_in, raw.tokens_out, latency, False, digest, endpoint.name)
+    return reply_of(raw, digest, endpoint.name, latency)

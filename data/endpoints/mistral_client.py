@@ -1,13 +1,16 @@
 """The client of Mistral's endpoints, over Mistral's SDK."""
 
+import inspect
 import itertools
 import json
 from collections.abc import Awaitable
 
 import httpx2
 from mistralai.client import Mistral
+from mistralai.client.chat import Chat
 from mistralai.client.errors import MistralError, ResponseValidationError
 
+from common.errors import ConfigError
 from common.retry import retry_after
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest
@@ -28,9 +31,13 @@ MISTRAL_URL = "https://api.mistral.ai"
 
 
 class MistralClient:
-    """One Mistral endpoint; `url` with or without its /v1."""
+    """One Mistral endpoint; `url` with or without its /v1. Raises `ConfigError` for fields that its API has not."""
 
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
+        known = inspect.signature(Chat.complete_async).parameters
+        if unknown := [name for name in config.extra or () if name not in known]:
+            where = f"endpoint for model {config.model!r}: `extra`"
+            raise ConfigError(f"{where} sets {', '.join(unknown)}, but Mistral's API has no such field")
         self.url, self._config = url, config
         self._http = http_clients(config, on_headers)
         self._clients = [
@@ -81,6 +88,6 @@ class MistralClient:
             if status < 400:
                 return not_completion
             return CallError(reason_of(status), error.message, str(status), retry_after(error.headers))
-        if isinstance(error, (httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)):
+        if isinstance(error, (CallError, httpx2.HTTPError, json.JSONDecodeError, UnicodeDecodeError)):
             return transport_error(error, self.url)
         return None

@@ -35,6 +35,7 @@ class OpenAIClient:
 
     def __init__(self, config: EndpointConfig, url: str, on_headers: OnHeaders) -> None:
         self.url, self._config = url, config
+        self._fields = {"max_tokens", "max_completion_tokens", "temperature", "seed", *(config.extra or ())}
         key = self._key if config.key_variable else "none"
         self._clients = [
             AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=client)
@@ -86,12 +87,12 @@ class OpenAIClient:
     def _to_call_error(self, error: Exception) -> CallError | None:
         if isinstance(error, openai.APIStatusError):
             no_credit = getattr(error, "code", None) == "insufficient_quota"  # a 429 that no waiting helps
-            reason = "misconfigured" if no_credit else reason_of(error.status_code)
+            # A refused field that all requests have: no request would be accepted.
+            refused_field = error.status_code in (400, 422) and error.param in self._fields
+            reason = "misconfigured" if no_credit or refused_field else reason_of(error.status_code)
             return CallError(reason, error.message, str(error.status_code), retry_after(error.response.headers))
-        if isinstance(error, openai.APITimeoutError):
-            return CallError("timeout", f"{self.url} did not answer within {self._config.timeout_s:g} s")
-        if isinstance(error, openai.APIConnectionError):
+        if isinstance(error, openai.APIConnectionError):  # a timeout too
             return transport_error(error.__cause__ or error, self.url)
         if isinstance(error, (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError)):
             return CallError("invalid_reply", f"the answer of {self.url} is not JSON of a chat completion")
-        return transport_error(error, self.url) if isinstance(error, httpx2.HTTPError) else None
+        return transport_error(error, self.url) if isinstance(error, (CallError, httpx2.HTTPError)) else None

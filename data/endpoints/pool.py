@@ -7,14 +7,12 @@ to stop because a whole endpoint has failed is for the caller to decide (`raise_
 
 import asyncio
 import logging
-import queue
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit
@@ -22,19 +20,18 @@ from configs.endpoint import EndpointConfig
 from data.endpoints.batch.jobs import adopt_jobs, refuse_forgotten_jobs
 from data.endpoints.batch.queue import BatchQueue
 from data.endpoints.budget import NO_USAGE, SpendingLimit, Usage
-from data.endpoints.chat_types import TRANSIENT, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
-from data.endpoints.embedded import EmbeddedServerError
+from data.endpoints.chat_types import TRANSIENT, UNPAID, ChatFailure, ChatReply, ChatRequest, call_row, request_digest
 from data.endpoints.endpoint import Endpoint, send_request
 from data.endpoints.reply_cache import BATCHES, ReplyCache, read_replies
 from data.endpoints.reply_source import ReplySource
+from data.endpoints.session import AskResult, AskSession
 
 logger = logging.getLogger(__name__)
 
-AskResult = ChatReply | ChatFailure
 OnReply = Callable[[int, AskResult], None]
 Value = TypeVar("Value")
-SMALLEST_PREFERRED = 1024  # requests
-ROUNDS_PREFERRED = 4  # requests for each of an endpoint's connections
+SMALLEST_WINDOW = 16_384  # requests: enough that an endpoint 20 times slower than the others holds none of them up
+WINDOW_PER_CONNECTION = 4  # requests for each of an endpoint's connections
 ADOPTED_AT_ONCE = 1000  # replies
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between looks at a request that another process has sent
 
@@ -64,18 +61,22 @@ class EndpointPool:
         for name, config in endpoints.items():
             if config.mode != "batch":
                 refuse_forgotten_jobs(self._cache(name).folder / BATCHES, name)
-        spent = sum((cache.total for cache in self._caches.values()), NO_USAGE)
+        caches = self._caches.values()
+        spent = sum((cache.total for cache in caches), NO_USAGE)
+        unknown = sum((usage for cache in caches for usage in cache.unknown.values()), NO_USAGE)
         self._emit = emit
-        self._limit = SpendingLimit(Usage(budget_dollars, budget_tokens), spent, "the budget", self._warn_of_budget)
+        limit = Usage(budget_dollars, budget_tokens)
+        self._limit = SpendingLimit(limit, spent, "the budget", self._warn_of_budget, unknown)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True)
         self._thread.start()
         self._endpoints: dict[str, Endpoint] = {}
         for name, config in endpoints.items():
             limit = Usage(config.budget_dollars, config.budget_tokens)
-            spent = self._cache(name).spent[name]
-            own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget)
+            spent, unknown = self._cache(name).spent[name], self._cache(name).unknown[name]
+            own = SpendingLimit(limit, spent, f"the budget of endpoint {name!r}", self._warn_of_budget, unknown)
             self._endpoints[name] = Endpoint(name, config, own, self._limit)
+            self._endpoints[name].has_answered = spent != NO_USAGE  # to an earlier process
         self._batch_queues = {
             name: BatchQueue(self._endpoints[name], self._cache(name))
             for name, config in endpoints.items()
@@ -83,6 +84,7 @@ class EndpointPool:
         }
         # Requests that are being answered, by digest: a second one with the same digest waits for the first.
         self._in_flight: dict[str, asyncio.Future[AskResult]] = {}
+        self._wait_is_logged = False
 
     def __enter__(self) -> "EndpointPool":
         return self
@@ -94,6 +96,11 @@ class EndpointPool:
     def spent(self) -> float:
         """Dollars of all replies so far, earlier processes' too."""
         return self._limit.spent.dollars
+
+    @property
+    def unknown(self) -> float:
+        """Dollars that attempts without a reply may have cost, at most: they were cut, late or unreadable."""
+        return self._limit.unknown.dollars
 
     def rates(self) -> dict[str, dict[str, float | int | None]]:
         """Of each endpoint in use: attempts sent by this process, how many were refused for the rate (429), and the
@@ -110,16 +117,16 @@ class EndpointPool:
             if limiter.sent_count
         }
 
-    def preferred_requests(self, names: Iterable[str]) -> int:
-        """How many requests to pass to `ask` at once so that each of these endpoints is kept busy: some for every
-        connection of a live one, all the jobs that a batch one may have in progress."""
+    def window(self, names: Iterable[str]) -> int:
+        """How many requests to have open in a session so that each of these endpoints is kept busy: many for every
+        connection of a live one; all the jobs that a batch one may have in progress, and the next."""
         sizes = [
-            config.batch.requests_per_job * config.batch.jobs_at_once
+            config.batch.requests_per_job * (config.batch.jobs_at_once + 1)
             if config.mode == "batch"
-            else ROUNDS_PREFERRED * config.concurrency
+            else WINDOW_PER_CONNECTION * config.concurrency
             for config in map(self.config, names)
         ]
-        return max([SMALLEST_PREFERRED, *sizes])
+        return max([SMALLEST_WINDOW, *sizes])
 
     def config(self, name: str) -> EndpointConfig:
         """The endpoint's section. Raises `ConfigError` if there is none of that name."""
@@ -153,34 +160,19 @@ class EndpointPool:
         cannot be written, and `EmbeddedServerError`. If `on_reply` raises, nothing more is sent, and the requests in
         flight, which are paid for, are awaited; batch jobs are left to the next call.
         """
-        for request in requests:
-            for name in self._candidates(request):
-                self.config(name)
-        # The loop's thread puts the results, this thread takes them; None ends them.
-        results_queue: queue.SimpleQueue[tuple[int, AskResult] | None] = queue.SimpleQueue()
-        stop = asyncio.Event()
-        work = asyncio.run_coroutine_threadsafe(self._answer_all(requests, results_queue, stop), self._loop)
-        work.add_done_callback(lambda _: results_queue.put(None))
-        results: dict[int, AskResult] = {}
-        refusal: Exception | None = None
-        try:
-            while (item := results_queue.get()) is not None:
-                index, result = item
+        results: dict[Hashable, AskResult] = {}
+        with self.session() as session:
+            session.submit(enumerate(requests))
+            while session.open_count:
+                index, result = session.next_result()
                 results[index] = result
-                if on_reply is not None and refusal is None:
-                    try:
-                        on_reply(index, result)
-                    except Exception as error:
-                        refusal = error
-                        self._loop.call_soon_threadsafe(stop.set)
-            if refusal is not None:
-                raise refusal
-            work.result()
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-        finally:
-            work.cancel()
+                if on_reply is not None:
+                    on_reply(cast(int, index), result)
         return [results[index] for index in range(len(requests))]
+
+    def session(self) -> AskSession:
+        """For requests that follow from the results of others."""
+        return AskSession(self._loop, self._candidates, self._answer, self._endpoints, self._batch_queues)
 
     def close(self) -> None:
         """Cancel the requests in flight, stop the embedded endpoint, close the file."""
@@ -207,58 +199,16 @@ class EndpointPool:
             await endpoint.close()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    async def _answer_all(
-        self, requests: Sequence[ChatRequest], results_queue: queue.SimpleQueue, stop: asyncio.Event
-    ) -> None:
-        """Put the result of every request into the queue, until `stop` is set. Raises `EmbeddedServerError`."""
-        waiting: dict[str, deque[int]] = defaultdict(deque)
-        for index, request in enumerate(requests):
-            waiting[request.endpoint].append(index)
-
-        crash: EmbeddedServerError | None = None
-
-        async def work_through(indices: deque[int]) -> None:
-            nonlocal crash
-            while indices and not stop.is_set():
-                index = indices.popleft()
-                try:
-                    results_queue.put((index, await self._answer(requests[index])))
-                except EmbeddedServerError as error:
-                    crash = error
-                    stop.set()  # what is in flight elsewhere is paid for, and awaited
-
-        async def cancel_at_stop(tasks: list[asyncio.Task[None]]) -> None:
-            await stop.wait()
-            for batch_queue in self._batch_queues.values():
-                batch_queue.drop_queued()
-            for task in tasks:
-                task.cancel()
-
-        async with asyncio.TaskGroup() as group:
-            # A new call gives endpoints that were given up a new chance, and resumes the batch jobs.
-            for endpoint in self._endpoints.values():
-                endpoint.circuit_breaker.reset()
-            for batch_queue in self._batch_queues.values():
-                batch_queue.resume()
-            # As many workers an endpoint as it may have requests in flight; each takes the next index when it is free.
-            workers, batch_workers = [], []
-            for name, indices in waiting.items():
-                batch_queue = self._batch_queues.get(name)
-                count = batch_queue.capacity if batch_queue else self._endpoints[name].concurrency
-                tasks = [group.create_task(work_through(indices)) for _ in range(min(count, len(indices)))]
-                workers += tasks
-                batch_workers += tasks if batch_queue else []
-            stopping = group.create_task(cancel_at_stop(batch_workers))
-            if workers:
-                await asyncio.wait(workers)
-            stopping.cancel()
-        if crash is not None:
-            raise crash
-
     def _candidates(self, request: ChatRequest) -> list[str]:
-        """The endpoints that may answer a request: the one in the request, then its fallbacks for this purpose."""
+        """The endpoints that may answer a request: the one in the request, then its fallbacks for this purpose.
+
+        Raises `ConfigError` if one does not exist.
+        """
         config = self.config(request.endpoint)
-        return [request.endpoint, *(config.fallback if request.purpose in config.fallback_for else ())]
+        names = [request.endpoint, *(config.fallback if request.purpose in config.fallback_for else ())]
+        for name in names:
+            self.config(name)
+        return names
 
     async def _answer(self, request: ChatRequest) -> AskResult:
         """From the cache, whichever candidate answered then; else from the first candidate that answers now."""
@@ -273,7 +223,7 @@ class EndpointPool:
             if isinstance(result, ChatReply):
                 return result
             first_failure = first_failure or result
-            if result.reason != "budget" and result.reason not in TRANSIENT:
+            if result.reason not in UNPAID | TRANSIENT:
                 return result  # it is about the request, or for the operator to fix: a fallback would not help
         assert first_failure is not None
         return first_failure
@@ -325,6 +275,9 @@ class EndpointPool:
         try:
             pause = FIRST_LOOK_S
             while not cache.locks.acquire(digest):  # another process asks for it
+                if pause == LONGEST_LOOK_S and not self._wait_is_logged:
+                    self._wait_is_logged = True
+                    logger.warning("endpoint %r: waiting for replies that another process has asked for", name)
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_LOOK_S, 2 * pause)
             cache.refresh()
@@ -342,16 +295,19 @@ class EndpointPool:
             in_flight.set_result(result)
 
 
-def raise_for_outage(results: Sequence[AskResult]) -> None:
+def raise_for_outage(results: Sequence[AskResult], *, unpaid_allowed: bool = False) -> None:
     """Raise for a failure of a whole endpoint, which is not about single requests.
 
-    `ConfigError` if an endpoint refuses its key, model or address, `Retryable` if one has stopped answering or every
-    request failed for reasons that may pass.
+    `ConfigError` if an endpoint refuses its key, model or address, or the budget is spent and the caller has no use for
+    a part of the replies; `Retryable` if one has stopped answering or every request failed for reasons that may pass.
     """
     failures = [result for result in results if isinstance(result, ChatFailure)]
     for failure in failures:
         if failure.reason == "misconfigured":
             raise ConfigError(failure.message)
+    for failure in failures:
+        if failure.reason in UNPAID and not unpaid_allowed:
+            raise ConfigError(f"{failure.message}; raise it and run again: what is paid for is kept")
     for failure in failures:
         if failure.reason == "outage":
             raise Retryable(failure.message)

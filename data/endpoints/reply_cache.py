@@ -5,7 +5,8 @@
     <replies>/<model>/batches/                batch jobs in progress
     <replies>/<model>/requests.lock           see data/endpoints/request_locks.py
 
-A reply is on disk before anybody uses it. Replies are JSON lines, appended and fsynced in groups: whatever arrives
+A reply is on disk before anybody uses it. A line without a text says what an attempt may have cost whose reply was cut,
+late or unreadable. Replies are JSON lines, appended and fsynced in groups: whatever arrives
 while one group is being written forms the next, so the disk sets the size of a group and never the pace of requests.
 Opening a file of a million replies of 1 kB takes 3.3 s of a core and 45 MB (bench/endpoints.py ledger).
 """
@@ -47,7 +48,7 @@ _HEAD = re.compile(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A reply, a ledger event or both, to be written; `done` is set when they are on disk."""
+    """A line of the cache, a ledger event or both, to be written; `done` is set when they are on disk."""
 
     row: dict[str, Any] | None
     event: dict[str, Any] | None
@@ -55,7 +56,8 @@ class _Entry:
 
 
 class ReplyCache:
-    """The replies of one model. `spent`: what the source's execution paid for replies, by endpoint, also earlier.
+    """The replies of one model. `spent`: what the source's execution paid for replies, by endpoint, also earlier;
+    `unknown`: what its attempts without a reply may have cost.
 
     To be used from one event loop. Raises `ConfigError` if the folder cannot be written.
     """
@@ -63,6 +65,7 @@ class ReplyCache:
     def __init__(self, source: ReplySource, model: str, emit: Emit) -> None:
         self.folder, self._source, self._emit = source.folder / as_file_name(model), source, emit
         self.spent: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
+        self.unknown: dict[str, Usage] = defaultdict(lambda: NO_USAGE)
         self._pending: list[_Entry] = []
         self._writer: asyncio.Task | None = None
         self._log = KeyedLog(self._index_line)
@@ -100,11 +103,23 @@ class ReplyCache:
         reused = row.get("execution", "") != self._source.execution
         return replace(reply_from_row(row), reused=reused) if row["digest"] == digest else None
 
-    async def record(
-        self, event: dict[str, Any] | None, reply: ChatReply | None = None, spent: Usage = NO_USAGE
-    ) -> None:
-        """Write a reply and emit a ledger event; both are on disk on return. Raises `OSError` on a full disk."""
-        row = None if reply is None else reply_to_row(replace(reply, cached=False), spent, self._source.execution)
+    async def record(self, event: dict[str, Any], reply: ChatReply | None = None, spent: Usage = NO_USAGE) -> None:
+        """Write a reply and emit a ledger event; both are on disk on return. Raises `OSError` on a full disk.
+
+        Without a reply, `spent` is what the attempt may have cost.
+        """
+        row = None
+        if reply is not None:
+            row = reply_to_row(replace(reply, cached=False), spent, self._source.execution)
+        elif spent != NO_USAGE:
+            row = {
+                "unknown": event["digest"],
+                "endpoint": event["endpoint"],
+                "dollars": spent.dollars,
+                "tokens": spent.tokens,
+                "execution": self._source.execution,
+                "reason": event["status"],
+            }
         entry = _Entry(row, event, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
         if self._writer is None or self._writer.done():
@@ -166,8 +181,10 @@ class ReplyCache:
 
     def _add(self, rows: list[dict[str, Any]], positions: list[int]) -> None:
         for row, position in zip(rows, positions, strict=True):
-            self._log.add(bytes.fromhex(row["digest"]), position)
-            self.spent[row["endpoint"]] += Usage(row["dollars"], row["tokens"])
+            amounts = self.unknown if "unknown" in row else self.spent
+            amounts[row["endpoint"]] += Usage(row["dollars"], row["tokens"])
+            if "digest" in row:
+                self._log.add(bytes.fromhex(row["digest"]), position)
 
     def _write(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[int]:
         """In a thread: replies first, then events. Returns the replies' positions in the log."""
@@ -180,7 +197,8 @@ class ReplyCache:
         """The digest of a line, whose cost is counted if this execution paid it; None for a reply not to be used."""
         digest, endpoint, spent, execution = _read_head(line)
         if execution == self._source.execution:
-            self.spent[endpoint] += spent
+            amounts = self.unknown if digest is None else self.spent
+            amounts[endpoint] += spent
         elif self._source.ask_again:
             return None
         return digest
@@ -202,8 +220,11 @@ def _usage(row: dict[str, Any]) -> Usage:
     return Usage(row["dollars"] or 0.0, tokens)
 
 
-def _read_head(line: bytes) -> tuple[bytes, str, Usage, str]:
-    """Digest, endpoint, cost and execution of a line. Raises `ValueError` if it is not a reply."""
+def _read_head(line: bytes) -> tuple[bytes | None, str, Usage, str]:
+    """Digest (None: an attempt without a reply), endpoint, cost and execution of a line.
+
+    Raises `ValueError` if it is neither.
+    """
     # A line that was torn inside a text may end in that text's own `"}`, but then with a backslash before the quote:
     # such a line is parsed as a whole.
     if (head := _HEAD.match(line)) and line.endswith(b'"}\n') and not line.endswith(b'\\"}\n'):
@@ -211,6 +232,7 @@ def _read_head(line: bytes) -> tuple[bytes, str, Usage, str]:
         return bytes.fromhex(digest.decode()), endpoint.decode(), Usage(float(dollars), int(tokens)), execution.decode()
     try:
         row = json.loads(line)
-        return bytes.fromhex(row["digest"]), row.get("endpoint", ""), _usage(row), row.get("execution", "")
+        digest = None if "unknown" in row else bytes.fromhex(row["digest"])
+        return digest, row.get("endpoint", ""), _usage(row), row.get("execution", "")
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"not a reply: {error}") from None

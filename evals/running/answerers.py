@@ -13,7 +13,7 @@ from common.files import sha256_of
 from configs.evaluation import EvaluateConfig
 from configs.model import ModelConfig, TokenizerConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion, parse_text
-from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
+from data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
 from data.tokenizer import tokenizer_for
 from model.decoding.buckets import length_buckets
@@ -140,7 +140,7 @@ class EndpointAnswerer:
         # A question that the endpoint refuses (too long, for example) is skipped; any other failure may pass.
         failures = [result for result in results if isinstance(result, ChatFailure) and result.reason != "refused"]
         for failure in failures:
-            if failure.reason in ("misconfigured", "budget"):
+            if failure.reason == "misconfigured" or failure.reason in UNPAID:
                 raise ConfigError(f"endpoint {self._endpoint!r}: {failure.message}")
         if failures:
             raise Retryable(

@@ -36,7 +36,9 @@ def _cost(executions: list[str], section: dict[str, Any]) -> None:
     costs = [row["dollars"] for row in rows if row["dollars"] is not None]
     budget = section.get("budget_dollars")
     columns = st.columns(4)
-    columns[0].metric("paid", dollars(sum(costs)) if costs else "not known")
+    unknown = sum(row["unknown_dollars"] or 0.0 for row in rows)
+    more = f"at most {dollars(unknown)} more for replies that were cut, late or unreadable" if unknown else None
+    columns[0].metric("paid", dollars(sum(costs)) if costs else "not known", more, delta_color="off")
     columns[1].metric("budget", dollars(budget) if budget else "no limit")
     columns[2].metric("attempts", f"{sum(row['attempts'] for row in rows):,}")
     columns[3].metric("tokens written", f"{sum(row['tokens_out'] or 0 for row in rows):,}")
@@ -57,6 +59,9 @@ _CALLS = {
     },
     "remembered": st.column_config.NumberColumn("cached", help="Answered from the reply cache, without a call."),
     "dollars": st.column_config.NumberColumn("cost, $", format="%.4f"),
+    "unknown_dollars": st.column_config.NumberColumn(
+        "perhaps, $", format="%.4f", help="The most that replies may have cost that were cut, late or unreadable."
+    ),
     "median_s": st.column_config.NumberColumn("median, s", format="%.2f"),
     "p95_s": st.column_config.NumberColumn("95th percentile, s", format="%.2f"),
 }

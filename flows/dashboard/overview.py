@@ -78,7 +78,9 @@ def _totals(stages: Sequence[CatalogRow]) -> None:
     columns = st.columns(4)
     columns[0].metric("stages finished", f"{done} of {len(stages)}")
     columns[1].metric("time in stages", duration(sum(times)) if times else "none yet")
-    columns[2].metric("paid for calls", dollars(sum(costs)) if costs else "no calls")
+    unknown = sum(row["unknown_dollars"] or 0.0 for row in stages if not row["reused"])
+    more = f"at most {dollars(unknown)} more for lost replies" if unknown else None
+    columns[2].metric("paid for calls", dollars(sum(costs)) if costs else "no calls", more, delta_color="off")
     columns[3].metric("largest process", size(max(peaks)) if peaks else "not measured")
 
 

@@ -22,12 +22,13 @@ FROM latest WHERE run IS NOT NULL GROUP BY run ORDER BY begun DESC LIMIT 50
 # The last attempt at each stage of a run, with the time of all attempts and the cost of its calls. (run)
 STAGES = """
 WITH spent AS (
-    SELECT execution, sum(dollars) AS dollars, count(*) FILTER (NOT coalesce(cached, false)) AS calls
+    SELECT execution, sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+        count(*) FILTER (NOT coalesce(cached, false)) AS calls
     FROM calls GROUP BY execution),
 mine AS (SELECT * FROM runs WHERE run = ?),
 tries AS (SELECT label, count(*) AS attempts, sum(seconds) AS seconds, min(started) AS begun FROM mine GROUP BY label)
 SELECT m.label, m.stage, m.state, m.reused, t.attempts, t.begun, m.ended, t.seconds, m.peak_bytes,
-    s.dollars, s.calls, m.key, m.execution, m.outputs, m.error, m.commit, m.host
+    s.dollars, s.unknown_dollars, s.calls, m.key, m.execution, m.outputs, m.error, m.commit, m.host
 FROM mine m JOIN tries t USING (label) LEFT JOIN spent s USING (execution)
 QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.attempt DESC, m.time DESC) = 1 ORDER BY t.begun, m.label
 """
@@ -67,7 +68,8 @@ FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json I
 CALLS = """
 SELECT stage, purpose, endpoint, model, count(*) AS attempts, count(*) FILTER (cached) AS remembered,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
-    sum(dollars) AS dollars, quantile_cont(latency_s, 0.5) AS median_s, quantile_cont(latency_s, 0.95) AS p95_s
+    sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    quantile_cont(latency_s, 0.5) AS median_s, quantile_cont(latency_s, 0.95) AS p95_s
 FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
 # (executions)

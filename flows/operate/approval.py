@@ -95,6 +95,10 @@ def question_at_budget(
         if facts.get("budget_exhausted") and manifest["run"] == run_id:
             stage, unasked = step.stage.name, facts.get("unasked")
             spent = f"${facts['dollars']:,.4f} spent, " if facts.get("dollars") is not None else ""
+            if facts.get("dollars_unknown"):
+                spent += (
+                    f"${facts['dollars_unknown']:,.4f} more perhaps for replies that were cut, late or unreadable, "
+                )
             total = f" of {facts['prompts']:,}" if facts.get("prompts") else ""
             left = f"{unasked:,}{total} prompts were not sent" if unasked else "its work is not finished"
             return (

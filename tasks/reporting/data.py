@@ -32,7 +32,8 @@ FROM runs WHERE NOT reused AND list_contains(?, execution) GROUP BY execution
 _CALLS = """
 SELECT execution, endpoint, model, purpose, count(*) AS calls, count(*) FILTER (cached) AS cached,
     count(*) FILTER (error IS NOT NULL) AS failed, sum(tokens_in) AS tokens_in, sum(tokens_out) AS tokens_out,
-    sum(dollars) AS dollars, avg(latency_s) FILTER (NOT coalesce(cached, false)) AS mean_latency_s
+    sum(dollars) AS dollars, sum((fields->>'unknown_dollars')::DOUBLE) AS unknown_dollars,
+    avg(latency_s) FILTER (NOT coalesce(cached, false)) AS mean_latency_s
 FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
 _METRICS = """
@@ -192,7 +193,7 @@ def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
     seconds = [row["seconds"] for row in spent.values() if row["seconds"] is not None]
     peaks = [row["peak_bytes"] for row in spent.values() if row["peak_bytes"] is not None]
     total: Facts = {"calls": sum(row["calls"] for row in calls)}
-    for name in ("tokens_in", "tokens_out", "dollars"):
+    for name in ("tokens_in", "tokens_out", "dollars", "unknown_dollars"):
         known = [row[name] for row in calls if row[name] is not None]
         total |= {name: sum(known)} if known else {}
     total |= {"seconds": sum(seconds)} if seconds else {}

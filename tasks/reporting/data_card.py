@@ -65,6 +65,8 @@ def _counts(facts: Facts) -> Iterator[ReportBlock]:
         "documents": amount(facts["documents"]),
         "kept share": MISSING if facts["accepted_share"] is None else f"{facts['accepted_share']:.1%}",
         "dollars": f"{facts['dollars']:.2f}",
+        "dollars that may have been charged": f"{facts['dollars_unknown']:.2f}, for replies that were cut, late or "
+        "unreadable",
         "exemplars": f"{amount(retrieval['count'])}, {facts['neighbours']} nearest to each prompt",
         "retrieval": f"{retrieval['kind']} index over {retrieval['model']}, recall@5 {retrieval['recall']:.3f}, "
         f"{size(retrieval['index_bytes'])}",

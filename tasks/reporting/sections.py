@@ -314,6 +314,10 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
         parts.append(f"{total['tokens_in']:,} tokens in and {total['tokens_out']:,} out")
     if "dollars" in total:
         parts.append(f"{total['dollars']:.2f} dollars")
+    if total.get("unknown_dollars"):
+        parts.append(
+            f"at most {total['unknown_dollars']:.2f} dollars more for replies that were cut, late or unreadable"
+        )
     if "seconds" in total:
         parts.append(f"{_took(total['seconds'])} of work")
     if "peak_bytes" in total:

@@ -222,3 +222,13 @@ def test_wrong_answers_are_wrong_and_of_the_same_kind():
     worded = [JudgeItem("Q?", "The cat sat on the mat.", None), JudgeItem("R?", "No.", None)]
     assert all(bad.answer != good.answer for bad, good in zip(corrupted(worded), worded, strict=True))
     assert corrupted([JudgeItem("Q?", "5", None)])[0].answer != "5"
+
+
+def test_a_judge_without_money_stops_with_one_message(judge_of):
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6, "budget_dollars": 1.0}
+    with FakeOpenAI(reply=reply_with()) as server:
+        with pytest.raises(
+            ConfigError, match=r"of the budget of endpoint 'judge', .* are spent; raise it and run again"
+        ):
+            judge_of(server, **prices).score(ITEMS)
+        assert not server.bodies

@@ -20,7 +20,8 @@ Complete = Callable[[dict[str, Any]], dict[str, Any]]
 class FakeBatches:
     """Jobs end after `polls` polls with status `end`: "completed", "expired" or "cancelled" (half of the rows done),
     "failed" (none is). `loses`: steps ("upload", "create", "status", "download") that are carried out but whose next
-    answer is lost, each once. `submitted`: how often each prompt was put into a job."""
+    answer is lost, each once. `reshape(step, answer)` is the answer that is sent. `submitted`: how often each prompt
+    was put into a job; `most_open`: jobs in progress together."""
 
     complete: Complete
     fault_message: str = "a requested fault"
@@ -28,11 +29,13 @@ class FakeBatches:
     end: str = "completed"
     row_fault: RowFault = lambda text, times: None
     loses: list[str] = field(default_factory=list)
+    reshape: Callable[[str, Any], Any] = lambda step, answer: answer
 
     def __post_init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.submitted: Counter[str] = Counter()
+        self.most_open = 0
         self.steps: Counter[str] = Counter()
 
     def route(self, request: Request) -> tuple[str, Any] | None:
@@ -85,6 +88,7 @@ class FakeBatches:
         job = {"id": f"{vendor}-{len(self.jobs)}", "vendor": vendor, "request": body, "rows": rows}
         job |= {"source": source, "polled": 0, "created_at": int(time.time()), "output": None, "error": None}
         self.jobs[job["id"]] = job
+        self.most_open = max(self.most_open, sum(job["polled"] < self.polls for job in self.jobs.values()))
         return self._answer(job)
 
     def _status(self, job: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,11 @@ class FakeOpenAI(FakeServer):
     states: str = ""
     fault_message: str = "a requested fault"
     port: int = 0
+    refuses: Sequence[str] = ()  # fields for which a request gets a 400 that names the field
+    message: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: {}  # more of the message of a completion
+    usage: dict[str, Any] = field(default_factory=dict)  # more of the counts of a completion
+    html: bool = False  # every answer is a web page
+    reshape: Callable[[int, Any], Any] = lambda arrival, answer: answer  # the completion that is sent
 
     def __post_init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -127,6 +132,7 @@ class FakeOpenAI(FakeServer):
             "statuses": self.statuses,
             "dollars": self.dollars,
             "steady_per_s": self._steady(),
+            "seconds": self.answer_times[-1] - self.times[0] if self.answer_times else 0.0,
         }
 
     def _steady(self) -> float | None:
@@ -140,6 +146,8 @@ class FakeOpenAI(FakeServer):
 
     def respond(self, request: Request) -> Response | None:
         """Answer one request: the chat, the batch interfaces, the list of models, the counters."""
+        if self.html:
+            return Response(body=b"<!doctype html><title>Welcome</title>", content_type="text/html; charset=utf-8")
         token = request.headers.get("authorization", "")
         if self.key is not None and token != f"Bearer {self.key}":
             message = f"Incorrect API key provided: {token.removeprefix('Bearer ')}"
@@ -160,6 +168,7 @@ class FakeOpenAI(FakeServer):
             step, answer = routed
             if self.batches.is_lost(step):
                 return None
+        answer = self.batches.reshape(step, answer)
         return Response(body=answer) if isinstance(answer, bytes) else json_response(answer)
 
     def _chat(self, request: Request) -> Response | None:
@@ -172,6 +181,13 @@ class FakeOpenAI(FakeServer):
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
+            if refused := [name for name in self.refuses if name in body]:
+                error = {
+                    "message": f"Unsupported parameter: {refused[0]!r}",
+                    "param": refused[0],
+                    "code": "unsupported",
+                }
+                return json_response({"error": error}, 400)
             fault = self.faults(arrival)
             if fault is None and body["model"] not in self.models:
                 fault = "404"
@@ -197,6 +213,8 @@ class FakeOpenAI(FakeServer):
             if fault == "cut":
                 text = json.dumps(answer).encode()
                 return Response(body=text[: len(text) // 2], content_type="application/json", length=len(text))
+            if (reshaped := self.reshape(arrival, answer)) is not answer:
+                return json_response(reshaped, headers=limit_headers)
             with self._lock:
                 self._count(body, answer)
             return json_response(answer, headers=limit_headers)
@@ -232,8 +250,9 @@ class FakeOpenAI(FakeServer):
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         words = self.reply(body).split(" ")
-        finish = "length" if len(words) > body["max_tokens"] else "stop"
-        words = words[: body["max_tokens"]]
+        most = body.get("max_tokens") or body["max_completion_tokens"]
+        finish = "length" if len(words) > most else "stop"
+        words = words[:most]
         prompt = sum(len(message["content"].split()) for message in body["messages"])
         return {
             "id": "chatcmpl-fake",
@@ -241,9 +260,18 @@ class FakeOpenAI(FakeServer):
             "created": 0,
             "model": body["model"],
             "choices": [
-                {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": " ".join(words)}}
+                {
+                    "index": 0,
+                    "finish_reason": finish,
+                    "message": {"role": "assistant", "content": " ".join(words), **self.message(body)},
+                }
             ],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)},
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": len(words),
+                "total_tokens": prompt + len(words),
+                **self.usage,
+            },
         }
 
     def _batched(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from common.errors import ConfigError
 from common.files import write_atomically
-from data.endpoints.budget import Usage
+from data.endpoints.budget import NO_USAGE, Usage
 from data.endpoints.chat_types import ChatRequest
 
 REQUESTS, STATE = ".requests.jsonl", ".job.json"
@@ -24,7 +24,8 @@ Phase = Literal["written", "creating", "created"]
 
 @dataclass
 class PendingJob:
-    """A job of one endpoint: its requests by digest, and what is reserved for them."""
+    """A job of one endpoint: its requests by digest, what is reserved for them, and what its replies cost, as far as
+    this process has recorded them."""
 
     folder: Path
     endpoint: str
@@ -36,6 +37,8 @@ class PendingJob:
     phase: Phase = "written"
     file: str | None = None
     id: str | None = None
+    spent: Usage = NO_USAGE
+    unknown: Usage = NO_USAGE
 
     @classmethod
     def write(

@@ -21,8 +21,9 @@ from common.retry import retry_async
 from data.endpoints import circuit_breaker
 from data.endpoints.batch.jobs import PendingJob, pending_jobs
 from data.endpoints.batch.vendors import BatchClient, BatchJob, batch_client, parse_result_line
-from data.endpoints.budget import NO_USAGE, Usage
+from data.endpoints.budget import NO_USAGE
 from data.endpoints.chat_types import (
+    UNKNOWN_COST,
     CallError,
     ChatFailure,
     ChatReply,
@@ -33,7 +34,7 @@ from data.endpoints.chat_types import (
     reply_cost,
 )
 from data.endpoints.clients import check_key, parse_completion, safe_message
-from data.endpoints.endpoint import Endpoint
+from data.endpoints.endpoint import Endpoint, reply_of
 from data.endpoints.reply_cache import BATCHES, ReplyCache
 
 logger = logging.getLogger(__name__)
@@ -61,11 +62,13 @@ class BatchQueue:
         self._results: dict[str, asyncio.Future[JobResult]] = {}  # by digest, of requests without a result yet
         self._queue: deque[tuple[str, ChatRequest, int]] = deque()  # digest, request, attempt
         self._arrival = asyncio.Event()
+        self.more_follow = False  # requests are about to come in
         self._job_slots = asyncio.Semaphore(self._batch.jobs_at_once)
         self._collector: asyncio.Task[None] | None = None
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
+        self._left_jobs = set[str]()  # labels of jobs that nobody polls, until the next call; their money is parked
         for job in pending_jobs(self._folder, endpoint.name, cache.locks.acquire):
             self._register(job)
             endpoint.budget.hold(job.reserved)
@@ -73,8 +76,8 @@ class BatchQueue:
 
     @property
     def capacity(self) -> int:
-        """Requests that may be in jobs at once."""
-        return self._batch.requests_per_job * self._batch.jobs_at_once
+        """Requests that may be open at once: those in jobs, and those of the next job, which is sent when one ends."""
+        return self._batch.requests_per_job * (self._batch.jobs_at_once + 1)
 
     async def ask(self, digest: str, request: ChatRequest) -> ChatReply | ChatFailure:
         """The reply, or why there is none after as many jobs as the endpoint has `attempts`."""
@@ -128,11 +131,11 @@ class BatchQueue:
                     self._collector = asyncio.create_task(self._collect_jobs())
         return self._results[digest]
 
-    def _set_result(self, digest: str, result: JobResult | OSError) -> None:
+    def _set_result(self, digest: str, result: JobResult | Exception) -> None:
         future = self._results.pop(digest, None)
         if future is None or future.done():
             return
-        if isinstance(result, OSError):
+        if isinstance(result, Exception) and not isinstance(result, CallError):
             future.set_exception(result)
         else:
             future.set_result(result)
@@ -140,12 +143,13 @@ class BatchQueue:
     async def _collect_jobs(self) -> None:
         """Make jobs of the queue until it is empty, as many at once as are allowed."""
         while self._queue:
-            await self._wait_for_full_job()
             await self._job_slots.acquire()
+            await self._wait_for_full_job()
             job = None
             try:
                 job = await self._next_job()
-            except OSError as error:
+            except Exception as error:
+                self._log_error(error, "no batch job could be made")
                 for digest, *_ in self._queue:
                     self._set_result(digest, error)
                 self._queue.clear()
@@ -157,14 +161,15 @@ class BatchQueue:
                 self._start(job).add_done_callback(lambda _: self._job_slots.release())
 
     async def _wait_for_full_job(self) -> None:
-        """Wait until the queue fills a job, or no request has arrived for `LINGER_S`."""
+        """Wait until the queue fills a job, or no request has arrived for `LINGER_S` and none is about to."""
         while len(self._queue) < self._batch.requests_per_job:
             self._arrival.clear()
             try:
                 async with asyncio.timeout(LINGER_S):
                     await self._arrival.wait()
             except TimeoutError:
-                return
+                if not self.more_follow:
+                    return
 
     async def _next_job(self) -> PendingJob | None:
         """A job on disk of the first requests in the queue: as many as it may hold and the budget allows.
@@ -183,9 +188,9 @@ class BatchQueue:
                 # that. If it fits then, release it again and start over; else this request fails.
                 if (spent_limit := await budget.reserve(amount)) is None:
                     await budget.settle(amount, NO_USAGE)
-                else:
+                elif self._queue and self._queue[0][0] == digest:  # not if it was dropped meanwhile
                     self._queue.popleft()
-                    self._set_result(digest, ChatFailure("budget", str(spent_limit), 0))
+                    self._set_result(digest, self._endpoint.budget_failure(spent_limit, 0))
                 size = 0
                 continue
             reserved += amount
@@ -199,7 +204,8 @@ class BatchQueue:
             return await asyncio.to_thread(
                 PendingJob.write, self._folder, self._endpoint.name, requests, reserved, attempts
             )
-        except OSError as error:
+        except Exception as error:
+            await budget.settle(reserved, NO_USAGE)
             for digest in requests:
                 self._set_result(digest, error)
             raise
@@ -214,34 +220,45 @@ class BatchQueue:
         """The task of a job; a new one if it has none that runs."""
         task = self._job_tasks.get(job.label)
         if task is None or task.done():
+            if job.label in self._left_jobs:
+                self._left_jobs.remove(job.label)
+                self._endpoint.budget.unpark()
             task = self._job_tasks[job.label] = asyncio.create_task(self._finish_job(job))
         return task
 
     async def _finish_job(self, job: PendingJob) -> None:
-        """Take a job to its end, from wherever it is. After a failure of ours or the vendor's it stays on disk."""
+        """Take a job to its end, from wherever it is. After a failure of ours or the vendor's it stays on disk, and
+        every request in it has that failure: nobody waits for a job that nobody polls."""
         try:
+            results: dict[str, JobResult]
             if job.phase != "created" and (refusal := await self._send(job)) is not None:
-                results, spent = dict.fromkeys(job.requests, refusal), NO_USAGE
+                results = dict.fromkeys(job.requests, refusal)
             else:
-                results, spent = await self._record_results(job, await self._poll(job))
-        except CallError as error:
-            failure = ChatFailure(error.reason, f"endpoint {self._endpoint.name!r}: {error.message}", 1)
+                results = await self._record_results(job, await self._poll(job))
+            # All replies are on disk: only now is the job forgotten.
+            await asyncio.to_thread(job.remove)
+        except Exception as error:
+            failure: ChatFailure | Exception = error
+            if isinstance(error, CallError):
+                failure = ChatFailure(error.reason, f"endpoint {self._endpoint.name!r}: {error.message}", 1)
+            else:
+                self._log_error(error, f"batch job {job.id or job.label} is left for the next attempt")
+            self._left_jobs.add(job.label)
+            await self._endpoint.budget.park()
             for digest in job.requests:
                 self._set_result(digest, failure)
             return
-        except OSError as error:
-            for digest in job.requests:
-                self._set_result(digest, error)
-            return
-        # All replies are on disk: only now is the job forgotten.
-        await asyncio.to_thread(job.remove)
         del self._jobs[job.label]
         self._digests_in_jobs -= job.requests.keys()
         for name in (job.label, *job.requests):
             self._cache.locks.release(name)
-        await self._endpoint.budget.settle(job.reserved, spent)
+        await self._endpoint.budget.settle(job.reserved, job.spent, job.unknown)
         for digest, result in results.items():
             self._set_result(digest, result)
+
+    def _log_error(self, error: Exception, what: str) -> None:
+        # A full disk is the operator's to see to; anything else is an error in this program, or a vendor's surprise.
+        logger.error("endpoint %r: %s: %s", self._endpoint.name, what, error, exc_info=not isinstance(error, OSError))
 
     async def _send(self, job: PendingJob) -> CallError | None:
         """Upload and create a job, exactly once. Returns the vendor's refusal, if it refuses.
@@ -293,8 +310,8 @@ class BatchQueue:
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))
             pause = min(pause * 2, self._batch.poll_s * SLOWEST_POLL)
 
-    async def _record_results(self, job: PendingJob, status: BatchJob) -> tuple[dict[str, JobResult], Usage]:
-        """Download the results of a job that has ended and record them all; returns them and what they used."""
+    async def _record_results(self, job: PendingJob, status: BatchJob) -> dict[str, JobResult]:
+        """Download the results of a job that has ended, and record them all."""
         bodies: dict[str, dict[str, Any] | CallError] = {}
         for file in status.files:
             content = await self._call(lambda file=file: self._client.download(file))
@@ -311,26 +328,22 @@ class BatchQueue:
         if status.failed:
             reason = "rate_limited" if "limit" in status.message else "refused"
             missing = CallError(reason, f"batch job {job.id}: {status.message}", status.state)
-        results, spent = dict[str, JobResult](), NO_USAGE
+        results = dict[str, JobResult]()
         digests = list(job.requests)
         for start in range(0, len(digests), GROUP):
             group = digests[start : start + GROUP]
             recorded = await asyncio.gather(
                 *(self._record_result(job, digest, bodies.get(digest, missing)) for digest in group)
             )
-            for digest, (result, amount) in zip(group, recorded, strict=True):
-                results[digest] = result
-                spent += amount
-        return results, spent
+            results |= zip(group, recorded, strict=True)
+        return results
 
-    async def _record_result(
-        self, job: PendingJob, digest: str, body: dict[str, Any] | CallError
-    ) -> tuple[JobResult, Usage]:
-        """Record the reply or error of one request; returns it and what it used."""
+    async def _record_result(self, job: PendingJob, digest: str, body: dict[str, Any] | CallError) -> JobResult:
+        """Record the reply or error of one request, and add what it used to the job's."""
         request, name, config = job.requests[digest], self._endpoint.name, self._config
         row = {"attempt": job.attempts.get(digest, 1), "latency_s": None, "job": job.id}
         if (cached := self._cache.reply(digest)) is not None:
-            return cached, NO_USAGE  # an earlier process recorded and counted it
+            return cached  # recorded and counted by an earlier process, or before a failure
         try:
             if isinstance(body, CallError):
                 raise body
@@ -338,13 +351,20 @@ class BatchQueue:
         except (CallError, AttributeError, TypeError, LookupError) as caught:
             error = caught if isinstance(caught, CallError) else CallError("invalid_reply", "no chat completion in it")
             error = CallError(error.reason, safe_message(error.message, config), error.status)
-            await self._cache.record(call_row(request, digest, name, config, error, **row))
-            return error, NO_USAGE
-        reply = ChatReply(raw.text, raw.finish, raw.tokens_in, raw.tokens_out, None, False, digest, name)
+            error = self._endpoint.judge_refusal(error)
+            unknown = max_usage(config, request) if error.reason in UNKNOWN_COST else NO_USAGE
+            await self._cache.record(
+                call_row(request, digest, name, config, error, unknown=unknown, **row), spent=unknown
+            )
+            job.unknown += unknown
+            return error
+        self._endpoint.has_answered = True
+        reply = reply_of(raw, digest, name, None)
         cost = reply_cost(config, raw.tokens_in, raw.tokens_out)
         spent = actual_usage(reply, cost, max_usage(config, request))
         await self._cache.record(call_row(request, digest, name, config, reply, cost=cost, **row), reply, spent)
-        return reply, spent
+        job.spent += spent
+        return reply
 
     async def _call(self, call: Callable[[], Awaitable[Value]]) -> Value:
         """Call the vendor until it answers. Raises `CallError`: its refusal, or an outage after `GIVE_UP_S`."""
@@ -355,7 +375,11 @@ class BatchQueue:
                 check_key(name, self._config)
             except ConfigError as error:
                 raise CallError("misconfigured", str(error), "no key") from None
-            return await call()
+            try:
+                return await call()
+            except (AttributeError, TypeError, LookupError, ValueError) as error:
+                message = f"an answer of its batch interface is none that is known ({type(error).__name__}: {error})"
+                raise CallError("invalid_reply", safe_message(message, self._config)) from error
 
         def log_pause(error: Exception, attempt: int, pause_s: float) -> None:
             message = error.message if isinstance(error, CallError) else error

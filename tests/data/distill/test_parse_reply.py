@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.distill.parse_reply import ParsedDocument, parse_reply
+from data.distill.parse_reply import ParsedDocument, parse_reply, reason_without_document
 
 GOOD = '{"reasoning": "r", "answer": "a"}'
 
@@ -98,3 +98,21 @@ def test_what_was_written_is_read(reasoning, answer):
     text = json.dumps({"reasoning": reasoning, "answer": answer})
     for entry in (text, f"Here:\n```json\n{text}\n```"):
         assert parse_reply(entry) == ParsedDocument(reasoning.strip(), answer.strip())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ('{"reasoning": "We add', "truncated"),
+        ('{"reasoning": "We add {", "answer": ["1", ', "truncated"),
+        ('Here it is: {"reasoning": "a \\" quote {", "answer"', "truncated"),
+        ('{"reasoning": "no answer {"}', "unparsable"),
+        ('{"other": 1} and "more', "unparsable"),
+        ("just words", "unparsable"),
+    ],
+)
+def test_a_reply_without_a_document_says_why(text, reason):
+    assert parse_reply(text) is None
+    assert reason_without_document(text) == reason

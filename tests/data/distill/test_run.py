@@ -2,7 +2,10 @@
 
 import json
 import re
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import comb
 
@@ -11,18 +14,19 @@ import pytest
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.distill import DistillConfig, IndexConfig, PromptSetConfig, TeacherConfig
-from configs.endpoint import EndpointConfig
-from data.distill import ask
+from configs.endpoint import BatchConfig, EndpointConfig
+from data.distill import verdicts, window
 from data.distill.run import DOCUMENTS, REJECTED, distill_prompts
 from data.distill.stats import FIRST_JUDGED, DistillStats, chance_of_rejects, distill_facts
-from data.endpoints import circuit_breaker
+from data.endpoints import circuit_breaker, pool
+from data.endpoints.batch import queue
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord, from_dict
 from data.retrieval.embedders import Encoder
 from data.retrieval.exemplar_index import ExemplarIndex, build_index
 from data.screening.contamination import Hit
 from data.tokens.exemplar_sample import write_exemplars
-from tests.support.fake_openai import FakeOpenAI, always, mixed, useful
+from tests.support.fake_openai import FakeOpenAI, always, mixed, script, useful
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +71,9 @@ def run(tmp_path, index):
         def emit(kind, **fields):
             events.append((kind, fields))
 
-        with EndpointPool(endpoints, tmp_path / "replies", emit, config.budget_dollars) as pool:
-            output = distill_prompts(config, pool, index, out, tmp_path / "work", 1, emit, screen)
-            counts = distill_facts(output.stats, config, pool)
+        with EndpointPool(endpoints, tmp_path / "replies", emit, config.budget_dollars) as teachers_pool:
+            output = distill_prompts(config, teachers_pool, index, out, tmp_path / "work", 1, emit, screen)
+            counts = distill_facts(output.stats, config, teachers_pool)
         rows = [
             [json.loads(line) for path in sorted(out.glob(name)) for line in path.read_text().splitlines()]
             for name in (DOCUMENTS, REJECTED)
@@ -163,7 +167,8 @@ def test_finished_files_are_not_computed_again(run, tmp_path, monkeypatch, kept)
                 path.unlink()  # as if killed while it worked on this file: the marker is written last
         (tmp_path / "out" / f"documents-{kept:05d}.jsonl").write_bytes(b'{"torn')
         parsed = []
-        monkeypatch.setattr(ask, "parse_reply", lambda text, real=ask.parse_reply: parsed.append(1) or real(text))
+        real = verdicts.parse_reply
+        monkeypatch.setattr(verdicts, "parse_reply", lambda text: parsed.append(1) or real(text))
         again = run(endpoints, chunk=6)
         assert len(server.bodies) == 20
     assert len(parsed) == 20 - 6 * kept
@@ -293,7 +298,9 @@ def test_an_outage_stops_the_run_and_its_replies_stay(run):
 
 
 def test_a_spent_budget_ends_the_run_cleanly(run, monkeypatch):
-    monkeypatch.setattr(EndpointPool, "preferred_requests", lambda self, names: 8)
+    monkeypatch.setattr(EndpointPool, "window", lambda self, names: 8)
+    monkeypatch.setattr(window, "FIRST_JUDGED", 8)
+    monkeypatch.setattr(window, "BLOCK", 3)
     prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
     with FakeOpenAI(per_million=(0.0, 1000.0)) as server:
         endpoints = {"t": openai(server, **prices, concurrency=2)}
@@ -362,3 +369,152 @@ def test_a_larger_budget_asks_what_an_attempt_had_no_money_for(run):
     assert 0 < first.counts["documents"] < 30 == whole.counts["documents"]
     assert whole.counts["dollars"] == pytest.approx(server.dollars)
     assert server.answered == 30
+
+
+@pytest.mark.slow
+def test_a_spent_teacher_stops_neither_the_easier_nor_the_harder_one(run):
+    """The small teacher's prompts go to the big one once its own budget is spent; those of a big one are left."""
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
+    with FakeOpenAI(per_million=(0.0, 1000.0)) as small, FakeOpenAI() as big:
+        teachers = (TeacherConfig(endpoint="small", up_to=0.2), TeacherConfig(endpoint="big"))
+        poor = openai(small, **prices, budget_dollars=0.25, concurrency=1)
+        output = run({"small": poor, "big": openai(big)}, teachers=teachers, max_tokens=100, prompts=30, chunk=8)
+    assert 0 < small.dollars <= 0.25
+    assert (len(output.kept), output.counts["unasked"]) == (30, 0)
+    assert any(row["provenance"]["teacher"] == "big" and row["provenance"]["difficulty"] <= 0.2 for row in output.kept)
+
+    with FakeOpenAI() as small, FakeOpenAI(per_million=(0.0, 1000.0)) as big:
+        poor = openai(big, **prices, budget_dollars=0.25, concurrency=1).model_copy(update={"model": "big"})
+        big.models = ["big"]
+        fields = {"teachers": teachers, "max_tokens": 100, "prompts": 60, "chunk": 8}
+        output = run({"small": openai(small), "big": poor}, **fields)
+        assert output.counts["budget_exhausted"]
+        unasked = {row["provenance"]["prompt"] for row in output.rejected if row["reason"] == "failed_budget"}
+        assert len(unasked) == output.counts["unasked"] > 0
+        assert all(row["provenance"]["difficulty"] > 0.2 for row in output.rejected)
+        assert output.counts["teachers"]["small"]["asked"] > 10
+        output = run({"small": openai(small), "big": poor.model_copy(update={"budget_dollars": 0.0})}, **fields)
+        assert output.counts["unasked"] == 0, "a larger budget asks what was left"
+
+
+def forget(tmp_path):
+    """Remove what a run has written, its replies too; its prompts stay."""
+    for path in [*(tmp_path / "work").glob("documents-*"), *(tmp_path / "out").iterdir()]:
+        path.unlink()
+    for path in (tmp_path / "replies").glob("*/*.jsonl"):
+        path.unlink()
+
+
+@pytest.mark.slow
+def test_a_slow_teacher_does_not_hold_up_the_other(run, tmp_path):
+    """All prompts of the fast teacher are answered while the slow one is at its first, and results are as always."""
+    may_answer, seen_by_slow = threading.Event(), []
+    may_answer.set()
+
+    def slow(body):
+        seen_by_slow.append(body)
+        assert may_answer.wait(120)
+        return useful(body)
+
+    with FakeOpenAI(reply=slow, models=["slow"]) as slow_server, FakeOpenAI() as fast_server:
+        slow_endpoint = openai(slow_server, concurrency=1).model_copy(update={"model": "slow"})
+        teachers = (TeacherConfig(endpoint="fast", up_to=0.2), TeacherConfig(endpoint="slow"))
+        endpoints = {"fast": openai(fast_server, concurrency=2), "slow": slow_endpoint}
+        fields = {"teachers": teachers, "prompts": 40, "chunk": 5, "near_duplicates": False}
+        whole = run(endpoints, **fields)
+        of_fast, of_slow = fast_server.answered, len(seen_by_slow)
+        assert of_fast + of_slow == 40
+        assert min(of_fast, of_slow) > 3
+        forget(tmp_path)
+        may_answer.clear()
+        seen_by_slow.clear()
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(run, endpoints, **fields)
+            deadline = time.monotonic() + 100
+            while fast_server.answered < 2 * of_fast and time.monotonic() < deadline:
+                time.sleep(0.02)
+            answered, begun = fast_server.answered - of_fast, len(seen_by_slow)
+            may_answer.set()
+            again = running.result(120)
+    assert (answered, begun) == (of_fast, 1)
+    assert again.files == whole.files
+
+
+@pytest.mark.slow
+def test_files_are_written_as_they_fill(run, tmp_path, monkeypatch):
+    """In windows of any size the result is the same, and a file is on disk before the last prompt is sent."""
+    written = []
+
+    def reply(body):
+        written.append(len(list((tmp_path / "out").glob("documents-*"))))
+        return useful(body)
+
+    with FakeOpenAI(reply=reply) as server:
+        whole = run({"t": openai(server, concurrency=2)}, chunk=4)
+        assert len(server.bodies) == 20
+    forget(tmp_path)
+    monkeypatch.setattr(EndpointPool, "window", lambda self, names: 5)
+    monkeypatch.setattr(window, "FIRST_JUDGED", 5)
+    monkeypatch.setattr(window, "BLOCK", 2)
+    written.clear()
+    with FakeOpenAI(reply=reply) as server:
+        small = run({"t": openai(server, concurrency=2)}, chunk=4)
+    assert small.files == whole.files
+    assert written[-1] >= 2
+
+
+@pytest.mark.slow
+def test_batch_mode_keeps_as_many_full_jobs_open_as_are_allowed(run, monkeypatch):
+    monkeypatch.setattr(queue, "LINGER_S", 0.3)
+    monkeypatch.setattr(window, "FIRST_JUDGED", 10)
+    monkeypatch.setattr(window, "BLOCK", 4)
+    monkeypatch.setattr(pool, "SMALLEST_WINDOW", 1)
+    batch = BatchConfig(requests_per_job=10, jobs_at_once=3, poll_s=0.3)
+    with FakeOpenAI() as server:
+        server.batches.polls = 3
+        output = run({"t": openai(server, mode="batch", batch=batch)}, prompts=80, chunk=8, near_duplicates=False)
+    assert len(output.kept) + len(output.rejected) == 80
+    assert server.batches.most_open == 3
+    sizes = sorted(len(job["rows"]) for job in server.batches.jobs.values())
+    assert len(sizes) <= 12, f"jobs are full where prompts are left: {sizes}"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": None}, "empty"),
+        ({"content": '{"reasoning": "We add two and'}, "truncated"),
+        ({"content": None, "refusal": "No."}, "refusal"),
+        ({"content": "no json"}, "unparsable"),
+    ],
+)
+def test_a_reply_without_a_document_is_told_apart_from_a_refusal(run, message, reason):
+    with FakeOpenAI(message=lambda body: message) as server, pytest.raises(ConfigError, match=f"3 {reason}"):
+        run({"t": openai(server)}, prompts=3)
+
+
+def test_what_lost_replies_may_have_cost_stands_beside_the_cost(run):
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1000.0}
+    with FakeOpenAI(faults=script("cut", "invalid"), per_million=(0.0, 1000.0)) as server:
+        output = run({"t": openai(server, **prices)}, prompts=4, max_tokens=100)
+    assert output.counts["dollars"] == pytest.approx(server.dollars)
+    assert output.counts["dollars_unknown"] == pytest.approx(2 * 100 * 1000.0 / 1e6)
+
+
+@pytest.mark.slow
+def test_verdicts_in_processes_are_those_of_this_one(run, tmp_path, monkeypatch):
+    replies = ["no json", document("", "x"), document("They all are something.", "They are like others."), None]
+
+    def reply(body):
+        return replies[len(str(body)) % len(replies)] or useful(body)
+
+    with FakeOpenAI(reply=reply) as server:
+        here = run({"t": openai(server)}, chunk=4)
+        for path in [*(tmp_path / "work").glob("documents-*"), *(tmp_path / "out").iterdir()]:
+            path.unlink()
+        monkeypatch.setattr(window, "WORTH_PROCESSES", 1)
+        elsewhere = run({"t": openai(server)}, chunk=4)
+        assert len(server.bodies) == 20
+    assert elsewhere.files == here.files
+    assert elsewhere.counts == here.counts
+    assert elsewhere.counts["rejected"]

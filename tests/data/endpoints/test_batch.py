@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,9 @@ def test_the_budget_is_reserved_before_a_job_is_created(pool_for, kind):
         assert max(len(job["rows"]) for job in server.batches.jobs.values()) == 3
         assert 3.5 * most - most < server.batch_dollars <= 3.5 * most
         assert len(kept) == sum(server.batches.submitted.values())
-        raise_for_outage(results)
+        raise_for_outage(results, unpaid_allowed=True)
+        with pytest.raises(ConfigError, match=r"of the budget, .* are spent; raise it"):
+            raise_for_outage(results)
         assert pool_for(budget=3.5 * most, fake=endpoint(server, kind)).spent == pytest.approx(server.batch_dollars)
 
 
@@ -207,3 +210,84 @@ def test_a_process_killed_at_any_moment_submits_nothing_twice(pool_for, tmp_path
     assert pool.spent == pytest.approx(server.batch_dollars)
     assert sorted(row["digest"] for row in reply_rows(tmp_path / "replies")) == sorted(r.digest for r in replies)
     assert not jobs_on_disk(tmp_path)
+
+
+@pytest.fixture
+def _gives_up_soon(monkeypatch):
+    monkeypatch.setattr(queue, "GIVE_UP_S", 0.1)
+
+
+@pytest.mark.usefixtures("_gives_up_soon")
+def test_live_requests_do_not_wait_for_the_money_of_a_job_that_was_left(pool_for):
+    """The job's vendor stops answering, and live requests need what is reserved for the job."""
+    most = 0.5 * (2e5 * 20 + 1e5 * (len("number 0") // 3 + 8)) / 1e6  # of one request in the job
+    with FakeOpenAI(per_million=PER_MILLION) as server, FakeOpenAI(per_million=PER_MILLION) as live_server:
+        server.batches.reshape = lambda step, answer: b"gone" if step == "status" else answer
+        live = EndpointConfig(kind="openai", model="live", url=live_server.url, concurrency=1, **PRICES)
+        live_server.models = ["live"]
+        pool = pool_for(budget=4.5 * most, fake=endpoint(server, "openai"), live=live)
+        batch, live_requests = requests(4), [ChatRequest("live", r.messages, r.max_tokens) for r in requests(4)]
+        assert {result.reason for result in pool.ask(batch)} == {"outage"}
+        assert {result.reason for result in pool.ask(live_requests)} == {"budget"}
+        server.batches.reshape = lambda step, answer: answer
+        again = pool.ask(batch)
+    assert all(isinstance(reply, ChatReply) for reply in again), "the job was still there"
+    assert pool.spent == pytest.approx(server.batch_dollars + live_server.dollars)
+    assert server.batches.submitted == {f"number {i}": 1 for i in range(4)}
+
+
+@pytest.mark.usefixtures("_gives_up_soon")
+@pytest.mark.parametrize(
+    ("step", "reshape"),
+    [
+        ("status", lambda answer: {**answer, "errors": ["of another shape"]}),
+        ("status", lambda answer: [answer]),
+        ("upload", lambda answer: "file-0"),
+        ("create", lambda answer: {**answer, "id": None}),
+        ("download", lambda answer: b"[1, 2]\n{}\nnull\n\xff\n"),
+    ],
+)
+def test_an_answer_of_another_shape_is_a_failure_and_no_wait_without_end(pool_for, kind, step, reshape):
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        server.batches.reshape = lambda at, answer: reshape(answer) if at == step else answer
+        pool = pool_for(fake=endpoint(server, kind, attempts=2))
+        results = pool.ask(requests(3))
+        pool.close()
+        if step in ("upload", "download"):  # a job without an id is found by its label, a status may come again
+            assert all(isinstance(result, ChatFailure) for result in results)
+        server.batches.reshape = lambda at, answer: answer
+        pool_for(fake=endpoint(server, kind)).ask(requests(3))
+
+
+def test_an_error_in_a_job_reaches_the_caller_with_its_log(pool_for, tmp_path, kind, monkeypatch, caplog):
+    def fails(job):
+        raise RuntimeError("an error of ours")
+
+    with FakeOpenAI(per_million=PER_MILLION) as server:
+        pool = pool_for(fake=endpoint(server, kind))
+        with monkeypatch.context() as broken:
+            broken.setattr(PendingJob, "remove", fails)
+            with pytest.raises(RuntimeError, match="an error of ours"):
+                pool.ask(requests(3))
+        assert "is left for the next attempt" in caplog.text
+        assert "Traceback" in caplog.text
+        pool.ask(requests(3))  # from the cache, while the job is taken to its end
+        deadline = time.monotonic() + 60
+        while not pool.spent and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert not jobs_on_disk(tmp_path)
+    assert pool.spent == pytest.approx(server.batch_dollars), "what was recorded before the error is booked once"
+    assert server.batches.submitted == {f"number {i}": 1 for i in range(3)}
+
+
+def test_an_error_while_a_job_is_written_reaches_the_caller(pool_for, kind, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("an error of ours")
+
+    with FakeOpenAI() as server:
+        pool = pool_for(budget=100.0, fake=endpoint(server, kind))
+        with monkeypatch.context() as broken:
+            broken.setattr(PendingJob, "write", fails)
+            with pytest.raises(RuntimeError, match="an error of ours"):
+                pool.ask(requests(3))
+        assert all(isinstance(reply, ChatReply) for reply in pool.ask(requests(1)))

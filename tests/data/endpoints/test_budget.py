@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit, Usage
 
 
@@ -46,3 +48,52 @@ def test_without_a_limit_everything_fits():
         assert limit.limit == NO_USAGE
 
     asyncio.run(scenario())
+
+
+def test_a_limit_does_not_wait_for_a_reservation_that_nobody_sees_to():
+    async def scenario():
+        limit = SpendingLimit(Usage(10.0))
+        limit.hold(Usage(6.0))
+        await limit.park()
+        assert not await limit.reserve(Usage(6.0)), "its money is still reserved: the job may yet be charged for"
+        limit.unpark()
+        waiting = asyncio.create_task(limit.reserve(Usage(6.0)))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await limit.park()
+        assert not await waiting, "also where it is parked while another one waits"
+        limit.unpark()
+        await limit.settle(Usage(6.0), Usage(1.0))
+        assert await limit.reserve(Usage(6.0))
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_what_may_have_been_spent_uses_the_limit_up_and_is_counted_apart():
+    async def scenario():
+        limit = SpendingLimit(Usage(10.0))
+        assert await limit.reserve(Usage(6.0))
+        await limit.settle(Usage(6.0), NO_USAGE, Usage(6.0))
+        assert (limit.spent.dollars, limit.unknown.dollars) == (0.0, 6.0)
+        assert not await limit.reserve(Usage(5.0))
+        assert str(limit).startswith("of the budget, $0.0000 of $10 are spent, and $6.0000 may be")
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_warning_that_fails_leaves_nobody_waiting():
+    def fails(limit):
+        raise OSError("no space left")
+
+    async def scenario():
+        first = SpendingLimit(Usage(10.0), warn=fails)
+        budget = Budget(first, SpendingLimit(Usage(10.0)))
+        assert await budget.reserve(Usage(9.0)) is None
+        waiting = asyncio.create_task(budget.reserve(Usage(5.0)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(OSError, match="no space left"):
+            await budget.settle(Usage(9.0), Usage(9.0))
+        assert await waiting is first
+        assert await budget.reserve(Usage(1.0)) is None, "in both limits the reservation was released"
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

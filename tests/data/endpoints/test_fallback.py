@@ -123,7 +123,7 @@ def test_an_endpoint_whose_budget_is_spent_falls_back(pool_for, servers):
     assert 70 < first.tokens_in + first.tokens_out <= 100
     assert pool._limit.spent.tokens == first.tokens_in + first.tokens_out + second.tokens_in + second.tokens_out
     alone = pool_for(first=own.model_copy(update={"fallback": ()})).ask(ask(41))
-    assert alone[-1].reason == "budget"
+    assert alone[-1].reason == "endpoint_budget"
     assert "of the budget of endpoint 'first'" in alone[-1].message
 
 

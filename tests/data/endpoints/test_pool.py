@@ -18,7 +18,7 @@ from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI, always, mixed, script
-from tests.support.replies import reply_rows
+from tests.support.replies import unknown_rows
 
 KEY = "sk-planted-0123456789abcdef"
 
@@ -30,11 +30,13 @@ def _quick(monkeypatch):
 
 
 class Events(list):
-    """An `Emit` that collects the fields of ledger events."""
+    """An `Emit` that collects the fields of ledger events; the only others warn of the budget."""
 
     def __call__(self, kind, **fields):
-        assert kind == "call"
-        self.append(fields)
+        if kind == "call":
+            self.append(fields)
+        else:
+            assert (kind, fields["name"]) == ("metric", "budget_spent_share")
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def events():
 
 
 def request(text="hello there", endpoint="fake", **fields):
-    return ChatRequest(endpoint, ({"role": "user", "content": text},), 20, **fields)
+    return ChatRequest(endpoint, ({"role": "user", "content": text},), **{"max_tokens": 20, **fields})
 
 
 def openai(server, **fields):
@@ -185,7 +187,9 @@ def test_the_budget_stops_before_it_is_overrun_and_holds_over_restarts(pool_for)
         assert {result.reason for result in results if isinstance(result, ChatFailure)} == {"budget"}
         assert server.dollars == 4 * len(kept)
         assert 30 < server.dollars <= 50
-        raise_for_outage(results)
+        raise_for_outage(results, unpaid_allowed=True)
+        with pytest.raises(ConfigError, match=r"of the budget, .* are spent; raise it"):
+            raise_for_outage(results)
         (late,) = pool_for(budget=50.0, fake=openai(server, **prices)).ask([request("late")])
         assert late.reason == "budget"
         assert len(server.bodies) == len(kept)
@@ -233,8 +237,49 @@ def test_the_key_is_sent_and_written_nowhere(pool_for, events, monkeypatch, tmp_
         pool = pool_for(fake=openai(server, key_variable="FAKE_KEY"))
         pool.check()
         (reply,) = pool.ask([request()])
-    assert reply.text == "your key is [key]"
-    assert KEY not in json.dumps(events) + json.dumps(reply_rows(tmp_path / "replies"))
+    assert (reply.reason, reply.attempts) == ("leaked_key", 1)
+    assert KEY not in reply.message + json.dumps(events) + "".join(p.read_text() for p in tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "none", "ollama"])
+def test_a_word_in_place_of_a_key_changes_no_reply(pool_for, monkeypatch, key):
+    monkeypatch.setenv("FAKE_KEY", key)
+    text = "There are none left; nonetheless ollama is EMPTY"
+    with FakeOpenAI(key=key, reply=lambda body: text) as server:
+        (reply,) = pool_for(fake=openai(server, key_variable="FAKE_KEY")).ask([request()])
+    assert reply.text == text
+
+
+@pytest.mark.parametrize("fault", ["cut", "close", "invalid", "not_chat", "hang"])
+def test_what_an_attempt_without_a_reply_may_have_cost_is_booked_apart_and_kept(pool_for, events, tmp_path, fault):
+    prices = {"dollars_per_million_in": 0.0, "dollars_per_million_out": 1e6}  # a dollar a token, 20 allowed
+    with FakeOpenAI(faults=script(fault), reply=lambda body: "two words", per_million=(0.0, 1e6)) as server:
+        config = openai(server, **prices, timeout_s=4.0 if fault == "hang" else 60.0)
+        pool = pool_for(budget=50.0, fake=config)
+        (reply,) = pool.ask([request()])
+        assert isinstance(reply, ChatReply)
+        assert (pool.spent, pool.unknown) == (2.0, 20.0)
+        assert [event.get("unknown_dollars") for event in events] == [20.0, None]
+        assert [event["dollars"] for event in events] == [0.0, 2.0], "what is certain"
+        assert [(row["dollars"], row["reason"]) for row in unknown_rows(tmp_path / "replies")] == [
+            (20.0, events[0]["status"])
+        ]
+        again = pool_for(budget=50.0, fake=config)
+        assert (again.spent, again.unknown) == (2.0, 20.0)
+        late = again.ask([request(str(i), max_tokens=10) for i in range(20)])
+    spent = sum(isinstance(reply, ChatReply) for reply in late)
+    assert {result.reason for result in late if isinstance(result, ChatFailure)} == {"budget"}
+    assert 2.0 + 20.0 + 2.0 * spent <= 50.0
+
+
+@pytest.mark.parametrize("fault", ["429", "500", "400"])
+def test_an_attempt_that_was_refused_costs_nothing(pool_for, tmp_path, fault):
+    prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 1.0}
+    with FakeOpenAI(faults=script(fault)) as server:
+        pool = pool_for(fake=openai(server, **prices))
+        pool.ask([request()])
+    assert pool.unknown == 0.0
+    assert not unknown_rows(tmp_path / "replies")
 
 
 @pytest.mark.parametrize("kind", ["openai", "mistral"])
@@ -274,12 +319,12 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
         pool_for(fake=openai(server)).check()
 
 
-def test_preferred_requests_follow_the_endpoint_that_takes_most(pool_for):
+def test_the_window_follows_the_endpoint_that_takes_most(pool_for):
     with FakeOpenAI() as server:
-        live, batch = openai(server, concurrency=500), openai(server, mode="batch")
+        live, batch = openai(server, concurrency=5000), openai(server, mode="batch")
         pool = pool_for(live=live, batch=batch)
-        assert pool.preferred_requests(["live"]) == 2000
-        assert pool.preferred_requests(["live", "batch"]) == 40_000
+        assert pool.window(["live"]) == 20_000
+        assert pool.window(["live", "batch"]) == 50_000
 
 
 def test_a_ledger_row_has_the_parameters_of_the_request(pool_for, events):

@@ -28,9 +28,11 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
     store = Store(tmp_path / "store")
     writer = EventWriter(store.root / "events" / "one.jsonl", "e1", stage="distill", live=tmp_path / "live.json")
     faults = {0: "500", 2: "400", 3: "cut"}
-    with FakeOpenAI(
-        key=KEY, reply=lambda body: f"you said {KEY}", faults=faults.get, fault_message=f"no, {KEY}"
-    ) as server:
+
+    def reply(body):
+        return f"you said {KEY}" if body["messages"][0]["content"] == "1" else "nothing"
+
+    with FakeOpenAI(key=KEY, reply=reply, faults=faults.get, fault_message=f"no, {KEY}") as server:
         server.batches.row_fault = lambda text, times: {"0": "500", "2": "400"}.get(text) if times == 1 else None
         batch = BatchConfig(poll_s=0.02)
         fields = {"url": server.url, "key_variable": "PLANTED_KEY", "mode": mode, "batch": batch, "timeout_s": 5.0}
@@ -46,11 +48,11 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
     catalog = Catalog(store)
     catalog.ingest()
     rows = catalog.query("SELECT * FROM calls")
-    assert {row["status"] for row in rows} >= {"ok", "400", "500"}
+    assert {row["status"] for row in rows} >= {"ok", "400", "500", "leaked_key"}
     assert any("[key]" in (row["error"] or "") for row in rows), "the server did repeat it"
     written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert any(path.name.startswith("catalog") for path in written)
-    assert any(b"you said [key]" in content for content in written.values())
+    assert not [path for path, content in written.items() if b"you said" in content], "the reply is not kept"
     assert not [path for path, content in written.items() if KEY.encode() in content]
     assert KEY not in repr(rows) + repr(outcomes)
     # What the SDK's own HTTP client says at DEBUG is not ours; our loggers and every warning must not show it.

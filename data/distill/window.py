@@ -1,0 +1,193 @@
+"""The prompts in progress: a window that slides over the files of prompts, so that no endpoint waits for another.
+
+Prompts are prepared in blocks, in a thread, and sent as soon as there is room in the window. A slow teacher's prompts
+stay in it while those of the others come and go. A file is finished when all of its prompts are, and files are finished
+in their order, because a document that repeats another is rejected in favour of the one in the earlier file. A prompt
+that waits takes some 40 kB with its exemplars and messages, one that was answered some 10 kB.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from data.distill.ask import PreparedPrompt, Teachers
+from data.distill.collect_prompts import read_prompts
+from data.distill.prompts import Prompt
+from data.distill.stats import FIRST_JUDGED
+from data.distill.types import PromptResult, TeacherTask
+from data.distill.verdicts import WORTH_PROCESSES, ReplyVerdict, VerdictProcesses, judge_reply
+from data.endpoints.chat_types import ChatFailure, ChatReply
+from data.endpoints.pool import raise_for_outage
+from data.endpoints.session import AskResult, AskSession
+
+BLOCK = 256  # prompts prepared together
+OnVerdict = Callable[[str | None], None]  # called as each result comes in: the reason for its rejection, or None
+
+
+@dataclass(eq=False)
+class OpenFile:
+    """A file of prompts in progress. `results`: None where there is none yet; `unasked`: prompts that are not sent."""
+
+    prompts: list[Prompt]
+    results: list[PromptResult | None] = field(default_factory=list)
+    missing: int = 0  # results of prompts that were sent
+    unasked: list[Prompt] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return not self.missing and len(self.results) + len(self.unasked) == len(self.prompts)
+
+
+@dataclass(eq=False)
+class _OpenPrompt:
+    """A prompt that was sent: its place, the probes' replies so far, and its teacher's task once there is one."""
+
+    file: OpenFile
+    index: int
+    item: PreparedPrompt | None
+    probe_replies: list[AskResult | None]
+    task: TeacherTask | None = None
+    reply: ChatReply | None = None  # that is being checked
+
+
+class PromptWindow:
+    """Asks the teachers about files of prompts. `judged`: results so far, also of earlier processes.
+
+    Until some hundreds of replies have been looked at, only as many prompts are sent: a poor teacher is noticed then.
+    """
+
+    def __init__(self, teachers: Teachers, judged: int, on_verdict: OnVerdict) -> None:
+        self._teachers, self._judged, self._on_verdict = teachers, judged, on_verdict
+        config = teachers.config
+        self._size = max(config.chunk, teachers.pool.window(config.endpoints))
+        self._first_size = max(config.chunk, FIRST_JUDGED)
+        self._open: deque[OpenFile] = deque()
+        self._open_prompts = 0
+        self._budget_spent = False
+        self._processes: VerdictProcesses | None = None
+
+    def run(self, paths: Sequence[Path], finish: Callable[[OpenFile], None]) -> None:
+        """Call `finish` for each file once its prompts have their results, in order.
+
+        Raises `ConfigError` and `Retryable` when an endpoint as a whole fails.
+        """
+        with ExitStack() as stack:
+            if len(paths) * self._teachers.config.chunk >= WORTH_PROCESSES:
+                self._processes = stack.enter_context(VerdictProcesses(self._teachers.config))
+            session = stack.enter_context(self._teachers.pool.session())
+            lookahead = stack.enter_context(ThreadPoolExecutor(1))
+            blocks = _blocks(paths)
+            prepared = self._prepare_next(blocks, lookahead)
+            while prepared is not None or self._open:
+                while self._open and self._open[0].finished:
+                    file = self._open.popleft()
+                    self._open_prompts -= len(file.prompts)
+                    raise_for_outage([result.reply for result in file.results if result], unpaid_allowed=True)
+                    finish(file)
+                if prepared is not None and self._budget_spent:
+                    self._add_unasked(prepared[0], prepared[1])
+                    for file, prompts in blocks:
+                        self._add_unasked(file, prompts)
+                    prepared = None
+                elif prepared is not None and self._has_room and (prepared[2].done() or not session.has_result):
+                    file, prompts, items = prepared
+                    prepared = self._prepare_next(blocks, lookahead)
+                    self._send(session, file, items.result(), more_follow=prepared is not None)
+                elif session.open_count:
+                    key, result = session.next_result()
+                    open_prompt, sample = cast(tuple[_OpenPrompt, int | None], key)
+                    if isinstance(result, ReplyVerdict):
+                        self._take_verdict(open_prompt, result)
+                    else:
+                        self._take(session, open_prompt, sample, result)
+
+    @property
+    def _has_room(self) -> bool:
+        return self._open_prompts < (self._size if self._judged >= FIRST_JUDGED else self._first_size)
+
+    def _prepare_next(
+        self, blocks: Iterator[tuple[OpenFile, list[Prompt]]], lookahead: ThreadPoolExecutor
+    ) -> tuple[OpenFile, list[Prompt], "Future[list[PreparedPrompt]]"] | None:
+        block = next(blocks, None)
+        return None if block is None else (*block, lookahead.submit(self._teachers.prepare, block[1]))
+
+    def _send(self, session: AskSession, file: OpenFile, items: Sequence[PreparedPrompt], *, more_follow: bool) -> None:
+        self._add(file, len(items))
+        requests = []
+        for item in items:
+            probes = self._teachers.probe_requests(item)
+            open_prompt = _OpenPrompt(file, len(file.results), item, [None] * len(probes))
+            file.results.append(None)
+            file.missing += 1
+            if probes:
+                requests += [((open_prompt, sample), request) for sample, request in enumerate(probes)]
+            else:
+                open_prompt.task, open_prompt.item = self._teachers.first_task(item, []), None
+                requests.append(((open_prompt, None), open_prompt.task.request))
+        session.submit(requests, more_follow=more_follow and self._has_room)
+
+    def _take(self, session: AskSession, open_prompt: _OpenPrompt, sample: int | None, reply: AskResult) -> None:
+        """Take a reply of a probe (number `sample`) or of a teacher, and send what follows from it."""
+        if isinstance(reply, ChatFailure):
+            if reply.reason in ("misconfigured", "outage"):
+                raise_for_outage([reply])
+            self._budget_spent = self._budget_spent or reply.reason == "budget"
+        task, probe_replies = None, open_prompt.probe_replies
+        if sample is not None:
+            probe_replies[sample] = reply
+            if None in probe_replies:
+                return
+            assert open_prompt.item is not None
+            task = self._teachers.first_task(open_prompt.item, cast(list[AskResult], probe_replies))
+        else:
+            assert open_prompt.task is not None
+            task = self._teachers.next_task(open_prompt.task, reply)
+        if task is not None:
+            open_prompt.task = task
+            session.submit([((open_prompt, None), task.request)])
+            return
+        if isinstance(reply, ChatFailure):
+            probes = cast(list[AskResult], probe_replies)
+            self._finish(open_prompt, self._teachers.failed(open_prompt.task, reply, probes))
+            return
+        open_prompt.reply, task = reply, open_prompt.task
+        if self._processes is None:
+            config = self._teachers.config
+            verdict = judge_reply(reply.text, reply.finish, task.prompt, task.neighbours, task.template, config)
+            self._take_verdict(open_prompt, verdict)
+        else:
+            future = self._processes.judge(reply.text, reply.finish, task.prompt, task.neighbours, task.template)
+            session.expect((open_prompt, None), future)
+
+    def _take_verdict(self, open_prompt: _OpenPrompt, verdict: ReplyVerdict) -> None:
+        assert open_prompt.task is not None
+        assert open_prompt.reply is not None
+        probes = cast(list[AskResult], open_prompt.probe_replies)
+        self._finish(open_prompt, self._teachers.judged(open_prompt.task, open_prompt.reply, probes, verdict))
+
+    def _finish(self, open_prompt: _OpenPrompt, result: PromptResult) -> None:
+        open_prompt.file.results[open_prompt.index] = result
+        open_prompt.file.missing -= 1
+        self._judged += 1
+        self._on_verdict(result.reason)
+
+    def _add_unasked(self, file: OpenFile, prompts: Sequence[Prompt]) -> None:
+        self._add(file, len(prompts))
+        file.unasked += prompts
+
+    def _add(self, file: OpenFile, count: int) -> None:
+        if not self._open or self._open[-1] is not file:
+            self._open.append(file)
+        self._open_prompts += count
+
+
+def _blocks(paths: Sequence[Path]) -> Iterator[tuple[OpenFile, list[Prompt]]]:
+    """The prompts of all files in blocks, each with its file."""
+    for path in paths:
+        file = OpenFile(read_prompts(path))
+        for begin in range(0, len(file.prompts), BLOCK):
+            yield file, file.prompts[begin : begin + BLOCK]
