@@ -3,8 +3,7 @@
 The folder of a tokenised file holds, one value per document in the file's order:
 
     hashes.u8      uint64, little-endian: `data.screening.text_hash.text_hash`
-    band-NN.u8     uint64, optional: a column of `data.screening.minhash.minhash_bands`. Earlier versions wrote all of
-                   them to bands.u8, [documents, bands], which is still read, but whole for each band
+    band-NN.u8     uint64, optional: a column of `data.screening.minhash.minhash_bands`
     verdicts.u1    uint8, written here: 0 kept, else the reason why not (`REASONS`)
 
 Documents with equal hashes are exact copies. Documents with an equal value in at least one band are near copies, and so
@@ -35,7 +34,6 @@ from common.files import file_size, write_atomically
 from configs.base import fingerprint
 
 HASHES, VERDICTS = "hashes.u8", "verdicts.u1"
-BANDS_BY_DOCUMENT = "bands.u8"  # of earlier versions
 KEPT, EXACT, NEAR, EXACT_ELSEWHERE, NEAR_ELSEWHERE = range(5)
 REASONS = {
     EXACT: "duplicate",
@@ -73,13 +71,9 @@ class _Signatures:
     folder: Path
     documents: int
     bands: int  # 0 without bands
-    by_document: bool = False  # all bands are in one file
 
     def column(self, band: int | None, begin: int, end: int) -> np.ndarray:
         """The hashes (band None) or one band's values of documents `begin` to `end`."""
-        if band is not None and self.by_document:
-            rows = np.memmap(self.folder / BANDS_BY_DOCUMENT, "<u8", "r", 0, (self.documents, self.bands))
-            return np.array(rows[begin:end, band])
         path = self.folder / (HASHES if band is None else band_file(band))
         return np.fromfile(path, "<u8", end - begin, offset=begin * 8)
 
@@ -161,13 +155,18 @@ class _CopySearch:
             return CopyReport(**json.loads((self.work / "settled.json").read_bytes()))
         verdicts = self._mapped("verdicts", np.dtype(np.uint8), np.zeros)
         parents = self._mapped("parents", self._number_type, np.arange) if self.bands else None
+
+        def mark_copies(earlier: np.ndarray, later: np.ndarray) -> None:
+            order = np.argsort(later)  # neighbours in the mapped file together
+            verdicts[later[order]] = np.where(earlier[order] == ELSEWHERE, EXACT_ELSEWHERE, EXACT)
+
         for done, band in enumerate([None, *range(self.bands)]):
             self.emit("progress", done=done, total=1 + self.bands, unit="passes", note="finding duplicates")
             marker = self.work / f"pass-{done:02d}"
             if marker.exists():  # a pass that was cut off runs again: it finds the same pairs and changes nothing
                 continue
             if band is None:
-                self._pass(band, lambda earlier, later: _mark_copies(verdicts, earlier, later))
+                self._pass(band, mark_copies)
                 verdicts.flush()
             else:
                 self._pass(band, lambda earlier, later: _join(parents, earlier, later))
@@ -265,12 +264,6 @@ def _distinct(values: np.ndarray, numbers: np.ndarray, take_pairs: _TakePairs) -
     return values[~repeated], numbers[~repeated]
 
 
-def _mark_copies(verdicts: np.ndarray, earlier: np.ndarray, later: np.ndarray) -> None:
-    order = np.argsort(later)  # neighbours in the mapped file together
-    earlier, later = earlier[order], later[order]
-    verdicts[later] = np.where(earlier == ELSEWHERE, EXACT_ELSEWHERE, EXACT)
-
-
 def _join(parents: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     """Merge the clusters of each pair. A parent is the smaller number, so a root is the first of its cluster."""
     while len(left):
@@ -299,17 +292,11 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 def _open_signatures(folder: Path) -> _Signatures:
     """Size up the signature files in `folder`. Raises `ConfigError` if they are missing or do not fit together."""
-    hashes, rows = file_size(folder / HASHES), file_size(folder / BANDS_BY_DOCUMENT)
+    hashes = file_size(folder / HASHES)
     if hashes is None or hashes % 8:
         problem = "is missing" if hashes is None else f"has {hashes} bytes"
         raise ConfigError(f"signatures: {folder / HASHES} {problem}; {_REBUILD}")
-    documents = hashes // 8
-    if rows:
-        if not documents or rows % hashes:
-            path = folder / BANDS_BY_DOCUMENT
-            raise ConfigError(f"signatures: {path} has {rows} bytes for {documents} documents; {_REBUILD}")
-        return _Signatures(folder, documents, rows // hashes, by_document=True)
-    bands = 0
+    documents, bands = hashes // 8, 0
     while (size := file_size(path := folder / band_file(bands))) is not None:
         if size != hashes:
             raise ConfigError(f"signatures: {path} has {size} bytes for {documents} documents; {_REBUILD}")

@@ -29,24 +29,21 @@ DOCUMENT = st.tuples(FEW, st.tuples(FEW, FEW))
 FILES = st.lists(st.lists(DOCUMENT, max_size=8), max_size=4)
 
 
-def write(folder: Path, documents: list[Document], bands: str = "columns") -> Path:
-    """Write signatures: a file for each band ("columns"), one file as earlier versions did ("rows"), or none ("")."""
+def write(folder: Path, documents: list[Document], *, bands: bool = True) -> Path:
+    """Write signatures, with a file for each band or without bands."""
     folder.mkdir(parents=True)
     np.array([digest for digest, _ in documents], "<u8").tofile(folder / "hashes.u8")
-    rows = np.array([values for _, values in documents], "<u8")
-    if bands == "rows":
-        rows.tofile(folder / "bands.u8")
-    elif bands == "columns" and documents:
-        for number, column in enumerate(rows.T):
+    if bands and documents:
+        for number, column in enumerate(np.array([values for _, values in documents], "<u8").T):
             column.tofile(folder / f"band-{number:02d}.u8")
     return folder
 
 
-def write_all(root: Path, files: list[list[Document]], bands: str = "columns") -> list[Path]:
-    return [write(root / str(n), file, bands) for n, file in enumerate(files)]
+def write_all(root: Path, files: list[list[Document]], *, bands: bool = True) -> list[Path]:
+    return [write(root / str(n), file, bands=bands) for n, file in enumerate(files)]
 
 
-def naive(files: list[list[Document]], against: list[list[Document]], bands: str) -> list[int]:
+def naive(files: list[list[Document]], against: list[list[Document]], *, bands: bool) -> list[int]:
     """The verdict of each document in turn: clusters are grown until no two of them share a band value."""
     ours, others = [d for file in files for d in file], [d for file in against for d in file]
     verdicts, seen = [], set()
@@ -73,17 +70,19 @@ def naive(files: list[list[Document]], against: list[list[Document]], bands: str
 @given(
     files=FILES,
     against=FILES,
-    bands=st.sampled_from([("columns", "columns"), ("rows", "columns"), ("columns", "rows"), ("", "")]),
+    bands=st.booleans(),
     block=st.sampled_from([1, 3, 100]),
 )
 def test_the_verdicts_are_those_of_comparing_every_two(tmp_path_factory, files, against, bands, block):
     root = tmp_path_factory.mktemp("copies")
-    folders, others = write_all(root / "ours", files, bands[0]), write_all(root / "others", against, bands[1])
+    folders, others = (
+        write_all(root / name, part, bands=bands) for name, part in (("ours", files), ("others", against))
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_copies, "BLOCK", block)
         patch.setattr(corpus_copies, "RANGE", 2)  # several ranges even for so few
         report = find_copies(folders, others, root / "work", silent)
-    expected = naive(files, against, bands[0])
+    expected = naive(files, against, bands=bands)
     assert [v for folder in folders for v in read_verdicts(folder).tolist()] == expected
     assert report.documents == len(expected)
     assert report.dropped == {REASONS[c]: expected.count(c) for c in REASONS if c in expected}
@@ -173,11 +172,10 @@ def test_no_documents_at_all(tmp_path):
 
 def test_signatures_that_do_not_fit_are_refused_by_name(tmp_path):
     good = write(tmp_path / "good", [(1, (1, 2)), (2, (3, 4))])
-    for layout, name in (("rows", "bands.u8"), ("columns", "band-01.u8")):
-        torn = write(tmp_path / f"torn {layout}", [(1, (1, 2)), (2, (3, 4))], layout)
-        (torn / name).write_bytes(bytes(24))
-        with pytest.raises(ConfigError, match=rf"torn {layout}/{name} has 24 bytes for 2 documents"):
-            find_copies([torn], [], tmp_path / "work", silent)
+    torn = write(tmp_path / "torn", [(1, (1, 2)), (2, (3, 4))])
+    (torn / "band-01.u8").write_bytes(bytes(24))
+    with pytest.raises(ConfigError, match=r"torn/band-01.u8 has 24 bytes for 2 documents"):
+        find_copies([torn], [], tmp_path / "work", silent)
     narrow = write(tmp_path / "narrow", [(1, (1,))])
     with pytest.raises(ConfigError, match="differ in bands"):
         find_copies([good, narrow], [], tmp_path / "work", silent)
