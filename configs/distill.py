@@ -58,7 +58,8 @@ class PromptSetConfig(Section):
     the counts of other sets leave.
 
     `form` says where a row's prompt is: "any" takes the first usual column or conversation, "instruction" joins
-    `instruction` and `input`, "messages" takes the first user turn, "columns" uses the names in `columns`.
+    `instruction` and `input`, "messages" takes the first user turn, "columns" uses the names in `columns`: of the
+    `query`, of a `context` that follows it, and of a `passage` that the teacher alone is shown.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -68,7 +69,9 @@ class PromptSetConfig(Section):
     split: str = "train"
     revision: str = ""  # a commit of the Hub; no set of the Hub is read without one
     form: Literal["any", "instruction", "messages", "columns"] = "any"
-    columns: dict[Literal["query", "id", "passage", "reference"], str] = {}  # what it is -> the column's name
+    columns: dict[Literal["query", "context", "id", "passage", "reference"], str] = {}  # what it is -> column's name
+    frame: str | None = None  # what the query is put into, where it says {query}: "Write a short story: {query}"
+    detokenise: bool | None = None  # undo a tokeniser's spaces and the marks of WritingPrompts: "[ WP ] It 's late ."
     weight: PositiveFloat = 1.0
     count: PositiveInt | None = None
     languages: tuple[str, ...] = ()  # ISO 639-1; empty: all
@@ -77,8 +80,15 @@ class PromptSetConfig(Section):
     @model_validator(mode="after")
     def _complete(self) -> "PromptSetConfig":
         if (self.form == "columns") != ("query" in self.columns):
-            raise ValueError(f"prompt set {self.name!r}: `columns` with a `query` belongs to form 'columns' alone")
+            raise ValueError(f"{self.label}: `columns` with a `query` belongs to form 'columns' alone")
+        if self.frame is not None and self.frame.count("{query}") != 1:
+            raise ValueError(f"{self.label}: `frame` {self.frame!r} must say {{query}} once, where the query belongs")
         return self
+
+    @property
+    def label(self) -> str:
+        """The section, for messages."""
+        return f"prompt set {self.name!r}"
 
 
 class TeacherConfig(Section):

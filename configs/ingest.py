@@ -47,6 +47,11 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: `tasks` goes with reader 'reasoning' and with no other")
         return self
 
+    @property
+    def label(self) -> str:
+        """The section, for messages."""
+        return f"source {self.name!r}"
+
 
 class IngestConfig(Section):
     """Paper §3.1. Each source becomes its own `tokens` artifact."""

@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.files import sha256_of
 from configs.distill import DistillConfig, IndexConfig
 from configs.model import TokenizerConfig
-from data.distill.prompts import check_prompt_set
+from data.distill.prompt_files import check_prompt_set
 from data.distill.run import DOCUMENTS, distill_prompts
 from data.distill.stats import DistillStats, distill_facts
 from data.distill.teacher_prompt import template_for

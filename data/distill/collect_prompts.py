@@ -8,8 +8,9 @@ file survives a crash; the next one starts at the rows that its marker names.
 """
 
 import json
+import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
 from configs.distill import DistillConfig, PromptSetConfig
+from data.distill.prompt_files import count_prompt_rows
 from data.distill.prompts import Prompt, read_prompt_set
 from data.distill.seen import SeenTexts, TextHashes
 from data.screening.language import detect_language
@@ -52,8 +54,11 @@ def collect_prompts(
     """
     collected, seen, rows_read = _load_finished(config, work)
     quota = quotas(config)
-    rows = {s.name: _ScreenedRows(s, seed, rows_read[s.name], screen, seen) for s in config.prompt_sets}
     total = sum(collected.taken.values())
+    files = work / "prompt-sets"
+    if total < config.prompts:
+        refuse_short_sets(config, {s.name: count_prompt_rows(s, files) for s in config.prompt_sets})
+    rows = {s.name: _ScreenedRows(s, seed, files, rows_read[s.name], screen, seen) for s in config.prompt_sets}
     while total < config.prompts:
         part: list[Prompt] = []
         while len(part) < config.chunk and total < config.prompts:
@@ -65,7 +70,26 @@ def collect_prompts(
         rows_read |= {name: screened.rows_read for name, screened in rows.items()}
         _save(work, part, collected, seen, rows_read)
         emit("progress", done=total, total=config.prompts, unit="prompts", note="collecting prompts")
+    shutil.rmtree(files, ignore_errors=True)
     return collected
+
+
+def refuse_short_sets(config: DistillConfig, rows: Mapping[str, int]) -> None:
+    """Raise `ConfigError` if a set has fewer rows than the prompts it is to give, before they are read.
+
+    `rows`: of the sets whose rows are known.
+    """
+    quota = quotas(config)
+    short = [
+        f"{name!r} has {rows[name]:,} rows, {count:,} asked"
+        for name, count in quota.items()
+        if rows.get(name, count) < count
+    ]
+    if short:
+        raise ConfigError(
+            f"distill.prompts {config.prompts:,} cannot be met: prompt set {'; '.join(short)}; lower distill.prompts, "
+            "give other sets more weight, or set the `count` of this one"
+        )
 
 
 def quotas(config: DistillConfig) -> dict[str, int]:
@@ -89,10 +113,16 @@ class _ScreenedRows:
     """The rows of a prompt set, screened a block at a time: (prompt, its hashes), or (reason to drop it, None)."""
 
     def __init__(
-        self, config: PromptSetConfig, seed: int, skip: int, screen: BenchmarkScreen | None, seen: SeenTexts
+        self,
+        config: PromptSetConfig,
+        seed: int,
+        files: Path,
+        skip: int,
+        screen: BenchmarkScreen | None,
+        seen: SeenTexts,
     ) -> None:
         self.config, self.rows_read = config, skip
-        self._rows = read_prompt_set(config, seed, skip)
+        self._rows = read_prompt_set(config, seed, files, skip)
         self._screen, self._seen = screen, seen
         self._block: deque[tuple[Prompt | str, TextHashes | None]] = deque()
 

@@ -1,25 +1,21 @@
 """Read the prompt sets of distillation: datasets of the Hub, JSON lines, or questions about Wikipedia's vital articles.
 
-Rows have fixed numbers: `read_prompt_set(set, seed, skip)` yields the same rows from number `skip` on every time, so a
-resume needs only that number.
+Rows have fixed numbers: `read_prompt_set` yields the same rows from number `skip` on every time, so a resume needs only
+that number.
 """
 
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-import httpx2
-from huggingface_hub import errors
-
-from common.errors import ConfigError, Retryable
-from common.text import first_line
+from common.errors import ConfigError
 from configs.distill import PromptSetConfig
+from data.distill.prompt_files import QUESTIONS_PER_ARTICLE, check_prompt_set, read_prompt_rows
 from data.records import Rejected
-from data.sources.hub import COMMIT
-from data.sources.local_files import matching_files, read_json_values
 from data.sources.wikipedia import Article, articles, web_record
 
 MAX_QUERY = 20_000  # characters; a longer "prompt" is a stray file
@@ -53,8 +49,10 @@ class Prompt:
     set: str = ""
 
 
-def read_prompt_set(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterator[Prompt | str]:
+def read_prompt_set(source: PromptSetConfig, seed: int, work: Path, skip: int = 0) -> Iterator[Prompt | str]:
     """Rows from number `skip` on: a prompt, or why there is none ("no_query", "too_long", "not_json", …).
+
+    `work`: a folder for the list of a Hub set's files, and for the file that is being read.
 
     Raises `ConfigError` for a set that cannot be read or lacks the columns, `Retryable` if the Hub does not answer.
     """
@@ -63,20 +61,18 @@ def read_prompt_set(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterat
             yield replace(prompt, set=source.name)
         return
     check_prompt_set(source)
-    rows = _file_rows(source) if source.source == "jsonl" else _hub_rows(source)
     columns: set[str] = set()
-    has_prompt = False
-    for number, (row_name, row) in enumerate(rows):
-        if isinstance(row, Mapping):
-            columns |= set(map(str, row))
-            if number == 0:
-                _check_columns(source, row)
+    has_prompt = skip > 0  # the first rows were looked at when they were read
+    read = {*QUERY_COLUMNS, "instruction", "input", "id", "passage", *source.columns.values()}
+    for number, (row_name, row, names) in enumerate(read_prompt_rows(source, read, work, skip)):
+        columns.update(names)
+        if number == 0 and names:
+            _check_columns(source, names)
         prompt = _prompt(source, row, row_name)
         has_prompt = has_prompt or isinstance(prompt, Prompt)
         if not has_prompt and number + 1 == ROWS_WITHOUT_PROMPT:
             break
-        if number >= skip:
-            yield prompt
+        yield prompt
     if not has_prompt:
         expected = {
             "columns": source.columns.get("query", ""),
@@ -84,23 +80,9 @@ def read_prompt_set(source: PromptSetConfig, seed: int, skip: int = 0) -> Iterat
             "messages": ", ".join(QUERY_COLUMNS[-3:]),
         }.get(source.form, ", ".join(QUERY_COLUMNS))
         raise ConfigError(
-            f"prompt set {source.name!r}: no prompt in its rows; form {source.form!r} looks for {expected}; "
+            f"{source.label}: no prompt in its rows; form {source.form!r} looks for {expected}; "
             f"the rows have {', '.join(sorted(columns)) or 'no columns'}"
         )
-
-
-def check_prompt_set(source: PromptSetConfig) -> None:
-    """Check a set's section without any request. Raises `ConfigError`."""
-    where = f"prompt set {source.name!r}"
-    if source.source == "jsonl":
-        if not source.path:
-            raise ConfigError(f"{where}: source 'jsonl' needs the `path` of a file, or a glob")
-        matching_files(source.path)
-    if source.source == "hub":
-        if not source.path:
-            raise ConfigError(f"{where}: `path` is not set; set it to the Hub dataset to read, as owner/name")
-        if not COMMIT.fullmatch(source.revision):
-            raise ConfigError(f"{where}: `revision` {source.revision!r} is no full commit hash of {source.path}")
 
 
 def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
@@ -112,7 +94,11 @@ def _prompt(source: PromptSetConfig, row: Any, row_name: str) -> Prompt | str:
     query = _query(source, row)
     if query is None or not query.strip():
         return "no_query"
-    query = query.strip()
+    query = (detokenise(query) if source.detokenise else query).strip()
+    if source.frame is not None:
+        query = source.frame.replace("{query}", query)
+    if context := _text(row, source.columns.get("context", "")):
+        query = f"{query}\n\n{context}"
     if len(query) > MAX_QUERY:
         return "too_long"
     if not query.isascii() and any("\ud800" <= c <= "\udfff" for c in query):
@@ -152,49 +138,30 @@ def _text(row: Mapping[str, Any], name: str) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _check_columns(source: PromptSetConfig, row: Mapping[str, Any]) -> None:
-    """Refuse a set whose first row lacks a column that its section names."""
+def detokenise(text: str) -> str:
+    """Undo the spaces around punctuation and in contractions, WritingPrompts' tag, its quotes and its line breaks."""
+    text = re.sub(r"^\s*\[\s*[A-Za-z]{2,3}\s*\]", "", text)
+    text = re.sub(r"\s*<newline>\s*", "\n", text)
+    text = re.sub(r"``\s*|\s*''", '"', text)
+    text = re.sub(r"[ \t]+(?=[.,!?;:%)\]}]|n['’]t\b|['’](?:s|m|re|ve|ll|d)\b)", "", text)
+    text = re.sub(r"(?<=[(\[{$])[ \t]+", "", text)
+    return re.sub(r"[ \t]{2,}", " ", text).strip()
+
+
+def _check_columns(source: PromptSetConfig, columns: Collection[str]) -> None:
+    """Refuse a set whose first file lacks a column that its section names."""
     named = {"columns": list(source.columns.values()), "instruction": ["instruction"]}.get(source.form, [])
-    if missing := [name for name in named if name not in row]:
+    if missing := [name for name in named if name not in columns]:
         raise ConfigError(
-            f"prompt set {source.name!r}: no column {', '.join(missing)} in {source.path}; it has {', '.join(row)}"
+            f"{source.label}: no column {', '.join(missing)} in {source.path}; it has {', '.join(columns)}"
         )
-
-
-def _file_rows(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
-    for path in matching_files(source.path):
-        for number, row in enumerate(read_json_values(path)):
-            yield f"{path.name}/{number}", row
-
-
-def _hub_rows(source: PromptSetConfig) -> Iterator[tuple[str, Any]]:
-    """Stream a dataset's rows, with their numbers as names."""
-    import datasets  # takes 3.7 s of a core to import, which a run without sets of the Hub does not need
-
-    where = f"prompt set {source.name!r}: {source.path} at {source.revision[:12]}"
-    try:
-        rows = datasets.load_dataset(
-            source.path, name=source.subset or None, split=source.split, revision=source.revision, streaming=True
-        )
-        for number, row in enumerate(rows):
-            yield str(number), row
-    except (httpx2.HTTPError, ConnectionError, TimeoutError) as error:
-        raise Retryable(f"{where}: the Hub does not answer ({type(error).__name__}: {error})") from None
-    except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", 0)
-        kind = Retryable if status == 429 or status >= 500 else ConfigError
-        raise kind(f"{where}: the Hub refused it ({first_line(error)})") from None
-    except (ValueError, FileNotFoundError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{where}: cannot be loaded ({first_line(error)})") from None
 
 
 def article_prompts(seed: int) -> Iterator[Prompt]:
     """One question about each article, in the order that `seed` draws; then a second and a third one about each."""
     ordered = articles(seed)  # the order of ingestion, so the student has read what it is asked about
     ordered = ordered[BENCHMARKED:] + ordered[:BENCHMARKED]
-    for repeat in range(3):
+    for repeat in range(QUESTIONS_PER_ARTICLE):
         for index, article in enumerate(ordered):
             if (prompt := article_question(article, index + repeat)) is not None:
                 yield prompt

@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from configs.ingest import SourceConfig
 from data.records import TEXT_COLUMNS, RecordBatch, SynthRecord, batched, schema_columns
 from data.sources.file_list import SourceFile
-from data.sources.hub import count_hub_rows, fetch_hub_file, list_hub_files
+from data.sources.hub import count_hub_rows, fetch_hub_file, is_parquet, list_hub_files
 from data.sources.local_files import (
     count_jsonl_rows,
     count_parquet_rows,
@@ -116,7 +116,7 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
 
 
 def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[RecordBatch]:
-    if _is_parquet(path.name):
+    if is_parquet(path.name):
         carried = schema_columns(source.form) if source.exemplars else [*TEXT_COLUMNS[source.form], *_SAMPLE_COLUMNS]
         filtered = [
             *(["language"] if source.languages else []),
@@ -124,10 +124,6 @@ def _read_path(source: SourceConfig, path: Path, rows: int | None) -> Iterator[R
         ]
         return read_parquet_batches(path, source.form, filtered, carried, rows)
     return batched(itertools.islice(read_jsonl([path], source.form), rows), source.form)
-
-
-def _is_parquet(name: str) -> bool:
-    return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
 
 
 def _ranges(name: str, records: int, size: int) -> list[SourceFile]:
@@ -156,12 +152,6 @@ def _first_records(files: list[SourceFile], records: int, count: Callable[[Sourc
 
 
 def _count_rows(source: SourceConfig, file: SourceFile, folder: Path) -> int:
-    """Rows of a file: by the footer of Parquet, by reading JSON lines."""
-    if source.reader == "hub" and _is_parquet(file.path):
-        return count_hub_rows(source, file)
     if source.reader == "hub":
-        try:
-            return count_jsonl_rows(fetch_hub_file(source, file, folder))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return count_parquet_rows(Path(file.path)) if _is_parquet(file.path) else count_jsonl_rows(Path(file.path))
+        return count_hub_rows(source, file, folder)
+    return count_parquet_rows(Path(file.path)) if is_parquet(file.path) else count_jsonl_rows(Path(file.path))

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx2  # the HTTP client under huggingface_hub
 import pyarrow
@@ -27,8 +27,8 @@ from pyarrow.parquet import ParquetFile
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff, retry, retry_after
 from common.text import first_line
-from configs.ingest import SourceConfig
 from data.sources.file_list import SourceFile
+from data.sources.local_files import count_jsonl_rows
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +43,31 @@ OWN_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 T = TypeVar("T")
 
 
+class HubSplit(Protocol):
+    """A split of a dataset at a commit: the fields that sources and prompt sets have in common."""
+
+    path: str
+    subset: str
+    split: str
+    revision: str
+
+    @property
+    def label(self) -> str:
+        """The section that names it, for messages."""
+
+
 class _DamagedFile(ConfigError):
     """A file that is not Parquet; another reading of it may be."""
 
 
-def list_hub_files(source: SourceConfig) -> list[SourceFile]:
+def list_hub_files(source: HubSplit) -> list[SourceFile]:
     """The data files of the source's subset and split, in the Hub's order, with sizes and digests: few requests.
 
     Raises `ConfigError` for a dataset, subset, split or revision that does not exist or that this user may not read;
     `Retryable` for an outage.
     """
     if not COMMIT.fullmatch(source.revision):
-        raise ConfigError(f"source {source.name!r}: revision {source.revision!r} is not a full commit hash of the Hub")
+        raise ConfigError(f"{source.label}: revision {source.revision!r} is not a full commit hash of the Hub")
     names = _retried(source, "", lambda: _data_files(source))
     entries = {entry.path: entry for entry in _retried(source, "", lambda: list(_paths_info(source, names)))}
     if missing := [name for name in names if name not in entries]:
@@ -64,9 +77,23 @@ def list_hub_files(source: SourceConfig) -> list[SourceFile]:
     return [SourceFile(number, name, entries[name].size, _digest(entries[name])) for number, name in enumerate(names)]
 
 
-def count_hub_rows(source: SourceConfig, file: SourceFile) -> int:
-    """Rows of one Parquet file of the Hub by its footer: two small requests. Errors as `list_hub_files`."""
+def is_parquet(name: str) -> bool:
+    """Whether a file of this name is Parquet, not JSON lines."""
+    return not name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
+
+
+def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
+    """Rows of one file of the Hub: of Parquet by its footer, with two small requests; JSON lines are fetched for it.
+
+    Errors as `list_hub_files`. `folder`: of this call's own, removed at the end.
+    """
     from huggingface_hub import HfFileSystem
+
+    if not is_parquet(file.path):
+        try:
+            return count_jsonl_rows(fetch_hub_file(source, file, folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def read_footer() -> int:
         name = f"datasets/{source.path}@{source.revision}/{file.path}"
@@ -80,7 +107,7 @@ def count_hub_rows(source: SourceConfig, file: SourceFile) -> int:
     return _retried(source, file.path, read_footer)
 
 
-def fetch_hub_file(source: SourceConfig, file: SourceFile, folder: Path) -> Path:
+def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
     """Download the file under `folder`, or the rest of it if a part is there already, and check its digest.
 
     Raises `ConfigError` for a file that is gone or arrives damaged every time, `Retryable` for an outage.
@@ -109,14 +136,14 @@ def fetch_hub_file(source: SourceConfig, file: SourceFile, folder: Path) -> Path
     raise ConfigError(f"{where}: {difference}, {DOWNLOADS} times")
 
 
-def _data_files(source: SourceConfig) -> list[str]:
+def _data_files(source: HubSplit) -> list[str]:
     """Paths inside the repository of what the dataset's own configuration names for the subset and split."""
     import datasets
 
     builder = datasets.load_dataset_builder(source.path, name=source.subset or None, revision=source.revision)
     splits: dict[str, Any] = builder.config.data_files or {}
     if source.split not in splits:
-        raise ConfigError(f"source {source.name!r}: {source.path} has no split {source.split!r}, only {list(splits)}")
+        raise ConfigError(f"{source.label}: {source.path} has no split {source.split!r}, only {list(splits)}")
     pinned = f"hf://datasets/{source.path}@{source.revision}/"
     names = [str(name) for name in splits[source.split]]
     if other := [name for name in names if not name.startswith(pinned)]:
@@ -127,7 +154,7 @@ def _data_files(source: SourceConfig) -> list[str]:
     return [name.removeprefix(pinned) for name in names]
 
 
-def _paths_info(source: SourceConfig, names: Sequence[str]) -> Iterator[Any]:
+def _paths_info(source: HubSplit, names: Sequence[str]) -> Iterator[Any]:
     """The Hub's entry of each file: path, size, `blob_id`, and `lfs` of a large one."""
     from huggingface_hub import HfApi
 
@@ -154,7 +181,7 @@ def _difference(path: Path, file: SourceFile) -> str:
     return "" if digest.hexdigest() == expected else f"came with another {kind} digest than the Hub lists"
 
 
-def _retried(source: SourceConfig, path: str, call: Callable[[], T]) -> T:
+def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
     """The result of `call`, a few small requests, tried again while the Hub is out of order or asks to wait."""
     where = _describe(source, path)
 
@@ -203,6 +230,6 @@ def _clear_errors(where: str) -> Iterator[None]:
         raise
 
 
-def _describe(source: SourceConfig, path: str = "") -> str:
+def _describe(source: HubSplit, path: str = "") -> str:
     """The source, and a file of it, for messages."""
-    return f"source {source.name!r}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")
+    return f"{source.label}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")

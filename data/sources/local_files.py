@@ -9,7 +9,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +156,32 @@ def read_parquet_batches(
                 yield replace(_table_batch(table, form, columns), total=total)
             if not left:
                 return
+
+
+def read_parquet_values(path: Path, columns: Container[str], skip: int = 0) -> Iterator[dict[str, Any] | Rejected]:
+    """The rows of a file from number `skip` on, with those of its columns that are in `columns`.
+
+    Raises `ConfigError` for a file that is missing, not Parquet, or damaged.
+    """
+    parquet = _open_parquet(path)
+    read = [name for name in parquet.schema_arrow.names if name in columns]
+    for group in range(parquet.num_row_groups):
+        rows = parquet.metadata.row_group(group).num_rows
+        if skip >= rows:
+            skip -= rows
+            continue
+        for table in _row_group_tables(path, parquet, group, read):
+            for i in range(min(skip, table.num_rows), table.num_rows):
+                try:
+                    yield {name: table.column(name)[i].as_py() for name in read}
+                except UnicodeDecodeError:
+                    yield Rejected("invalid_utf8")
+            skip = max(0, skip - table.num_rows)
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """The names of the file's columns. Raises `ConfigError` as `read_parquet_values` does."""
+    return _open_parquet(path).schema_arrow.names
 
 
 def count_parquet_rows(path: Path) -> int:

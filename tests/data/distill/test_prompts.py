@@ -1,23 +1,17 @@
 """Prompts from every kind of set, and their collection on disk."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, Retryable
+from common.errors import ConfigError
 from common.events import silent
 from configs.distill import DistillConfig, PromptSetConfig, TeacherConfig
+from data.distill import collect_prompts as collect_module
 from data.distill import prompts
 from data.distill.collect_prompts import collect_prompts, quotas, read_prompts
 from data.distill.prompts import Prompt, article_question, read_prompt_set
 from data.sources.wikipedia import Article, articles
-from tests.support.fake_hub import FakeHub
-
-REVISION = "0123456789" * 4
 
 
 def config(*sets, **fields):
@@ -104,7 +98,7 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     content = "\n".join(json.dumps(row) for row in rows) + '\nnot json\n{"query": "\xff"}\n{"query": "Six?"}'
     path.write_bytes(content.encode("latin-1"))
     source = PromptSetConfig(name="s", source="jsonl", path=str(path), license="MIT")
-    result = list(read_prompt_set(source, 0))
+    result = list(read_prompt_set(source, 0, tmp_path))
     assert [item.query if isinstance(item, Prompt) else item for item in result] == [
         "One?",
         "Two?",
@@ -125,7 +119,9 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     assert (result[8].license, result[8].set) == ("MIT", "s")
     assert result[8].id.startswith("s/12-")
     for skip in (1, 5, 13):
-        assert list(read_prompt_set(source, 0, skip)) == result[skip:], "a number means the same row on every reading"
+        assert list(read_prompt_set(source, 0, tmp_path, skip)) == result[skip:], (
+            "a number means the same row on every reading"
+        )
 
 
 @pytest.mark.parametrize(
@@ -138,10 +134,38 @@ def test_rows_of_the_usual_columns_and_why_the_others_have_no_prompt(tmp_path):
     ],
 )
 def test_each_form_finds_the_query(tmp_path, form, columns, row, query):
-    (result,) = read_prompt_set(PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns)), 0)
+    source = PromptSetConfig(**jsonl(tmp_path / "x.jsonl", [row], form=form, columns=columns))
+    (result,) = read_prompt_set(source, 0, tmp_path)
     assert result.query == query
     if columns:
         assert (result.reference, result.passage) == ("3", "Text.")
+
+
+def test_a_query_is_put_into_its_frame_and_followed_by_its_context(tmp_path):
+    row = {"q": " Name {it}. ", "c": "A text."}
+    columns = {"query": "q", "context": "c"}
+    fields = jsonl(
+        tmp_path / "x.jsonl", [row, {"q": " ", "c": "x"}], form="columns", columns=columns, frame="Do: {query}"
+    )
+    result, empty = read_prompt_set(PromptSetConfig(**fields), 0, tmp_path)
+    assert (result.query, result.passage) == ("Do: Name {it}.\n\nA text.", None)
+    assert empty == "no_query"
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "text"),
+    [
+        ("[ WP ] You 're late , and it does n't matter .", "You're late, and it doesn't matter."),
+        (
+            "[WP] `` Run ! '' he says . <newline> <newline> Nobody does ( yet ) .",
+            '"Run!" he says.\n\nNobody does (yet).',
+        ),
+        ("Nothing to undo: it's fine.", "Nothing to undo: it's fine."),
+    ],
+)
+def test_tokenised_prompts_are_put_together_again(tmp_path, tokenised, text):
+    fields = jsonl(tmp_path / "x.jsonl", [{"prompt": tokenised}], detokenise=True)
+    assert [prompt.query for prompt in read_prompt_set(PromptSetConfig(**fields), 0, tmp_path)] == [text]
 
 
 def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
@@ -166,7 +190,7 @@ def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
         ({"source": "hub", "path": "a/b", "revision": "main"}, "`revision` 'main'"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
-            list(read_prompt_set(PromptSetConfig(**{**fields, "name": "bad"}), 0))
+            list(read_prompt_set(PromptSetConfig(**{**fields, "name": "bad"}), 0, tmp_path))
         assert "\n" not in str(caught.value)
 
 
@@ -177,6 +201,12 @@ def test_bad_sets_are_refused_in_one_line(tmp_path, monkeypatch):
         ([{"name": "a", "source": "wikipedia", "count": 4}], {}, "prompts is 5, but its prompt_sets count 4"),
         ([{"name": "a", "source": "wikipedia", "count": 6}], {}, "count 6 in all"),
         ([{"name": "a", "source": "jsonl", "form": "columns"}], {}, "belongs to form 'columns'"),
+        (
+            [{"name": "a", "source": "jsonl", "frame": "A story"}],
+            {},
+            "prompt set 'a': `frame` 'A story' must say {query}",
+        ),
+        ([{"name": "a", "source": "jsonl", "frame": "{query}{query}"}], {}, "must say {query} once"),
         ([], {"probe": {"endpoints": ["x"]}}, "two answers"),
         ([], {"probe": {"endpoints": ["x"], "samples": 2}}, "temperature is 0"),
         ([], {"relevance": 1.0}, "distill.relevance was removed"),
@@ -250,71 +280,18 @@ def test_near_duplicates_benchmark_questions_and_other_languages_are_dropped(tmp
 
 
 def test_a_set_that_runs_out_is_named_with_its_count(tmp_path):
-    rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}]
+    rows = [{"query": "One?"}, {"query": "one?"}, {"query": "Two?"}, {"query": "two?"}, {"query": "TWO?"}]
     with pytest.raises(
-        ConfigError, match=r"needs 5 prompts of prompt set 's', but it has 2 distinct ones \(1 duplicate\)"
+        ConfigError, match=r"needs 5 prompts of prompt set 's', but it has 2 distinct ones \(3 duplicate\)"
     ):
         collect(config(jsonl(tmp_path / "x.jsonl", rows)), tmp_path / "w")
 
 
-# The clients read HF_ENDPOINT when they are imported, so each reading has a process of its own.
-CHILD = """
-import json, sys
-from configs.distill import PromptSetConfig
-from data.distill.prompts import Prompt, read_prompt_set
-told = []
-for fields in json.loads(sys.argv[1]):
-    skip = fields.pop("skip", 0)
-    try:
-        rows = read_prompt_set(PromptSetConfig(source="hub", name="h", **fields), 0, skip)
-        told.append([row.query if isinstance(row, Prompt) else row for row in rows])
-    except (ValueError, RuntimeError) as error:
-        told.append(f"{type(error).__name__}: {error}")
-print(json.dumps(told))
-"""
-
-
-@pytest.mark.slow
-def test_sets_of_the_hub_by_the_real_client(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder = tmp_path / "repository"
-    (folder / "sft").mkdir(parents=True)
-    turns = [[{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": "So."}] for n in range(7)]
-    pq.write_table(pa.table({"messages": turns}), folder / "sft" / "train-0.parquet")
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: chat\n  data_files:\n  - split: train_sft\n    path: sft/*\n---\n"
-    )
-    good = {"path": "org/set", "subset": "chat", "split": "train_sft", "revision": REVISION}
-    asked = [
-        good,
-        {**good, "skip": 5},
-        {**good, "form": "instruction"},
-        {**good, "split": "test"},
-        {**good, "subset": "nothing"},
-        {**good, "path": "org/absent"},
-        {**good, "revision": "f" * 40},
-    ]
-    with FakeHub(folder, "org/set", REVISION) as hub:
-        home = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "PYTHONPATH": str(Path(__file__).parents[3])}
-        command = [sys.executable, "-c", CHILD, json.dumps(asked)]
-        done = subprocess.run(command, env={**os.environ, **home}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    whole, rest, column, *wrong = json.loads(done.stdout.splitlines()[-1])
-    assert whole == [f"Question {n}?" for n in range(7)]
-    assert rest == whole[5:]
-    assert column.startswith("ConfigError: prompt set 'h': no column instruction in org/set; it has messages")
-    for message in wrong:
-        assert message.startswith("ConfigError: prompt set 'h': org/"), message
-
-
-def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch):
-    import datasets
-
-    def refused(*args, **options):
-        raise ConnectionError("refused")
-
-    monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(Retryable, match="a/b at 0123"):
-        list(read_prompt_set(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), 0))
+def test_a_share_that_a_set_cannot_give_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect_module, "read_prompt_set", lambda *arguments: pytest.fail("it was read"))
+    rows = [{"query": f"Question {n}?"} for n in range(7)]
+    sets = [jsonl(tmp_path / f"{name}.jsonl", rows, name) for name in ("few", "more")]
+    sets[1]["weight"] = 3.0
+    message = r"distill.prompts 20 cannot be met: prompt set 'more' has 7 rows, 15 asked; lower distill.prompts"
+    with pytest.raises(ConfigError, match=message):
+        collect(config(*sets, prompts=20), tmp_path / "w")

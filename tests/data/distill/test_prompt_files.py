@@ -1,0 +1,170 @@
+"""Prompt sets of the Hub, read as files through the real clients from a repository on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.errors import ConfigError, Retryable
+from common.retry import Backoff
+from configs.distill import PromptSetConfig
+from data.distill.prompt_files import count_prompt_rows
+from data.sources import hub as hub_source
+from tests.support.fake_hub import FakeHub
+
+REVISION = "0123456789" * 4
+README = """---
+configs:
+- config_name: chat
+  data_files:
+  - split: train_sft
+    path: sft/*
+- config_name: lines
+  data_files: lines.jsonl
+- config_name: table
+  data_files: table.csv
+---
+"""
+
+# The clients read HF_ENDPOINT when they are imported, so each reading has a process of its own. Each request is the
+# fields of a prompt set, how many rows to skip, and after how many to stop.
+CHILD = """
+import itertools, json, sys
+from pathlib import Path
+from common.retry import Backoff
+from configs.distill import PromptSetConfig
+from data.distill.prompt_files import count_prompt_rows
+from data.distill.prompts import Prompt, read_prompt_set
+from data.sources import hub
+hub.LISTING_BACKOFF = Backoff(attempts=3, first_s=0.01)
+for line in sys.stdin:
+    fields = json.loads(line)
+    work, skip, stop = Path(fields.pop("work")), fields.pop("skip", 0), fields.pop("stop", None)
+    try:
+        source = PromptSetConfig(source="hub", name="h", **fields)
+        rows = list(itertools.islice(read_prompt_set(source, 0, work, skip), stop))
+        reply = [count_prompt_rows(source, work), [row.query if isinstance(row, Prompt) else row for row in rows]]
+    except (ValueError, RuntimeError) as error:
+        reply = f"{type(error).__name__}: {error}"
+    print(json.dumps(reply), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "sft").mkdir()
+    for number in range(3):
+        turns = [[{"role": "user", "content": f"Question {number}.{n}?"}, {"role": "assistant"}] for n in range(7)]
+        table = pa.table({"messages": turns, "other": ["filler " * 50] * 7})
+        pq.write_table(table, folder / "sft" / f"train-{number}.parquet", row_group_size=3)
+    (folder / "lines.jsonl").write_text("\n".join(json.dumps({"query": f"Line {n}?"}) for n in range(50)))
+    (folder / "table.csv").write_text("query\nWhy?\n")
+    (folder / "README.md").write_text(README)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ask(repository, tmp_path_factory):
+    """ask(folder, **fields) -> [rows of the set, prompts] or the error, and the hub; one process for all."""
+    home = tmp_path_factory.mktemp("home")
+    with FakeHub(repository, "org/set", REVISION) as hub:
+        environment = {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "PYTHONPATH": str(Path(__file__).parents[3])}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", CHILD], env={**os.environ, **environment}, text=True, **pipes)
+
+        def request(folder, **fields):
+            given = {"path": "org/set", "subset": "chat", "split": "train_sft", "revision": REVISION, **fields}
+            process.stdin.write(json.dumps({**given, "work": str(folder)}) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        request.hub = hub
+        yield request
+        process.stdin.close()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_set_is_fetched_file_by_file_and_resumed_in_the_middle_of_one(ask, tmp_path):
+    hub = ask.hub
+    rows, whole = ask(tmp_path / "a")
+    assert rows == 21
+    assert whole == [f"Question {number}.{n}?" for number in range(3) for n in range(7)]
+    assert not (tmp_path / "a" / "h").exists(), "a file that was read is removed"
+    assert ask(tmp_path / "b", stop=12)[1] == whole[:12]
+    before = hub.served.copy()
+    assert ask(tmp_path / "b", skip=12)[1] == whole[12:]
+    fetched = {Path(name).name: count for name, count in (hub.served - before).items()}
+    assert fetched.get("train-0.parquet", 0) == 0, "a file that was read is not fetched again"
+    assert fetched["train-2.parquet"] >= 1
+
+
+@pytest.mark.slow
+def test_a_file_that_arrives_altered_is_refused(ask, tmp_path):
+    ask.hub.always["train-1.parquet"] = "altered"
+    try:
+        error = ask(tmp_path)
+    finally:
+        ask.hub.always.clear()
+    assert "train-1.parquet" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"form": "instruction"},
+            "ConfigError: prompt set 'h': no column instruction in org/set; it has messages, other",
+        ),
+        (
+            {"subset": "table", "split": "train"},
+            "ConfigError: prompt set 'h': reads Parquet and JSON lines, and table.csv",
+        ),
+        ({"split": "test"}, "ConfigError: prompt set 'h': org/set has no split 'test'"),
+        ({"subset": "nothing"}, "ConfigError: prompt set 'h': org/"),
+        ({"path": "org/absent"}, "ConfigError: prompt set 'h': org/"),
+        ({"revision": "f" * 40}, "ConfigError: prompt set 'h': org/"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(ask, tmp_path, fields, message):
+    error = ask(tmp_path, **fields)
+    assert error.startswith(message), error
+    assert "\n" not in error
+
+
+@pytest.mark.slow
+def test_json_lines_of_the_hub(ask, tmp_path):
+    assert ask(tmp_path, subset="lines", split="train", skip=48) == [50, ["Line 48?", "Line 49?"]]
+
+
+def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch, tmp_path):
+    import datasets
+
+    def refused(*arguments, **options):
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(hub_source, "LISTING_BACKOFF", Backoff(attempts=1))
+    monkeypatch.setattr(datasets, "load_dataset_builder", refused)
+    with pytest.raises(Retryable, match="prompt set 'h': a/b at 0123"):
+        count_prompt_rows(PromptSetConfig(name="h", source="hub", path="a/b", revision=REVISION), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source": "jsonl"}, "prompt set 'h': source 'jsonl' needs the `path`"),
+        ({"source": "jsonl", "path": "/no/such/file"}, "no file matches"),
+        ({"source": "hub"}, "prompt set 'h': `path` is not set"),
+        ({"source": "hub", "path": "a/b"}, "`revision` '' is no full commit hash"),
+    ],
+)
+def test_rows_of_a_set_that_is_not_complete_cannot_be_counted(fields, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        count_prompt_rows(PromptSetConfig(name="h", **fields), tmp_path)
