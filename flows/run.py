@@ -23,6 +23,7 @@ from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.operate import prefect_server
 from flows.operate.services import url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
+from flows.readiness import has_prompt_files, missing_settings, refuse_missing_rows
 from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -68,6 +69,7 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         check_ray_hosts(store, config.launch, prepared)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
+    refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
     print_forecast(out, prepared, store)
     log_file = prefect_server.configure_prefect(store)
     progress = RunProgress(step.label for step in prepared.steps)
@@ -148,10 +150,12 @@ def reason_of(update: StageUpdate) -> str:
 
 
 def print_forecast(out: Console, run: PreparedRun, store: Store) -> None:
-    """Print what the run's calls to paid endpoints will cost, if it makes any."""
+    """Print what the run's calls to paid endpoints will cost and what they still need, if it makes any."""
     paid = [step for step in run.steps if asks_paid_endpoints(step)]
     if to_make := [step for step in paid if run.selection.force or not is_in_store(store, step)]:
         out.print(Text("\n".join(forecast_lines(forecast_calls(to_make, store)))), soft_wrap=True)
+        if missing := missing_settings(to_make):
+            out.print(Text("\n  ".join(["still to be set before they are asked:", *missing])), soft_wrap=True)
 
 
 def print_failure(err: Console, label: str, cause: BaseException | None, run: PreparedRun, log_file: Path) -> None:

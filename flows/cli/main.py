@@ -137,18 +137,25 @@ def plan(
     from flows.cli.capacity import plan_pretraining
     from flows.dag import pipeline_steps
     from flows.forecast import forecast_calls, forecast_lines
+    from flows.readiness import missing_settings, price_differences, refuse_missing_rows
 
     store, run_config = the_store(), load(config)
+    steps = pipeline_steps(run_config)
+    missing = [*refuse_missing_rows(steps), *missing_settings(steps)]
+    prices = price_differences(steps)
     with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
         folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
-    calls = forecast_calls(pipeline_steps(run_config), store)
+    calls = forecast_calls(steps, store)
     if as_json:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        print(json.dumps({**plan, "calls": [asdict(row) for row in calls]}, indent=1, ensure_ascii=False))
+        more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
+        print(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
     else:
         print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
         for line in forecast_lines(calls):
             print(line)
+        for heading, lines in (("still to be set", missing), ("prices that differ from the list", prices)):
+            print("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
 
 
 def chat(

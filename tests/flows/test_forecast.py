@@ -13,6 +13,7 @@ from flows.selection import PreparedRun, Selection
 from store.events import EventWriter
 
 CONFIG = load("nautile_370m")
+FIRST = round(CONFIG.distill.prompts * CONFIG.distill.teachers[0].up_to)  # requests to the first teacher
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,8 @@ def test_without_a_measured_reply_it_is_the_most_that_the_configuration_allows(s
     assert sum(row.requests for row in teachers) == CONFIG.distill.prompts
     assert [row.endpoint for row in teachers] == [teacher.endpoint for teacher in CONFIG.distill.teachers]
     first = teachers[0]
-    assert (first.requests, first.measured, first.budget_dollars) == (1_600_000, 0, 5000.0)
-    assert first.tokens_out == 1_600_000 * CONFIG.distill.max_tokens
+    assert (first.requests, first.measured, first.budget_dollars) == (FIRST, 0, 5000.0)
+    assert first.tokens_out == FIRST * CONFIG.distill.max_tokens
     low, expected, high = first.dollars
     assert low == expected == high == pytest.approx((first.tokens_in * 0.05 + first.tokens_out * 0.20) / 1e6)
     align = CONFIG.align
@@ -40,7 +41,7 @@ def test_without_a_measured_reply_it_is_the_most_that_the_configuration_allows(s
     assert judge.requests == completions + align.judge.calibration_items
     assert {f"evaluate:{model.endpoint}" for model in CONFIG.evaluate.models} <= {label for label, _ in rows}
     lines = forecast_lines(forecast_calls(steps, store))
-    assert "1,600,000 requests" in lines[1]
+    assert f"{FIRST:,} requests" in lines[1]
     assert "at most, for none is measured yet; the step's budget is $5,000.00" in lines[1]
     assert lines[-1].startswith("  in all $")
 
@@ -55,10 +56,10 @@ def test_measured_lengths_give_the_cost_and_its_spread(steps, store):
     emit.close()
     row = rows_of(steps, store)["distill", "gpt_oss_20b"]
     assert row.measured == 11
-    assert (row.tokens_in, row.tokens_out) == (1_600_000 * 1000, 1_600_000 * 500)
-    assert row.dollars == pytest.approx([1.6e6 * (1000 * 0.05 + out * 0.20) / 1e6 for out in (100, 500, 900)])
+    assert (row.tokens_in, row.tokens_out) == (FIRST * 1000, FIRST * 500)
+    assert row.dollars == pytest.approx([FIRST * (1000 * 0.05 + out * 0.20) / 1e6 for out in (100, 500, 900)])
     text = "\n".join(forecast_lines(forecast_calls(steps, store)))
-    assert "$240.00 ($112.00 to $368.00) by 11 measured replies" in text
+    assert "$103.80 ($48.44 to $159.16) by 11 measured replies" in text
 
 
 def test_a_run_that_pays_for_nothing_says_nothing(store):

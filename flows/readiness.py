@@ -1,0 +1,165 @@
+"""What only the operator can give before a run: keys, servers that answer, agreements on the Hub, rows that exist.
+
+And where a configured price is not the vendor's: the budget is computed from it.
+"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from common.errors import ConfigError, Retryable
+from configs.distill import DistillConfig, EmbeddingConfig
+from configs.endpoint import EndpointConfig
+from configs.evaluation import EvaluateConfig
+from configs.ingest import IngestPart
+from data.distill.collect_prompts import refuse_short_sets
+from data.distill.prompt_files import check_prompt_set, count_prompt_rows
+from data.sources.hub import COMMIT
+from evals.benchmarks.catalogue import BENCHMARKS
+from flows.dag import Step
+
+ANSWER_S = 2.0  # that a server may take to accept a connection
+SAME_PRICE = 0.01  # difference that is none, as a share
+
+_Address = tuple[str, str, str]  # the field, the URL, what is to answer there
+
+
+def missing_settings(steps: Sequence[Step]) -> list[str]:
+    """A line for each thing that the steps need and that is not there. Asks nothing of the Hub and sends no request."""
+    lines: list[str] = []
+    addresses: list[_Address] = []
+    keys: dict[str, list[str]] = {}
+    for name, endpoint in endpoints_of(steps).items():
+        if endpoint.key_variable:
+            keys.setdefault(endpoint.key_variable, []).append(f"endpoints.{name}")
+        if endpoint.kind == "openai":
+            addresses.append((f"endpoints.{name}.url", endpoint.url, endpoint.model))
+    for step in steps:
+        section = step.section
+        if step.stage.name in ("index", "distill") and "index" in section:
+            embedding = EmbeddingConfig.model_validate(section["index"].get("embedding", {}))
+            if embedding.key_variable:
+                keys.setdefault(embedding.key_variable, []).append("index.embedding")
+            if embedding.kind == "openai":
+                addresses.append(("index.embedding.url", embedding.url, embedding.model))
+        if step.stage.name == "ingest":
+            source = IngestPart.model_validate(section["ingest"]).source
+            if source.reader == "hub" and not COMMIT.fullmatch(source.revision):
+                lines.append(f"{source.label}: set `revision` to a commit of {source.path}")
+        if step.stage.name == "distill":
+            lines += _incomplete_sets(DistillConfig.model_validate(section["distill"]))
+        if step.stage.name == "evaluate" and not os.environ.get("HF_TOKEN"):
+            benchmarks = EvaluateConfig.model_validate(section["evaluate"]).benchmarks
+            gated = [b.name for b in benchmarks if b.name in BENCHMARKS and BENCHMARKS[b.name].gated]
+            lines += [f"HF_TOKEN is not set: {name} is gated, accept its terms on the Hub first" for name in gated]
+    lines += [
+        f"{variable} is not set in the environment: the key of {', '.join(dict.fromkeys(users))}"
+        for variable, users in keys.items()
+        if not os.environ.get(variable)
+    ]
+    return list(dict.fromkeys([*lines, *_silent_addresses(dict.fromkeys(addresses))]))
+
+
+def has_prompt_files(step: Step) -> bool:
+    """Whether the step reads prompt sets from files, whose rows are worth counting before it is its turn."""
+    sets = (step.section.get("distill") or {}).get("prompt_sets", ())
+    return any(prompt_set["source"] != "wikipedia" for prompt_set in sets)
+
+
+def refuse_missing_rows(steps: Iterable[Step]) -> list[str]:
+    """Raise `ConfigError` if a distillation asks more prompts of a set than it has rows, by the Hub's own counts.
+
+    Returns a line for each set whose rows cannot be counted now.
+    """
+    lines: list[str] = []
+    for step in steps:
+        if step.stage.name != "distill":
+            continue
+        config = DistillConfig.model_validate(step.section["distill"])
+        rows: dict[str, int] = {}
+        hub_error = None
+        if any(prompt_set.source == "hub" for prompt_set in config.prompt_sets):
+            hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+            hub_error = _connection_error(hub)  # the clients would try for two minutes
+            lines += [f"rows of the prompt sets not counted: {hub} does not answer ({hub_error})"] if hub_error else []
+        with tempfile.TemporaryDirectory() as folder:
+            for prompt_set in config.prompt_sets:
+                if hub_error is None or prompt_set.source != "hub":
+                    try:
+                        rows[prompt_set.name] = count_prompt_rows(prompt_set, Path(folder))
+                    except (ConfigError, Retryable) as error:
+                        lines.append(f"rows not counted: {error}")
+        refuse_short_sets(config, rows)
+    return lines
+
+
+def price_differences(steps: Sequence[Step]) -> list[str]:
+    """A line for each endpoint whose configured prices are not those that its vendor lists."""
+    from genai_prices import Usage, __version__, calc_price  # 0.3 s of processor time, for paid endpoints alone
+
+    lines = []
+    million = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
+    for name, endpoint in endpoints_of(steps).items():
+        if endpoint.kind == "embedded":
+            continue
+        try:
+            if endpoint.kind == "mistral":
+                listed = calc_price(million, endpoint.model, provider_id="mistral")
+            else:
+                listed = calc_price(million, endpoint.model, provider_api_url=endpoint.url)
+        except LookupError:  # a server of one's own, or a model that the list does not have
+            continue
+        configured = (endpoint.dollars_per_million_in, endpoint.dollars_per_million_out)
+        prices = (float(listed.input_price), float(listed.output_price))
+        if any(abs(own - other) > SAME_PRICE * other for own, other in zip(configured, prices, strict=True)):
+            lines.append(
+                f"endpoints.{name}: ${configured[0]:g} and ${configured[1]:g} a million tokens in and out are "
+                f"configured for {endpoint.model}, {listed.provider.name} lists ${prices[0]:g} and ${prices[1]:g} "
+                f"(genai-prices {__version__})"
+            )
+    return lines
+
+
+def endpoints_of(steps: Iterable[Step]) -> dict[str, EndpointConfig]:
+    """The endpoints that the steps may ask, those that replace others included."""
+    sections = [step.section.get("endpoints", {}) for step in steps]
+    return {name: EndpointConfig.model_validate(e) for endpoints in sections for name, e in endpoints.items()}
+
+
+def _incomplete_sets(config: DistillConfig) -> list[str]:
+    lines = []
+    for prompt_set in config.prompt_sets:
+        try:
+            check_prompt_set(prompt_set)
+        except ConfigError as error:
+            lines.append(str(error))
+    return lines
+
+
+def _silent_addresses(addresses: Iterable[_Address]) -> list[str]:
+    addresses = list(addresses)
+    with ThreadPoolExecutor(8) as threads:
+        errors = threads.map(lambda address: _connection_error(address[1]), addresses)
+    return [
+        f"nothing answers at {url} ({error}): serve {model} there, or set {field}"
+        for (field, url, model), error in zip(addresses, errors, strict=True)
+        if error is not None
+    ]
+
+
+def _connection_error(url: str) -> str | None:
+    """Why no connection to the server can be opened; None if it can, or if a proxy would open it."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme in getproxies() and not proxy_bypass(host):
+        return None
+    try:
+        socket.create_connection((host, parts.port or (443 if parts.scheme == "https" else 80)), ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
