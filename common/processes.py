@@ -1,12 +1,15 @@
 """Processes: a child that ends with its parent, a free port, and the exit codes that every command here uses."""
 
 import ctypes
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -44,6 +47,21 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(ExitCode.FAILED)
 
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector while large packages are imported, and keep it from what they made ever after.
+
+    It would look at their hundreds of thousands of objects again and again, which is a fifth of the import of JAX or
+    Prefect, and as much of whatever JAX traces later.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError, Retryable
-from common.processes import ExitCode
+from common.processes import ExitCode, collector_paused
 from common.text import duration, visible
 from configs.schema import RunConfig
 from flows.cli.tables import relative
@@ -83,11 +83,12 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     try:
         with _terminable(), view, prefect_server.prefect_api():
             # Prefect reads its settings as it is imported: only now are they all set.
-            from prefect import tags
+            with collector_paused():
+                from prefect import tags
 
-            from flows.operate.automations import TAG
-            from flows.operate.reconcile import reconcile_if_possible
-            from flows.pipeline import StageFailed, pipeline, prepared_run
+                from flows.operate.automations import TAG
+                from flows.operate.reconcile import reconcile_if_possible
+                from flows.pipeline import StageFailed, pipeline, prepared_run
 
             for result in reconcile_if_possible(store):
                 out.print(Text(result.line()), soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from common.processes import collector_paused
 from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
 
 
@@ -51,7 +52,8 @@ def deploy(
         return
     prefect_server.require_api()
     # Imports Prefect, which reads its settings once: after `configure_prefect` has set them.
-    from flows.operate.deployments import register, serve
+    with collector_paused():
+        from flows.operate.deployments import register, serve
 
     if pool is not None:
         console_for(stderr=True).print(register(run_config, pool, limit), soft_wrap=True)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
+from common.processes import collector_paused
 from flows.cli.terminal import CheckpointArgument, console_for, the_store
 
 LOOPBACK = ("127.", "localhost", "::1")
@@ -34,14 +35,15 @@ def serve(
     grace: Annotated[float, typer.Option(min=1, help="Seconds that open requests have to finish on shutdown.")] = 30.0,
 ) -> None:
     """Serve a checkpoint to OpenAI clients: chat and plain completions, batched across requests."""
-    import uvicorn
+    with collector_paused():
+        import uvicorn
 
-    from data.tokenizer import tokenizer_for
-    from flows.cli.inspect import checkpoint_folder
-    from flows.serve.http import ServedModel, application
-    from model.compile_cache import enable_compile_cache
-    from model.decoding.engine import Engine
-    from model.weights.files import load_weights
+        from data.tokenizer import tokenizer_for
+        from flows.cli.inspect import checkpoint_folder
+        from flows.serve.http import ServedModel, application
+        from model.compile_cache import enable_compile_cache
+        from model.decoding.engine import Engine
+        from model.weights.files import load_weights
 
     if key_env is not None and not os.environ.get(key_env):
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or leave the option out")

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.processes import die_with_parent, free_port
+from common.processes import collector_paused, die_with_parent, free_port
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ def prefect_api() -> Iterator[str]:
         process = _start(port, output.name, environment)
         os.environ["PREFECT_API_URL"] = url
         try:
-            import prefect.main  # noqa: F401 - takes seconds, and so does the server's start: both at once
+            with collector_paused():
+                import prefect.main  # noqa: F401 - takes seconds, and so does the server's start: both at once
 
             _wait(process, url, output.name)
         except BaseException:
@@ -185,7 +186,9 @@ def _drain() -> None:
 def _serve(port: int, parent: int) -> None:
     """The server's process: it ends with the run that started it, however that ends."""
     die_with_parent(parent)
-    import uvicorn
+    with collector_paused():
+        import prefect.server.api.server  # noqa: F401
+        import uvicorn
 
     uvicorn.run(
         "prefect.server.api.server:create_app",

@@ -21,7 +21,7 @@ from common.environment import environment
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
 from common.files import is_full_or_read_only, not_writable, write_json
-from common.processes import ExitCode, die_with_parent
+from common.processes import ExitCode, collector_paused, die_with_parent
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
 from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
@@ -112,7 +112,8 @@ def _run_stage_function(request: dict[str, Any], rank: int | None) -> None:
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
-        from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages do not need
+        with collector_paused():
+            from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages do not need
 
         enable_compile_cache(Path(request["store"]) / "compiled")
     if rank:
