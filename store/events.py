@@ -246,7 +246,7 @@ def with_finite(value: Any) -> Any:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The event in a line, None if it is none."""
     event = parse_json(line)
-    if line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event):
+    if not isinstance(event, dict) or not isinstance(event.get("fields"), dict):
         return None
-    valid = isinstance(event, dict) and isinstance(event.get("fields"), dict)
-    return event if valid and {"id", "kind", "execution", "time"} <= event.keys() else None
+    deep = line.count(b"[") + line.count(b"{") > DEEPEST and nests_too_deep(event)
+    return None if deep or not {"id", "kind", "execution", "time"} <= event.keys() else event
