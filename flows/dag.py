@@ -90,6 +90,8 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     questions = {"questions": Need("held_out", "questions")}
     exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}
     documents = {"retrieval": Need("index", "retrieval")}
+    names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
+    mixture = {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
     evaluation = evaluate_section(config)
     steps = [
         Step("held_out", held_out, part(held_out={"benchmarks": _all_items(settings)}), {}, "cpu"),
@@ -102,7 +104,7 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
             documents | questions,
             asking(config.distill.endpoints),
         ),
-        Step("pretrain", pretrain, part("pretrain", "model"), _mixed_tokens(config), "accelerator"),
+        Step("pretrain", pretrain, part("pretrain", "model"), mixture, "accelerator"),
         Step("evaluate:pretrain", evaluate, evaluation, checkpoint("pretrain"), "accelerator"),
         Step("align", align, part("align", endpoints=judge), checkpoint("pretrain") | questions, "accelerator"),
         Step("evaluate:align", evaluate, evaluation, checkpoint("align"), "accelerator"),
@@ -208,12 +210,6 @@ def _exemplar_source(config: RunConfig) -> str:
         what = f"{', '.join(names)} do" if names else "none does"
         raise ConfigError(f"ingest.sources: exactly one must keep `exemplars` for the distillation; {what}")
     return names[0]
-
-
-def _mixed_tokens(config: RunConfig) -> dict[str, Need]:
-    """The tokens of every source in any phase's mixture."""
-    names = sorted({name for phase in config.pretrain.phases for name in phase.mixture})
-    return {name: Need("distill" if name == DISTILLED else f"ingest:{name}", "tokens") for name in names}
 
 
 def _all_items(settings: dict[str, Any]) -> list[dict[str, Any]]:

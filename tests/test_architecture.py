@@ -191,6 +191,33 @@ def test_files_and_folders_stay_readable():
     assert not full, f"over {FULLEST_FOLDER} files: {full}"
 
 
+def short_helpers(path: Path, longest: int = 3) -> Iterator[str]:
+    """The private functions of a file with so few lines besides the docstring and a single use, which is a call.
+
+    A generator, and a function that returns early, could not stand in their caller as they are.
+    """
+    nodes = list(ast.walk(tree_of(path)))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    uses: dict[str, list[ast.Name]] = defaultdict(list)
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            uses[node.id].append(node)
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("_"):
+            body = node.body[ast.get_docstring(node) is not None :]
+            leaves = [inner for inner in ast.walk(node) if isinstance(inner, ast.Return | ast.Yield)]
+            plain = len(leaves) < 2 and not any(isinstance(leaf, ast.Yield) for leaf in leaves)
+            short = plain and node.end_lineno - body[0].lineno < longest
+            if short and not node.decorator_list and [id(use) in called for use in uses[node.name]] == [True]:
+                yield node.name
+
+
+def test_a_few_lines_with_one_caller_stand_in_the_caller():
+    """Unless the function is a value there: a callback, a key function, a thread's target, the body of a loop."""
+    short = {str(path.relative_to(ROOT)): names for path in sources(*PACKAGES) if (names := list(short_helpers(path)))}
+    assert not short, f"private, one caller, at most three lines: {short}"
+
+
 def test_every_file_has_a_docstring():
     written = [path for path in sources(*PACKAGES) if path.read_text(encoding="utf-8").strip()]
     bare = [str(path.relative_to(ROOT)) for path in written if not ast.get_docstring(tree_of(path))]

@@ -87,9 +87,9 @@ def agreement(first: str, second: str) -> float:
     left, right = ([word.lower() for word in _WORD.findall(text)] for text in (first, second))
     if left == right:
         return 1.0
-    numbers = [_last_number(text) for text in (first, second)]
-    if None not in numbers:
-        return float(numbers[0] == numbers[1])
+    lasts = [float(numbers[-1].replace(",", "")) for text in (first, second) if (numbers := _NUMBER.findall(text))]
+    if len(lasts) == 2:
+        return float(lasts[0] == lasts[1])
     if not left or not right:
         return 0.0
     shared = (Counter(left) & Counter(right)).total()
@@ -100,8 +100,3 @@ def mean_agreement(answers: Sequence[str | None]) -> float:
     """The mean over all pairs; a missing answer agrees with nothing. Needs two answers or more."""
     pairs = [(a, b) for at, a in enumerate(answers) for b in answers[at + 1 :]]
     return sum(0.0 if a is None or b is None else agreement(a, b) for a, b in pairs) / len(pairs)
-
-
-def _last_number(text: str) -> float | None:
-    numbers = _NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "")) if numbers else None

@@ -152,17 +152,14 @@ def _grammar(template: Template, prompt: Prompt) -> str:
         reasoning = answer = "char+"
         character = f"{_CHARACTER} | {_ESCAPED}"
     else:
-        first = _literal(opening) if opening else "[A-Z]"
+        escaped = opening.replace("\\", "\\\\").replace('"', '\\"')
+        first = f'"{escaped}"' if opening else "[A-Z]"
         reasoning = f'{first} char{{10,{max(40, template.reasoning - len(opening))}}} "."'
         answer = f'[A-Z0-9] char{{2,{template.answer}}} "."'
     return (
         f'root ::= "{{\\"{_REASONING}\\":\\"" {reasoning} "\\",\\"{_ANSWER}\\":\\"" {answer} "\\"}}"\n'
         f"char ::= {character}\n"
     )
-
-
-def _literal(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _cut(text: str, length: int) -> str:

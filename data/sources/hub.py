@@ -74,7 +74,12 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
         raise ConfigError(
             f"{_describe(source)}: the dataset's configuration names {missing[0]}, which is not in the repository"
         )
-    return [SourceFile(number, name, entries[name].size, _digest(entries[name])) for number, name in enumerate(names)]
+    files = []
+    for number, name in enumerate(names):
+        entry = entries[name]
+        digest = f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
+        files.append(SourceFile(number, name, entry.size, digest))
+    return files
 
 
 def is_parquet(name: str) -> bool:
@@ -161,10 +166,6 @@ def _paths_info(source: HubSplit, names: Sequence[str]) -> Iterator[Any]:
     for start in range(0, len(names), PATHS_PER_REQUEST):
         chunk = list(names[start : start + PATHS_PER_REQUEST])
         yield from HfApi().get_paths_info(source.path, chunk, repo_type="dataset", revision=source.revision)
-
-
-def _digest(entry: Any) -> str:
-    return f"sha256:{entry.lfs.sha256}" if entry.lfs else f"git:{entry.blob_id}"
 
 
 def _difference(path: Path, file: SourceFile) -> str:

@@ -23,7 +23,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -121,7 +121,10 @@ def tokenise_file(
                     if checks.bands is not None:
                         writer.add_bands(checks.bands(texts))
                     if candidates:
-                        _offer_exemplars(sample, batch, hashes, writer.documents, plan.validation_share)
+                        exercises = batch.columns["exercise"]
+                        for i, digest in enumerate(hashes.tolist()):
+                            if not in_validation(digest, plan.validation_share):
+                                sample.offer(digest, writer.documents + i, exercises[i], partial(batch.record, i))
                     if len(samples) < SAMPLES:
                         shown = range(min(len(texts), SAMPLES - len(samples)))
                         samples += [_shortened(batch.record(i)) for i in shown]
@@ -168,15 +171,6 @@ def _encode(
         return
     arrays, lengths, prompts = encode_turns(tokenizer, batch.turns(), threads)
     writer.add(arrays, lengths, hashes, prompts)
-
-
-def _offer_exemplars(
-    sample: ExemplarSample, batch: RecordBatch, hashes: np.ndarray, documents: int, validation_share: float
-) -> None:
-    """Offer the training records of a batch whose first document has the number `documents`."""
-    for i, (digest, exercise) in enumerate(zip(hashes.tolist(), batch.columns["exercise"], strict=True)):
-        if not in_validation(digest, validation_share):
-            sample.offer(digest, documents + i, exercise, lambda i=i: batch.record(i))
 
 
 def _shortened(record: Record) -> dict[str, Any]:
@@ -304,5 +298,5 @@ def is_finished(folder: Path) -> bool:
 
 def remove_partial_files(folder: Path) -> None:
     """Remove what killed processes left under `folder`. Only while nothing is being tokenised there."""
-    for partial in folder.glob(f"*{PARTIAL}*"):
-        shutil.rmtree(partial)
+    for leftover in folder.glob(f"*{PARTIAL}*"):
+        shutil.rmtree(leftover)

@@ -40,7 +40,11 @@ def grade_instructions(
     if not answer.strip():
         results = [InstructionResult(name, False, False) for name in instructions]
         return Verdict(False, False, None, "no_answer" if reply.finished_thinking else "unfinished"), results
-    forms = list(dict.fromkeys(form for form in _loose_forms(answer) if form.strip()))
+    # What lenient grading accepts as well: without the first or last line, and without asterisks.
+    lines = answer.split("\n")
+    trimmed = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    loose = [form.replace("*", "") for form in (answer, *trimmed)] + trimmed
+    forms = list(dict.fromkeys(form for form in loose if form.strip()))
     results = []
     for name, given in zip(instructions, arguments, strict=True):
         checker, _ = _built(name, given)
@@ -139,9 +143,3 @@ def _follows(checker: Any, answer: str) -> bool:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
         logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
         return False
-
-
-def _loose_forms(answer: str) -> list[str]:
-    lines = answer.split("\n")
-    trimmed = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
-    return [form.replace("*", "") for form in (answer, *trimmed)] + trimmed

@@ -66,14 +66,11 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
     spread = z * math.sqrt(only_a + only_b + 1 - (only_b - only_a) ** 2 / (n + 2)) / (n + 2)
     centre = (only_b - only_a) / (n + 2)
     low, high = max(-1.0, min(lead, centre - spread)), min(1.0, max(lead, centre + spread))
-    return Paired(n, both, only_a, only_b, n - both - only_a - only_b, lead, low, high, _mcnemar(only_a, only_b))
-
-
-def _mcnemar(only_a: int, only_b: int) -> float:
-    """Two-sided exact p: twice the smaller binomial tail over the discordant pairs, in integers until the end."""
+    # Twice the smaller binomial tail over the discordant pairs, in integers until the end.
     pairs = only_a + only_b
     tail = sum(math.comb(pairs, k) for k in range(min(only_a, only_b) + 1))
-    return min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
+    p = min(1.0, 2 * tail / 2**pairs if pairs < 1000 else math.exp(math.log(2 * tail) - pairs * math.log(2)))
+    return Paired(n, both, only_a, only_b, n - both - pairs, lead, low, high, p)
 
 
 def paired_bootstrap(

@@ -52,15 +52,14 @@ def comparison_view(comparison: dict[str, Any], shown: int) -> RenderableType:
         title = f"\n{sample['change']}: {sample['benchmark']} {sample['index']}"
         parts.append(Text(f"{title}, expected {visible(sample['expected'], 200)}"))
         parts.append(Text(visible(sample["prompt"], MAX_CHARACTERS), "dim"))
-        parts += [Text(f"{side.upper()} {_reply(sample[side])}") for side in ("a", "b")]
+        for name in ("a", "b"):
+            side = sample[name]
+            verdict = "right" if side["strict"] else side["problem"] or "wrong"
+            output = visible(side["output"] or side["parsed"] or "", MAX_CHARACTERS)
+            parts.append(Text(f"{name.upper()} ({verdict}) {output}"))
     if len(changed) > shown:
         parts.append(Text(f"\n{len(changed) - shown:,} more: --changed N shows more, --json all of them", "dim"))
     return Group(*parts)
-
-
-def _reply(side: dict[str, Any]) -> str:
-    verdict = "right" if side["strict"] else side["problem"] or "wrong"
-    return f"({verdict}) {visible(side['output'] or side['parsed'] or '', MAX_CHARACTERS)}"
 
 
 def _environment_warnings(store: Store, a: str, b: str) -> list[str]:

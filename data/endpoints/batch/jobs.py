@@ -90,7 +90,10 @@ def pending_jobs(folder: Path, endpoint: str, acquire: Callable[[str], bool]) ->
             continue
         try:
             rows = [json.loads(line) for line in path.with_name(f"{label}{REQUESTS}").read_bytes().splitlines()]
-            requests = {row["digest"]: _request(row["request"]) for row in rows}
+            requests = {
+                row["digest"]: ChatRequest(**{**row["request"], "messages": tuple(row["request"]["messages"])})
+                for row in rows
+            }
             attempts = {row["digest"]: row["attempt"] for row in rows}
             reserved = Usage(*state["reserved"])
             job = PendingJob(folder, endpoint, label, requests, reserved, state["written"], attempts)
@@ -135,7 +138,3 @@ def _read_state(path: Path) -> dict[str, Any] | None:
 
 def _unreadable(path: Path, error: Exception) -> str:
     return f"{path}: its batch job cannot be resumed ({error}); cancel the job at the vendor's and delete the file"
-
-
-def _request(fields: dict) -> ChatRequest:
-    return ChatRequest(**{**fields, "messages": tuple(fields["messages"])})
