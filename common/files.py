@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from common.errors import ConfigError
 
@@ -171,6 +171,17 @@ def read_bounded_json(path: Path, limit: int = CONFIG_LIMIT) -> Any:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
+
+
+class RemoteFiles(Protocol):
+    """Opens files that may not be on this machine yet: fetched and verified when they are first read. At most `limit`
+    bytes of them stay here; one that is open does."""
+
+    limit: int
+
+    def open(self, path: str | Path) -> int:
+        """The descriptor of a file. Raises `ConfigError`, `Retryable`, `OSError`."""
+        ...
 
 
 class FileContent(NamedTuple):

@@ -140,7 +140,7 @@ class Store:
         """Whether the files of `artifact` are on this machine."""
         return True
 
-    def fetch(self, artifact: Artifact) -> None:
+    def fetch(self, artifact: Artifact, *, without: str | None = None) -> None:
         """Bring the files of `artifact` to this machine, or replace the damaged ones; see `MirroredStore.fetch`."""
         raise ConfigError(f"the store {self.root} has no remote: set NAUTILE_STORE to a URL (s3://bucket/prefix)")
 

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -185,13 +185,15 @@ class MirroredStore(Store):
         """Whether this machine knows the remote to have `artifact`, without a request."""
         return (artifact.folder / ABSENT).exists() or (artifact.folder / MIRRORED).exists()
 
-    def fetch(self, artifact: Artifact) -> None:
+    def fetch(self, artifact: Artifact, *, without: str | None = None) -> None:
         """Bring the files of `artifact` to this machine, each verified by its digest before it gets its name.
 
-        Files that are here and whole are kept, so this also repairs a damaged copy. Raises `ConfigError` naming the
-        files if the remote's are damaged, or if the disk is too small.
+        Files that are here and whole are kept, so this also repairs a damaged copy. `without`: names that begin so stay
+        at the remote, for `store.file_cache`. Raises `ConfigError` naming the files if the remote's are damaged, or if
+        the disk is too small.
         """
-        folder, files = artifact.folder, artifact.manifest["files"]
+        folder = artifact.folder
+        files = {n: f for n, f in artifact.manifest["files"].items() if without is None or not n.startswith(without)}
         with self.lock(f"fetch-{artifact.kind}-{artifact.key}"), writing(self.root):
             if read_manifest(folder) != artifact.manifest:
                 raise Retryable(f"artifact {artifact.id} was moved by another run while it was fetched")
@@ -207,18 +209,19 @@ class MirroredStore(Store):
                 )
             for name in wanted:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            prefix = payload_prefix(artifact.manifest)
             faults = self.remote.map(
-                lambda name: self._download(f"{_payload(artifact)}/{name}", folder / name, files[name]["sha256"]),
-                wanted,
+                lambda name: self._download(f"{prefix}/{name}", folder / name, files[name]["sha256"]), wanted
             )
             if damaged := [f"{name} ({fault})" for name, fault in zip(wanted, faults, strict=True) if fault]:
                 raise ConfigError(self._remote_damage_message(artifact, damaged))
             for parent in {(folder / name).parent for name in wanted}:
                 sync_folder(parent)
-            if not self.has_files(artifact):
+            if without is None and not self.has_files(artifact):
                 (folder / ABSENT).rename(folder / MIRRORED)
                 sync_folder(folder)
-            trust_files(self.root, folder, files)
+            if without is None:
+                trust_files(self.root, folder, files)
 
     def verify(self, artifact: Artifact, *, remote: bool = True) -> list[str]:
         """The damaged files by name: those of this machine's copy and, with `remote`, those at the remote, where every
@@ -240,7 +243,7 @@ class MirroredStore(Store):
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote: its manifest first, so that nobody sees half of it."""
         self.remote.delete([_manifest_name(artifact)])
-        prefix = _payload(artifact)
+        prefix = payload_prefix(artifact.manifest)
         self.remote.delete([f"{prefix}/{name}" for name in self.remote.names(prefix)])
 
     def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
@@ -276,7 +279,7 @@ class MirroredStore(Store):
 
     def _send(self, artifact: Artifact, again: bool) -> None:
         self.check(artifact)
-        prefix, files = _payload(artifact), artifact.manifest["files"]
+        prefix, files = payload_prefix(artifact.manifest), artifact.manifest["files"]
         sent = {} if again else self.remote.names(prefix)
         missing = [name for name in files if name not in sent or sent[name].bytes != files[name]["bytes"]]
         self.remote.map(lambda name: self.remote.put(artifact.folder / name, f"{prefix}/{name}"), missing)
@@ -346,7 +349,7 @@ class MirroredStore(Store):
 
     def _misfits_at_remote(self, artifact: Artifact, names: list[str]) -> list[str]:
         """Those of the files `names` that the remote lacks or has in another size, by one listing."""
-        objects, files = self.remote.names(_payload(artifact)), artifact.manifest["files"]
+        objects, files = self.remote.names(payload_prefix(artifact.manifest)), artifact.manifest["files"]
         missing = [f"{name} (missing)" for name in sorted(names) if name not in objects]
         resized = [n for n in sorted(names) if n in objects and objects[n].bytes != files[n]["bytes"]]
         return missing + [f"{name} ({objects[name].bytes} bytes, not {files[name]['bytes']})" for name in resized]
@@ -355,7 +358,9 @@ class MirroredStore(Store):
         files = artifact.manifest["files"]
         misfits = self._misfits_at_remote(artifact, list(files))
         others = [name for name in sorted(files) if not any(fault.startswith(f"{name} (") for fault in misfits)]
-        digests = self.remote.map(lambda name: self.remote.digest(f"{_payload(artifact)}/{name}"), others)
+        digests = self.remote.map(
+            lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), others
+        )
         changed = [name for name, digest in zip(others, digests, strict=True) if digest != files[name]["sha256"]]
         raw = self.remote.read(_manifest_name(artifact), LARGEST_MANIFEST)
         intact = raw is not None and parse_json(raw) == artifact.manifest
@@ -398,8 +403,9 @@ def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
     return sha256_of(path) == entry["sha256"]
 
 
-def _payload(artifact: Artifact) -> str:
-    return f"payload/{artifact.kind}/{artifact.key}/{artifact.execution}"
+def payload_prefix(manifest: Mapping[str, Any]) -> str:
+    """What the names of an artifact's files at the remote begin with."""
+    return f"payload/{manifest['kind']}/{manifest['key']}/{manifest['execution']}"
 
 
 def _manifest_name(artifact: Artifact) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from configs.training import PretrainConfig
+from data.tokens.row_reader import OFFSETS
 from data.tokens.shards import read_index
 from store.manifest import read_manifest
 from tasks.engine.job import Job
@@ -13,7 +14,14 @@ from tasks.engine.stage import stage
 START = "start.checkpoint"  # the input that a pretraining begins from; no source has a dot in its name
 
 
-@stage("pretrain", version=1, outputs=("checkpoint",), accelerator=True, multihost=True)
+@stage(
+    "pretrain",
+    version=1,
+    outputs=("checkpoint",),
+    accelerator=True,
+    multihost=True,
+    on_demand={"tokens": ("shards/", OFFSETS)},
+)
 def pretrain(job: Job) -> None:
     """Train on the inputs that the mixtures name. The tokenizer is that of the tokens, on which all must agree."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -23,12 +31,12 @@ def pretrain(job: Job) -> None:
     if not sources:
         raise ConfigError("stage pretrain: no input tokens; ingest at least one source first")
     config, model = job.part("pretrain", PretrainConfig), job.part("model", ModelConfig)
-    tokenizer = read_index(next(iter(sources.values()))).tokenizer
+    tokenizer = read_index(next(iter(sources.values())), whole=job.remote_files is None).tokenizer
     start = None
     if START in job.inputs:
         start = Start(job.inputs[START], rows_before(job.inputs[START], sources))
     pretraining = Pretraining(config, model, tokenizer, sources, job.seed, start)
-    facts = train(pretraining, job.scratch, job.output("checkpoint"), job.emit)
+    facts = train(pretraining, job.scratch, job.output("checkpoint"), job.emit, job.remote_files)
     job.describe("checkpoint", **facts, stand_ins=[])
 
 

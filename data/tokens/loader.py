@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import ConfigError
+from common.files import RemoteFiles
 from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.shuffle import permute
@@ -67,12 +68,12 @@ class Mixture:
 
 
 class Loader:
-    """Rows for pretraining from several token sources.
+    """Rows for pretraining from several token sources; `rows` has the number of each one's training rows.
 
     sources: artifact folder by source name. A phase lasts ceil(tokens / (batch_rows * row_length)) steps, padding
     counted. `before`: rows of each source that an earlier run has drawn; this run goes on after them. With `hosts` > 1,
     `batch` returns rows [host * n, (host + 1) * n) of the global batch, n = batch_rows / hosts. `source` in a batch
-    indexes `names`.
+    indexes `names`. `remote` opens the shards that are not in the folders; it verifies what it fetches.
 
     Raises `ConfigError` naming the artifact for shards of another tokenizer or row length, or damaged ones.
     """
@@ -87,17 +88,20 @@ class Loader:
         before: Mapping[str, int] | None = None,
         host: int = 0,
         hosts: int = 1,
+        remote: RemoteFiles | None = None,
     ) -> None:
         if batch_rows % hosts:
             raise ConfigError(f"pretrain.batch_rows {batch_rows} does not divide among {hosts} hosts")
         folders = {name: Path(path) for name, path in sorted(sources.items())}
-        indexes = {name: _checked_index(name, folder, tokenizer) for name, folder in folders.items()}
+        indexes = {name: _checked_index(name, folder, tokenizer, remote) for name, folder in folders.items()}
         self.names: tuple[str, ...] = tuple(folders)
         self.row_length: int = _common_row_length(folders, indexes)
-        files = OpenFiles(sum(len(index.shards) for index in indexes.values()))
+        shards = [entry for index in indexes.values() for entry in index.shards]
+        files = OpenFiles(len(shards), remote, max((entry.bytes for entry in shards), default=1))
         end_of_text = tokenizer_for(tokenizer).end_of_text
         self._readers = {name: RowReader(folders[name], index, end_of_text, files) for name, index in indexes.items()}
         self._seed, self._batch_rows, self._host, self._hosts = seed, batch_rows, host, hosts
+        self.rows: dict[str, int] = {name: reader.rows("train") for name, reader in self._readers.items()}
         self._byte_lengths = tokenizer_for(tokenizer).byte_lengths
         # A phase begins where the one before ended; each source goes on with its epoch from phase to phase.
         self._phases: list[_Phase] = []
@@ -108,7 +112,7 @@ class Loader:
                 if name not in folders:
                     known = f"there are {self.names}"
                     raise ConfigError(f"pretrain.phases {config.name!r}: no tokens of source {name!r}; {known}")
-                if not self._readers[name].rows("train"):
+                if not self.rows[name]:
                     raise ConfigError(f"tokens artifact {folders[name]}: source {name!r} has no training rows")
             steps = -(-config.tokens // (batch_rows * self.row_length))
             phase = _Phase(config.name, first, Mixture(config.mixture), dict(drawn))
@@ -135,7 +139,7 @@ class Loader:
 
     def epochs(self, source: str) -> float:
         """How many times all phases together go over the training rows of `source`."""
-        return self.rows_drawn[source] / max(1, self._readers[source].rows("train"))
+        return self.rows_drawn[source] / max(1, self.rows[source])
 
     def batch(self, step: int) -> Batch:
         """The arrays of `step` (this host's rows): see `assemble`, and source int32 [rows], an index into `names`."""
@@ -172,7 +176,7 @@ class Loader:
 
     def _shuffled(self, source: str, drawn: np.ndarray) -> np.ndarray:
         """Row numbers for the `drawn`-th draws of a source: each epoch is its own permutation of all rows."""
-        size = self._readers[source].rows("train")
+        size = self.rows[source]
         epochs, index = np.divmod(drawn, size)
         numbers = np.empty_like(index)
         for epoch in np.unique(epochs):
@@ -233,15 +237,15 @@ class _Phase:
     drawn_before: dict[str, int]
 
 
-def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig) -> ShardIndex:
+def _checked_index(name: str, folder: Path, tokenizer: TokenizerConfig, remote: RemoteFiles | None) -> ShardIndex:
     """The index of a source's artifact. Raises `ConfigError` for another tokenizer's, or a damaged one."""
-    index = read_index(folder)
+    index = read_index(folder, whole=remote is None)
     if index.fingerprint != tokenizer_for(tokenizer).fingerprint:
         raise ConfigError(
             f"tokens artifact {folder} (source {name!r}) was written with tokenizer.ranks "
             f"{index.tokenizer.ranks}, this run has {tokenizer.ranks}; {REBUILD}"
         )
-    if index.total("bytes") <= DIGEST_LIMIT:
+    if remote is None and index.total("bytes") <= DIGEST_LIMIT:
         verify_shards(folder, index)
     return index
 

@@ -12,14 +12,14 @@ system first, so that a disk or file server works on them side by side.
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import atomic_path, file_size
+from common.files import RemoteFiles, atomic_path, file_size
 from data.tokens.shards import REBUILD, ShardEntry, ShardIndex, Split, count_type, token_type
 
 OFFSETS = "rows.u4"
@@ -57,12 +57,13 @@ def _read_offsets(folder: Path, index: ShardIndex) -> Iterator[np.ndarray]:
 
 
 class OpenFiles:
-    """Descriptors of files that are read again and again; beyond the limit the least recently used one is closed.
+    """Descriptors of shards that are read again and again; beyond the limit the least recently used one is closed.
 
-    The limit is that of the process, which is raised as far as it may be.
+    The limit is that of the process, which is raised as far as it may be. Of `remote` shards, of up to `largest` bytes,
+    those open take at most half of what may lie on this machine.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, remote: RemoteFiles | None = None, largest: int = 1) -> None:
         needed = min(wanted, MOST_FILES) + RESERVED_FILES
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in limits)
@@ -70,17 +71,29 @@ class OpenFiles:
             soft = min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
         self._most = max(ANNOUNCED, min(wanted, soft - RESERVED_FILES))
+        self._remote = remote
+        if remote is not None:
+            self._most = min(self._most, max(1, remote.limit // (2 * largest)))
+        self.together = min(ANNOUNCED, self._most)  # that may be open at once
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    def descriptor(self, path: str) -> int:
-        """The descriptor of a file, valid until `_most` other files were asked for. Raises `OSError`."""
-        descriptor = self._open.pop(path, None)
-        if descriptor is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._open) >= self._most:
-                os.close(self._open.popitem(last=False)[1])
-        self._open[path] = descriptor
-        return descriptor
+    def descriptors(self, paths: Sequence[str]) -> list[int]:
+        """The descriptors of at most `together` files, valid until the next call. Raises `OSError` naming a file, and
+        what `remote` raises."""
+        wanted = dict.fromkeys(paths)
+        for path in wanted.keys() & self._open.keys():
+            self._open.move_to_end(path)
+        missing = [path for path in wanted if path not in self._open]
+        while self._open and len(self._open) + len(missing) > self._most:
+            os.close(self._open.popitem(last=False)[1])
+        if self._remote is None:
+            for path in missing:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        elif missing:
+            with ThreadPoolExecutor(READERS) as pool:
+                for path, opening in [(path, pool.submit(self._remote.open, path)) for path in missing]:
+                    self._open[path] = opening.result()
+        return [self._open[path] for path in paths]
 
     def __del__(self) -> None:
         for descriptor in self._open.values():
@@ -135,9 +148,9 @@ class RowReader:
         ).tolist()
         shards, more = shards.tolist(), more.tolist()
         rows: list[PackedRow] = []
-        for start in range(0, len(shards), ANNOUNCED):
-            block = slice(start, start + ANNOUNCED)
-            descriptors = [self._descriptor(shard) for shard in shards[block]]
+        for start in range(0, len(shards), self._files.together):
+            block = slice(start, start + self._files.together)
+            descriptors = self._descriptors(shards[block])
             for descriptor, (tokens_at, tokens_size, counts_at, counts_size) in zip(
                 descriptors, spans[block], strict=True
             ):
@@ -160,10 +173,11 @@ class RowReader:
             raise self._damaged(shard, f"and {OFFSETS} differ")
         return ids, lengths, None if more and ids[-1] == self._end_of_text else following
 
-    def _descriptor(self, shard: int) -> int:
+    def _descriptors(self, shards: list[int]) -> list[int]:
         try:
-            return self._files.descriptor(self._paths[shard])
+            return self._files.descriptors([self._paths[shard] for shard in shards])
         except OSError as error:
+            shard = self._paths.index(str(error.filename))
             raise self._damaged(shard, f"cannot be opened ({error.strerror})") from None
 
     def _damaged(self, shard: int, problem: str) -> ConfigError:

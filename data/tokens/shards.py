@@ -110,8 +110,8 @@ def write_index(folder: Path, index: ShardIndex) -> None:
     write_atomically(folder / "index.json", (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode())
 
 
-def read_index(folder: Path) -> ShardIndex:
-    """Read and check `index.json` and that each shard it names is there in its full size.
+def read_index(folder: Path, *, whole: bool = True) -> ShardIndex:
+    """Read and check `index.json` and, if the artifact is `whole`, that each shard it names is there in its full size.
 
     Raises `ConfigError` naming the artifact or the shard.
     """
@@ -135,6 +135,7 @@ def read_index(folder: Path) -> ShardIndex:
     for entry in index.shards:
         if fault := _fault(entry, index):
             raise ConfigError(f"tokens artifact {folder}: index.json is damaged ({fault}); {REBUILD}")
+    for entry in index.shards if whole else ():
         size = None if (folder / entry.file).is_symlink() else file_size(folder / entry.file)
         if size != entry.bytes:
             problem = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"

@@ -20,13 +20,12 @@ import numpy as np
 
 from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
-from common.files import sha256_of
+from common.files import RemoteFiles, sha256_of
 from configs.keys import key_fields
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
 from data.tokenizer import tokenizer_for
 from data.tokens.loader import Batch, Loader
-from data.tokens.shards import read_index
 from model.capacity.flops import peak_of, training_flops
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows, whole_on_hosts
@@ -70,16 +69,19 @@ class Pretraining:
     start: Start | None = None
 
 
-def train(pretraining: Pretraining, work: Path, out: Path, emit: Emit) -> dict[str, Any]:
+def train(
+    pretraining: Pretraining, work: Path, out: Path, emit: Emit, remote: RemoteFiles | None = None
+) -> dict[str, Any]:
     """Train on the phases of the configuration and write the weights to `out`; returns facts for the manifest.
 
-    work: keeps the checkpoints; if it has any, training resumes from the last intact one.
+    work: keeps the checkpoints; if it has any, training resumes from the last intact one. `remote`: opens the shards
+    that are not in the folders of the sources.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
     reports and writes. Raises `ConfigError` for settings and data that do not fit, checkpoints of another run, and a
     run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
     """
-    run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent)
+    run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent, remote)
     try:
         state = run.train()
     finally:
@@ -93,17 +95,17 @@ def train(pretraining: Pretraining, work: Path, out: Path, emit: Emit) -> dict[s
 class _Run:
     """The parts of a run, created in the order in which they can fail: data, mesh, checkpoints, then compilation."""
 
-    def __init__(self, pretraining: Pretraining, work: Path, emit: Emit) -> None:
+    def __init__(self, pretraining: Pretraining, work: Path, emit: Emit, remote: RemoteFiles | None) -> None:
         config, model, tokenizer = pretraining.config, pretraining.model, pretraining.tokenizer
         seed, self.start = pretraining.seed, pretraining.start
         self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
         used = _used_sources(config, pretraining.sources)
         before = self.start.rows_before if self.start else {}
         host, hosts = jax.process_index(), jax.process_count()
-        self.loader = Loader(used, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts)
+        self.loader = Loader(used, config.phases, config.batch_rows, seed, tokenizer, before, host, hosts, remote)
         self.steps = self.loader.steps
         self.mesh = make_mesh(config.fsdp)
-        _check(config, model, tokenizer, self.loader, used, self.mesh.size)
+        _check(config, model, tokenizer, self.loader, self.mesh.size)
         if self.start:
             refuse_other_shape(self.start.folder, "checkpoint", model, tokenizer)
         length, names = self.loader.row_length, self.loader.names
@@ -327,7 +329,6 @@ def _check(
     model: ModelConfig,
     tokenizer: TokenizerConfig,
     loader: Loader,
-    sources: dict[str, Path],
     devices: int,
 ) -> None:
     """Refuse settings that would fail only after compilation, or would train on other data than intended."""
@@ -336,9 +337,8 @@ def _check(
         raise ConfigError(f"model.vocabulary {model.vocabulary} is smaller than the tokenizer's {tokenizer.vocabulary}")
     if loader.row_length > model.context:
         raise ConfigError(f"model.context {model.context} is shorter than the rows of {loader.row_length} tokens")
-    rows = {name: read_index(path).rows("train") for name, path in sources.items()}
     for phase in config.phases:
-        count = sum(rows[name] for name in phase.mixture)
+        count = sum(loader.rows[name] for name in phase.mixture)
         if count < config.batch_rows:
             raise ConfigError(
                 f"pretrain.phases {phase.name!r}: {', '.join(sorted(phase.mixture))} hold {count} training rows, "

@@ -144,7 +144,7 @@ class _Attempt:
             self.store.check(artifact)
             if not self.store.has_files(artifact):
                 self.log.notify("waiting", note=f"{artifact.id} is fetched from {self.store.location}")
-                _ = artifact.path  # fetches it
+                self.store.fetch(artifact, without=self.stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
         with writing(self.store.root):
             staging = open_staging(self.store, self.key, self.inputs, force=self.context.force)
             self.log.started(staging)
@@ -214,9 +214,8 @@ class _Attempt:
         def tick() -> None:
             on_progress(read_live(staging.files.live))
 
-        module = "tasks.engine.multihost" if self._runs_on_several_hosts() else "tasks.engine.child_main"
         ended = run_child(
-            module,
+            "tasks.engine.multihost" if self._runs_on_several_hosts() else self._child_module(),
             str(staging.request),
             log=staging.files.log,
             store=str(self.store.root),
@@ -241,6 +240,11 @@ class _Attempt:
             )
         return True
 
+    def _child_module(self) -> str:
+        """The module of the child process, by whether all files of the inputs are on this machine."""
+        here = all(map(self.store.has_files, self.inputs.values()))
+        return "tasks.engine.child_main" if here else "tasks.engine.remote_child"
+
     def _events(self, staging: Staging) -> Path:
         """What the names of this attempt's event files begin with."""
         return self.store.root / "events" / f"{self.stage.name}-{staging.execution}-{staging.attempt}"
@@ -256,7 +260,8 @@ class _Attempt:
                 "key": self.key,
                 "execution": staging.execution,
                 "section": self.section,
-                "inputs": {name: str(artifact.path) for name, artifact in self.inputs.items()},
+                "inputs": {name: str(artifact.folder) for name, artifact in self.inputs.items()},
+                "child": self._child_module(),
                 "staging": str(staging.path),
                 "store": str(self.store.root),
                 "ask_again": self.context.ask_again,

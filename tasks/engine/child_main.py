@@ -20,7 +20,7 @@ from typing import Any
 from common.environment import environment
 from common.errors import ConfigError, Retryable
 from common.events import Emit, silent
-from common.files import is_full_or_read_only, not_writable, write_json
+from common.files import RemoteFiles, is_full_or_read_only, not_writable, write_json
 from common.processes import ExitCode, collector_paused, die_with_parent
 from store.events import EventWriter
 from tasks.engine.errors import NotWritable
@@ -34,9 +34,9 @@ JOIN_S = 300  # that the hosts wait for each other at the start
 logger = logging.getLogger("tasks.engine.child_main")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str], remote_files: RemoteFiles | None = None) -> int:
     """Do the work of one request, or one part of its fan-outs; return the exit code."""
-    request_path, *part = sys.argv[1:] if arguments is None else arguments
+    request_path, *part = arguments
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     rank = process_rank()
     if rank is None:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         if part:
             _run_fan_out_part(request, *part[:3])
         else:
-            _run_stage_function(request, rank)
+            _run_stage_function(request, rank, remote_files)
     except ConfigError as error:
         return _failed(folder, ExitCode.BAD_INPUT, error)
     except Retryable as error:
@@ -107,7 +107,7 @@ def _stage_of(request: dict[str, Any]) -> Stage:
     return load_stage(request["module"], request["attribute"])
 
 
-def _run_stage_function(request: dict[str, Any], rank: int | None) -> None:
+def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files: RemoteFiles | None) -> None:
     stage, staging = _stage_of(request), Path(request["staging"])
     if rank is not None:
         _join_hosts(rank, request["launch"]["silent_s"])
@@ -118,11 +118,11 @@ def _run_stage_function(request: dict[str, Any], rank: int | None) -> None:
         enable_compile_cache(Path(request["store"]) / "compiled")
     if rank:
         # Only process 0 reports and publishes.
-        stage.work(_job(request, stage, silent, rank))
+        stage.work(_job(request, stage, silent, rank, remote_files))
         return
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
-        stage.work(_job(request, stage, emit, 0))
+        stage.work(_job(request, stage, emit, 0, remote_files))
         outputs = _written_outputs(stage, staging)
         write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
     finally:
@@ -161,7 +161,7 @@ def _join_hosts(rank: int, silent_s: float) -> None:
     jax.distributed.initialize(coordinator, count, rank, coordinator_bind_address=bind, **timeouts)
 
 
-def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int) -> Job:
+def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_files: RemoteFiles | None = None) -> Job:
     return Job(
         stage=stage.name,
         key=request["key"],
@@ -171,6 +171,7 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int) -> Job:
         staging=Path(request["staging"]),
         emit=emit,
         replies=Path(request["store"]) / "replies",
+        remote_files=remote_files,
         ask_again=request["ask_again"],
         process=rank,
     )
@@ -206,7 +207,7 @@ def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     if code and process_rank() is not None:
         # Exiting in the usual way, JAX would wait for the other hosts to end as well.
         logging.shutdown()

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.events import Emit
-from common.files import read_json, write_json
+from common.files import RemoteFiles, read_json, write_json
 from configs.base import Section
 from configs.endpoint import EndpointConfig
 from data.endpoints.reply_source import ReplySource
@@ -35,6 +35,7 @@ class Job:
     emit: Emit
     replies: Path | None = None  # the store's folder of paid replies
     ask_again: bool = False  # pay again for replies that other executions have paid for
+    remote_files: RemoteFiles | None = None  # opens files of inputs that are fetched when they are read
     process: int = 0  # rank among the processes of a multi-host stage; only what process 0 writes is published
 
     def part(self, name: str, model: type[SectionPart]) -> SectionPart:

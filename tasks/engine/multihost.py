@@ -157,7 +157,7 @@ def _launch(request: dict[str, Any], path: Path, host: int) -> HostProcess:
     else:
         launch["coordinator"] = launch["coordinator"] or f"127.0.0.1:{free_port()}"
         environment |= host_environment(launch, host)
-        command = [sys.executable, "-P", "-m", "tasks.engine.child_main", str(path)]
+        command = [sys.executable, "-P", "-m", request["child"], str(path)]
     process = subprocess.Popen(
         command,
         env=environment,

@@ -8,7 +8,7 @@ because the child process imports it. Every child imports this file, so it loads
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,12 @@ class Stage:
     accelerator: bool = False
     multihost: bool = False  # several processes, one a host, can run it together
     fan_outs: tuple[FanOut, ...] = ()  # done item by item before `work`
+    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # kind of an input -> see `stage`
+
+    def read_on_demand(self, kind: str, files: Collection[str]) -> str | None:
+        """What the names of the files begin with that need not be fetched before the work; None if all must be."""
+        beginning, index = self.on_demand.get(kind, (None, ""))
+        return beginning if index in files else None
 
     def key(self, section: dict[str, Any], inputs: dict[str, str]) -> str:
         """The content key, from the section's semantic fields; `inputs`: name -> `kind/<full key>` (`full_id`)."""
@@ -66,8 +72,12 @@ def stage(
     accelerator: bool = False,
     multihost: bool = False,
     fan_outs: tuple[FanOut, ...] = (),
+    on_demand: Mapping[str, tuple[str, str]] | None = None,
 ) -> Callable[[Work], Stage]:
     """Turn `work(job)` into a `Stage`. Raise `version` when what the code writes for a given section changes.
+
+    `on_demand`: kind -> (beginning, index). Of an input of that kind which only the store's remote has, the files whose
+    names begin so are fetched when `Job.remote_files` opens them, if the artifact has the file `index`.
 
     `fan_outs` run first, each of their items in a process of its own; `work` then reads what they wrote
     (`tasks.engine.fanout.items`).
@@ -87,6 +97,6 @@ def stage(
         )
 
     def decorate(work: Work) -> Stage:
-        return Stage(name, version, outputs, work, optional, accelerator, multihost, fan_outs)
+        return Stage(name, version, outputs, work, optional, accelerator, multihost, fan_outs, on_demand or {})
 
     return decorate

@@ -102,6 +102,17 @@ def _grandchild(job: Job) -> None:
     (job.scratch / "grandchild").write_text(str(sleeper.pid))
 
 
+@stage("reader", version=1, outputs=("numbers",), on_demand={"tokens": ("shards/", "index")})
+def reader(job: Job) -> None:
+    """Read the files of the input through `Job.remote_files`."""
+    assert job.remote_files
+    folder = job.inputs["x"]
+    count = int((folder / "index").read_text())
+    descriptors = [job.remote_files.open(folder / "shards" / str(number)) for number in range(count)]
+    text = b"".join(os.read(descriptor, 10) for descriptor in descriptors)
+    (job.output("numbers") / "read.txt").write_bytes(text)
+
+
 @stage("nothing", version=1, outputs=("numbers",))
 def nothing(job: Job) -> None:
     """Write no output."""

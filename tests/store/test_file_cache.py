@@ -1,0 +1,156 @@
+"""The bounded cache of files that only the remote has: what it holds, what it removes, and what it refuses."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from configs.training import PhaseConfig
+from data.tokenizer import tokenizer_for
+from data.tokens.loader import Loader
+from data.tokens.packing import ConcatPacker
+from data.tokens.row_reader import write_row_offsets
+from data.tokens.shards import ShardIndex, write_index, write_shard
+from store.file_cache import LOCK, FileCache
+from store.manifest import ABSENT
+from tasks.engine.attempt import run_stage
+from tasks.engine.stage import RunContext
+from tests.support.stage_store import key_of, published
+from tests.support.stage_sums import reader
+from tests.support.training import TOKENIZER
+
+pytestmark = pytest.mark.slow
+ROW = 32
+
+
+@pytest.fixture
+def pair(machine):
+    return machine("a"), machine("b")
+
+
+def absent(pair, files, **fields):
+    """An artifact with `files` that only the remote has, as machine b sees it."""
+    a, b = pair
+    a.push([published(a, "tokens", "x", files, **fields)])
+    b.refresh()
+    return b.get(f"tokens/{key_of('x')}")
+
+
+def held(store):
+    return {path.name: path.stat().st_size for path in (store.root / "cache" / "files").iterdir() if path.name != LOCK}
+
+
+def content(descriptor):
+    return os.pread(descriptor, 1000, 0).decode()
+
+
+def test_files_are_fetched_when_read_and_the_least_recently_used_go_first(pair):
+    artifact = absent(pair, {f"shards/{n}": str(n) * 100 for n in range(5)})
+    store, cache = pair[1], FileCache(pair[1], 250)
+
+    def read(number):
+        descriptor = cache.open(artifact.folder / f"shards/{number}")
+        assert content(descriptor) == str(number) * 100
+        os.close(descriptor)
+
+    for number in (0, 1, 0, 2):
+        read(number)
+    assert cache.fetched_bytes == 300
+    assert len(held(store)) == 2
+    read(0)  # 1 was removed for 2
+    assert cache.fetched_bytes == 300
+    assert not store.has_files(artifact)
+
+
+def test_a_file_in_use_is_not_removed_and_what_a_killed_process_left_is(pair):
+    artifact = absent(pair, {f"shards/{n}": str(n) * 100 for n in range(4)})
+    store, cache, other = pair[1], FileCache(pair[1], 150), FileCache(pair[1], 150)
+    (store.root / "cache" / "files" / f".{key_of('y')}.90.tmp").touch()
+    first = cache.open(artifact.folder / "shards/0")
+    second = other.open(artifact.folder / "shards/1")  # over the bound: both are in use
+    assert sorted(held(store).values()) == [100, 100]
+    os.close(second)
+    third = other.open(artifact.folder / "shards/2")
+    assert content(first) == "0" * 100
+    assert len(held(store)) == 2
+    again = cache.open(artifact.folder / "shards/0")
+    assert cache.fetched_bytes == 100
+    for descriptor in (first, third, again):
+        os.close(descriptor)
+
+
+def test_a_file_that_several_want_at_once_is_fetched_once(pair):
+    artifact = absent(pair, {"shards/0": "0" * 100})
+    caches = [FileCache(pair[1], 1000) for _ in range(8)]
+    barrier = threading.Barrier(8)
+
+    def read(cache):
+        barrier.wait()
+        return content(cache.open(artifact.folder / "shards/0"))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(read, caches)) == {"0" * 100}
+    assert sum(cache.fetched_bytes for cache in caches) == 100
+
+
+def test_a_damaged_object_is_refused_and_not_kept(pair):
+    artifact = absent(pair, {"shards/0": "0" * 100})
+    (name,) = [name for name in pair[0].remote.names("payload") if name.endswith("shards/0")]
+    pair[0].remote.write(f"payload/{name}", b"1" * 100)
+    with pytest.raises(ConfigError, match="its digest differs"):
+        FileCache(pair[1], 1000).open(artifact.folder / "shards/0")
+    pair[0].remote.delete([f"payload/{name}"])
+    with pytest.raises(ConfigError, match="is missing"):
+        FileCache(pair[1], 1000).open(artifact.folder / "shards/0")
+    with pytest.raises(ConfigError, match="not in the manifest"):
+        FileCache(pair[1], 1000).open(artifact.folder / "shards/9")
+    assert held(pair[1]) == {}
+
+
+def test_a_corpus_larger_than_the_cache_gives_the_same_rows(pair, tmp_path):
+    tokenizer, rng, entries = tokenizer_for(TOKENIZER), np.random.default_rng(0), []
+    a, b = pair
+    folder = a.staging(key_of("x")) / "output" / "tokens"
+    for number in range(12):
+        packer = ConcatPacker(ROW)
+        for _ in range(20):
+            packer.add(np.array([*rng.integers(250, size=rng.integers(10, 60)), tokenizer.end_of_text], np.uint32))
+        entries.append(write_shard(folder, number, "train", packer.finish(), tokenizer.vocabulary))
+    index = ShardIndex(TOKENIZER, tokenizer.fingerprint, ROW, "web", tuple(entries))
+    write_row_offsets(folder, index)
+    write_index(folder, index)
+    artifact = absent(pair, {})
+    b.fetch(artifact, without="shards/")
+    assert {path.name for path in artifact.folder.iterdir()} >= {"index.json", "rows.u4", ABSENT}
+    assert not (artifact.folder / "shards").exists()
+    whole = a.get(artifact.id).path
+    limit = 4 * max(entry.bytes for entry in entries)
+    cache, most = FileCache(b, limit), 0
+    phases = [PhaseConfig(name="one", tokens=30 * 8 * ROW, mixture={"web": 1.0})]
+
+    def loader(path, **remote):
+        return Loader({"web": path}, phases, 8, 0, TOKENIZER, **remote)
+
+    local, remote = loader(whole), loader(artifact.folder, remote=cache)
+    for step in range(local.steps):
+        batch = remote.batch(step)
+        for name, array in local.batch(step).items():
+            np.testing.assert_array_equal(batch[name], array)
+        most = max(most, sum(held(b).values()))
+    assert sum(entry.bytes for entry in entries) < cache.fetched_bytes
+    assert limit / 2 < most <= limit
+
+
+def test_the_child_of_a_stage_opens_the_files_that_it_reads_on_demand(pair):
+    artifact = absent(pair, {"index": "3", **{f"shards/{n}": str(n) for n in range(3)}})
+    b = pair[1]
+    numbers = b.get(run_stage(reader, {}, {"x": artifact.id}, RunContext("r1", str(b.root)))["numbers"])
+    assert (numbers.path / "read.txt").read_text() == "012"
+    assert not (artifact.folder / "shards").exists()
+    assert sorted(held(b).values()) == [1, 1, 1]
+    assert b.verify(numbers) == []
+    b.fetch(artifact)  # the rest of it
+    assert b.verify(artifact) == []
