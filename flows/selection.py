@@ -92,12 +92,11 @@ def check_shared_store(store: Store, launch: LaunchConfig, stages: Iterable[Stag
     if store.url is None:
         return
     stages = list(stages)
-    members = [s.name for s in stages if launch.command and launch.processes > 1 and s.name in launch.stages]
     readers = [s.name for s in stages if launch.engine == "ray" and s.fan_outs]
     readers += [s.name for s in stages if launch.on_ray and s.multihost and s.name in launch.stages]
     unshared = [
         f"{setting} ({', '.join(dict.fromkeys(names))})"
-        for setting, names in (("launch.command", members), ('launch.engine = "ray"', readers))
+        for setting, names in (('launch.engine = "ray"', readers),)
         if names
     ]
     if unshared:

@@ -221,9 +221,9 @@ class Store:
         yield lambda: None
 
     @contextmanager
-    def mirrored_staging(self, key: str) -> Iterator[None]:
-        """Go on from what another machine left unfinished, and send to the remote what the block saves, where there is
-        one; hold the lock and the lease of `key`."""
+    def mirrored_staging(self, key: str, *, send: bool = True) -> Iterator[None]:
+        """Go on from what another machine left unfinished, and `send` to the remote what the block saves, where there
+        is one; hold the lock and the lease of `key`."""
         yield
 
     def run_lock(self, run: str) -> KeyLock:

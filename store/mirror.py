@@ -6,7 +6,8 @@
     <url>/events/*.jsonl
     <url>/leases/<key>/<fence>.json                     which machine makes a key (store/lease.py)
     <url>/replies/<model>/*.jsonl                       paid replies
-    <url>/staging/<key>/                                its checkpoints so far (store/staging_mirror.py)
+    <url>/staging/<key>/                                its work so far (store/staging_mirror.py)
+    <url>/hosts/<key>/                                  what several hosts that make it tell each other
 
 An object store has no rename, so each version of an artifact has names of its own: nothing is ever overwritten, and the
 newest version of a key is the live one. On this machine the artifacts lie as in any store; two small files beside a
@@ -93,7 +94,7 @@ class MirroredStore(Store):
             if (local[version] / ABSENT).exists():
                 self.discard(local[version])
         if events:
-            self._pull_events()
+            self.pull_events()
 
     @contextmanager
     def lease(
@@ -107,14 +108,16 @@ class MirroredStore(Store):
             lease.release()
 
     @contextmanager
-    def mirrored_staging(self, key: str) -> Iterator[None]:
-        mirror = StagingMirror(self.remote, self.root / "staging" / key, self.push_events)
+    def mirrored_staging(self, key: str, *, send: bool = True) -> Iterator[None]:
+        folder = self.root / "staging" / key
+        mirror = StagingMirror(self.remote, folder, self.push_events)
         mirror.pull()
-        mirror.start()
+        if send:
+            mirror.start()
         published = False
         try:
             yield
-            published = not (self.root / "staging" / key).exists()
+            published = not folder.exists()
         finally:
             mirror.stop(published=published)
 
@@ -381,7 +384,7 @@ class MirroredStore(Store):
             temporary.unlink(missing_ok=True)
         return None
 
-    def _pull_events(self) -> None:
+    def pull_events(self) -> None:
         """Fetch each event file that is longer at the remote than here."""
         folder = self.root / "events"
         folder.mkdir(parents=True, exist_ok=True)

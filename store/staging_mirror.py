@@ -1,35 +1,49 @@
-"""Unfinished work at the remote: what another machine needs to go on from the last checkpoint of one that is lost.
+"""Unfinished work at the remote: what another machine needs to go on from where one that is lost had got.
 
     <url>/staging/<key>/<file>            the files of the staging folder
-    <url>/staging/<key>/snapshot.json     last: {"step": of the newest checkpoint, "files": name -> bytes}
+    <url>/staging/<key>/snapshot.json     last: {"id", "progress", "files": name -> bytes}
 
-Work is sent once it has checkpoints (`checkpoints/steps/<n>/`), whenever there is a new one. Files beside them are sent
-after the checkpoint was there and may be newer than it, as they may be after a crash on one machine; a stage that
-resumes expects that. The files of a checkpoint never change, and it holds their digests.
+Sent whenever something was finished: a checkpoint (`checkpoints/steps/<n>/`), or a work item (its marker under
+`rounds/`); and every few minutes whatever else has changed. A snapshot holds the files that were there at one moment,
+so that a marker in it never lacks what it marks. Files that grow or are written anew may be newer than that moment, as
+they may be after a crash on one machine; a stage that resumes expects it. The files of a checkpoint never change, and
+it holds their digests.
 """
 
 import json
 import logging
 import re
 import shutil
+import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, writing
+from common.files import parse_json, read_json, write_json, writing
 from store.manifest import LARGEST_MANIFEST, is_safe_name
-from store.remote import Remote
+from store.remote import Remote, RemoteObject
 
 logger = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 20.0
-SNAPSHOT = "snapshot.json"
+PUSH_CHANGES_EVERY_S = 300.0
+CLOCK_TICK_S = 0.01  # the times of files are as old as the kernel's last tick
+LISTINGS = 20  # of a folder in which files are removed all the time, before the next push tries again
+SNAPSHOT, LOG = "snapshot.json", "log.txt"
+SENT = "sent.json"  # in the staging folder: {"snapshot": id, "files": name -> [bytes, ctime]} as they were last sent
 _STEP = re.compile(r"(?:.*/)?checkpoints/steps/([0-9]+)/.*")
 _UNFINISHED_STEP = re.compile(r"(?:.*/)?checkpoints/(?:damaged/|steps/[^/]*[^/0-9][^/]*/).*")
-_OF_THIS_MACHINE = {"request.json", "live.json", "error.json"}
+_MARKER = re.compile(r"rounds/[^/]+/(?:done/[^/]+|list\.json|settled\.json)|done\.json")
+_OF_THIS_MACHINE = {"request.json", "live.json", "error.json", "rounds/attempt.json", SENT}
+_OF_RUNNING_ITEM = re.compile(r"rounds/[^/]+/work/.*")
+
+Stamps = dict[str, list[int]]  # name -> [bytes, ctime]
+Progress = list[int]  # finished steps and items, then bytes: of two states the greater is the later
 
 
 class StagingMirror:
@@ -41,52 +55,80 @@ class StagingMirror:
     def __init__(self, remote: Remote, folder: Path, before: Callable[[], object] = lambda: None) -> None:
         self._remote, self._folder, self._before = remote, folder, before
         self._prefix = f"staging/{folder.name}"
-        self._sent: int | None = None  # the step of the last snapshot
+        self._finished: int | None = None  # what the last snapshot has, as `_finished` counts
+        self._sent: Stamps = {}
+        self._pushed_at = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._push_often, name="staging-mirror", daemon=True)
 
     def start(self) -> None:
-        """Send the folder from now on, whenever it has a new checkpoint."""
+        """Send the folder from now on, whenever something in it is finished."""
         self._thread.start()
 
     def stop(self, *, published: bool) -> None:
-        """Send what is new for the last time, or remove everything at the remote if the work is `published` there."""
+        """Send what is new for the last time, if anything was sent at all, or remove everything at the remote if the
+        work is `published` there."""
         self._stop.set()
-        self._thread.join()
+        is_sender = self._thread.ident is not None
+        if is_sender:
+            self._thread.join()
         try:
             if published:
                 self.remove()
-            elif self._folder.is_dir():
+            elif is_sender and self._folder.is_dir():
                 self.push()
         except (ConfigError, Retryable, OSError) as error:
             logger.warning("the unfinished work at the remote cannot be changed: %s", error)
 
-    def push(self) -> bool:
-        """Send a snapshot if there is a newer checkpoint than in the last one; whether one was sent."""
-        files = _files(self._folder)
-        step = _newest_step(files)
-        if step is None or step == self._sent:
+    def push(self, *, changes: bool = False) -> bool:
+        """Send a snapshot if more is finished than in the last one, with `changes` also otherwise; whether one was."""
+        files = _files_of_one_moment(self._folder)
+        finished = _finished(files)
+        if finished == self._finished and not (changes and files != self._sent):
             return False
         self._before()
         at_remote = self._remote.names(self._prefix)
-        for is_step in (False, True):
-            names = [name for name in files if bool(_STEP.fullmatch(name)) == is_step]
-            if is_step:
-                names = [name for name in names if name not in at_remote or at_remote[name].bytes != files[name]]
-            self._remote.map(lambda name: self._remote.put(self._folder / name, f"{self._prefix}/{name}"), names)
-        content = json.dumps({"step": step, "files": files}, sort_keys=True).encode()
-        self._remote.write(f"{self._prefix}/{SNAPSHOT}", content)
-        self._sent = step
+        sent = {name: stamp for name, stamp in self._sent_before().items() if name in at_remote}
+        sent |= {name: stamp for name, stamp in files.items() if _is_step_there(name, stamp, at_remote)}
+        while not self._send(files, sent):
+            # An item has used a file up, so it may have finished: the snapshot must have its result.
+            files = _files_of_one_moment(self._folder)
+        finished = _finished(files)
+        snapshot = uuid.uuid4().hex
+        content = {
+            "id": snapshot,
+            "progress": _progress(files),
+            "files": {name: size for name, (size, _) in files.items()},
+        }
+        self._remote.write(f"{self._prefix}/{SNAPSHOT}", json.dumps(content, sort_keys=True).encode())
+        self._pushed_at = time.monotonic()
+        self._note_sent(snapshot, files)
         self._remote.delete(f"{self._prefix}/{name}" for name in at_remote.keys() - files.keys() - {SNAPSHOT})
         return True
 
+    def _send(self, files: Stamps, sent: Stamps) -> bool:
+        """Send those of the files that are not in `sent`, checkpoints last; False if one was removed meanwhile."""
+
+        def put(name: str) -> None:
+            try:
+                self._remote.put(self._folder / name, f"{self._prefix}/{name}")
+            except Retryable:
+                if (self._folder / name).exists():
+                    raise
+            else:
+                sent[name] = files[name]
+
+        for is_step in (False, True):
+            names = [name for name in files if bool(_STEP.fullmatch(name)) == is_step]
+            self._remote.map(put, [name for name in names if sent.get(name) != files[name]])
+        return all((self._folder / name).exists() for name in files)
+
     def pull(self) -> bool:
-        """Replace the folder by the snapshot, if that has a newer checkpoint; whether it was replaced."""
-        snapshot: Any = parse_json(self._remote.read(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST) or b"null")
+        """Replace the folder by the snapshot, if that is farther; whether it was replaced."""
+        snapshot = self._snapshot()
         if not _is_valid(snapshot):
             return False
-        local = _newest_step(_files(self._folder)) if self._folder.is_dir() else None
-        if local is not None and local >= snapshot["step"]:
+        if self._folder.is_dir() and _progress(_files_of_one_moment(self._folder)) >= snapshot["progress"]:
             return False
         target = self._folder.with_name(f".pull-{uuid.uuid4().hex}")
         with writing(self._folder.parents[1]):
@@ -99,9 +141,11 @@ class StagingMirror:
                 logger.warning("%s/%s lacks files of its snapshot and is not used", self._remote.url, self._prefix)
                 shutil.rmtree(target)
                 return False
+            if (self._folder / LOG).exists() and LOG not in snapshot["files"]:
+                (self._folder / LOG).rename(target / LOG)  # somebody may be writing it
             shutil.rmtree(self._folder, ignore_errors=True)
             target.rename(self._folder)
-        self._sent = snapshot["step"]
+        self._note_sent(snapshot["id"], _stamps(self._folder))
         return True
 
     def remove(self) -> None:
@@ -111,34 +155,81 @@ class StagingMirror:
             self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
         self._remote.delete(f"{self._prefix}/{name}" for name in names if name != SNAPSHOT)
 
+    def _snapshot(self) -> Any:
+        return parse_json(self._remote.read(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST) or b"null")
+
+    def _sent_before(self) -> Stamps:
+        """What this machine has sent, unless another one has sent a snapshot since."""
+        sent, snapshot = read_json(self._folder / SENT), self._snapshot()
+        if isinstance(sent, dict) and isinstance(snapshot, dict) and sent["snapshot"] == snapshot.get("id"):
+            return sent["files"]
+        return {}
+
+    def _note_sent(self, snapshot: str, files: Stamps) -> None:
+        self._finished, self._sent = _finished(files), files
+        if self._folder.is_dir():
+            write_json(self._folder / SENT, {"snapshot": snapshot, "files": files}, durable=False)
+
     def _push_often(self) -> None:
         while not self._stop.wait(PUSH_EVERY_S):
             try:
-                self.push()
+                self.push(changes=time.monotonic() - self._pushed_at > PUSH_CHANGES_EVERY_S)
             except (ConfigError, Retryable, OSError) as error:
                 # A checkpoint may have been removed meanwhile for a newer one.
                 logger.info("unfinished work is sent later: %s", error)
 
 
-def _files(folder: Path) -> dict[str, int]:
-    """Name -> bytes of the files that another machine needs, without what is still being written."""
-    files = {}
+def _files_of_one_moment(folder: Path) -> Stamps:
+    """The files that another machine needs, as they were together at one moment.
+
+    A file that came after that moment is left out, so no marker is there without what was written before it. A file
+    that was removed after it (its item had used it up) makes the listing begin anew.
+    """
+    for _ in range(LISTINGS):
+        before = _stamps(folder)
+        time.sleep(2 * CLOCK_TICK_S)
+        moment = time.time_ns() - int(CLOCK_TICK_S * 1e9)
+        files = _stamps(folder)
+        if before.keys() <= files.keys():
+            return {name: stamp for name, stamp in files.items() if stamp[1] < moment or name in before}
+    raise Retryable(f"{folder} changes too fast to be sent")
+
+
+def _stamps(folder: Path) -> Stamps:
+    """The files without what is still being written, with their bytes and times."""
+    stamps = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        temporary = path.name.startswith(".") and path.name.endswith(".tmp")
-        if temporary or name in _OF_THIS_MACHINE or _UNFINISHED_STEP.fullmatch(name) or path.is_symlink():
+        hidden = "/." in f"/{name}" and not _STEP.fullmatch(name)
+        if hidden or name in _OF_THIS_MACHINE or _OF_RUNNING_ITEM.fullmatch(name) or _UNFINISHED_STEP.fullmatch(name):
             continue
-        if path.is_file():
-            files[name] = path.stat().st_size
-    return files
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                stamps[name] = [status.st_size, status.st_ctime_ns]
+    return stamps
 
 
-def _newest_step(files: dict[str, int]) -> int | None:
-    return max((int(match[1]) for name in files if (match := _STEP.fullmatch(name))), default=None)
+def _finished(files: Stamps) -> int | None:
+    """The newest checkpoint and the number of markers, together; None if there is neither."""
+    step = max((int(match[1]) for name in files if (match := _STEP.fullmatch(name))), default=None)
+    markers = sum(bool(_MARKER.fullmatch(name)) for name in files)
+    return None if step is None and not markers else (step or 0) + markers
+
+
+def _progress(files: Stamps) -> Progress:
+    finished = _finished(files)
+    return [-1 if finished is None else finished, sum(size for size, _ in files.values())]
+
+
+def _is_step_there(name: str, stamp: list[int], at_remote: dict[str, RemoteObject]) -> bool:
+    return bool(_STEP.fullmatch(name)) and name in at_remote and at_remote[name].bytes == stamp[0]
 
 
 def _is_valid(snapshot: Any) -> bool:
     """Whether a snapshot that somebody wrote can be used; no name in it leads out of the folder."""
-    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("step"), int):
+    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("id"), str):
         return False
-    return isinstance(files := snapshot.get("files"), dict) and all(map(is_safe_name, files))
+    progress, files = snapshot.get("progress"), snapshot.get("files")
+    numbers = isinstance(progress, list) and len(progress) == 2 and all(type(number) is int for number in progress)
+    return numbers and isinstance(files, dict) and all(map(is_safe_name, files))

@@ -32,7 +32,7 @@ from tasks.engine.stage import stage
 TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
 PROGRESS_SECONDS = 0.5
-TOKENISED, FETCHING = "units", "fetching"  # folders in scratch
+TOKENISED, FETCHING = "units", ".fetching"  # folders in scratch
 SHOWN = 20  # skipped files in the manifest of the artifact; `files.jsonl` has them all
 
 

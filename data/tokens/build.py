@@ -142,7 +142,7 @@ def pack_file(folder: Path, number: int, plan: CorpusPlan, marker: Path, out: Pa
     if marker.is_file():
         packed = read_packed_file(marker)
     else:
-        private = marker.with_name(f"{marker.stem}.{uuid.uuid4().hex[:12]}")  # two processes may pack the same file
+        private = marker.with_name(f".{marker.stem}.{uuid.uuid4().hex[:12]}")  # two processes may pack the same file
         try:
             packed = _pack(TokenisedFile(folder, plan.tokenizer.vocabulary), number, plan, private)
             for entry in packed.shards:

@@ -225,7 +225,7 @@ class _FolderWriter:
     def __init__(self, folder: Path, vocabulary: int, *, chat: bool) -> None:
         self._folder = folder
         self._type = token_type(vocabulary)
-        self.partial = folder.with_name(f"{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
+        self.partial = folder.with_name(f".{folder.name}{PARTIAL}{uuid.uuid4().hex[:12]}")
         self.partial.mkdir(parents=True)
         self._files: dict[str, IO[bytes]] = {}
         for name in (_tokens_name(self._type), LENGTHS, HASHES, *([PROMPTS] if chat else [])):

@@ -32,10 +32,16 @@ class TrainCheckpoints:
     `identity` is JSON data: the settings that define the run (model, data, vocabulary, optimizer, ...). A folder with
     checkpoints of another identity is refused with a `ConfigError` that names the differences. The newest `keep` steps
     are kept. Of several processes only the first writes the identity and the digests; with Orbax each writes its own
-    shards.
+    shards, unless `processes` names others.
     """
 
-    def __init__(self, folder: Path, keep: int, identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        identity: dict[str, Any],
+        processes: ocp.options.MultiprocessingOptions | None = None,
+    ) -> None:
         self.folder = folder.absolute()
         self._steps = self.folder / "steps"
         self._steps.mkdir(parents=True, exist_ok=True)
@@ -47,6 +53,8 @@ class TrainCheckpoints:
             self._steps,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
+                create=processes is None,
+                multiprocessing_options=processes or ocp.options.MultiprocessingOptions(),
                 cleanup_tmp_directories=True,
                 # If Orbax fails to create a folder in the background, every other thread waits 10 minutes for it.
                 async_options=ocp.AsyncOptions(

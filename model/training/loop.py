@@ -31,6 +31,7 @@ from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows, whole_on_hosts
 from model.training.checkpoint import TrainCheckpoints
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
+from model.training.gathered_checkpoint import GatheredCheckpoints
 from model.training.metrics import MetricTotals, TrainMetrics
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
@@ -70,7 +71,13 @@ class Pretraining:
 
 
 def train(
-    pretraining: Pretraining, work: Path, out: Path, emit: Emit, remote: RemoteFiles | None = None
+    pretraining: Pretraining,
+    work: Path,
+    out: Path,
+    emit: Emit,
+    remote: RemoteFiles | None = None,
+    *,
+    shared_disk: bool = True,
 ) -> dict[str, Any]:
     """Train on the phases of the configuration and write the weights to `out`; returns facts for the manifest.
 
@@ -78,10 +85,11 @@ def train(
     that are not in the folders of the sources.
 
     All processes of a pod (`jax.distributed`) call this with the same arguments; each reads its own rows, and the first
-    reports and writes. Raises `ConfigError` for settings and data that do not fit, checkpoints of another run, and a
-    run that diverges; `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
+    reports and writes. Unless they have a `shared_disk`, the first one also keeps the checkpoints of all. Raises
+    `ConfigError` for settings and data that do not fit, checkpoints of another run, and a run that diverges;
+    `Retryable` after SIGTERM (the step reached is saved) or if a save cannot be written.
     """
-    run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent, remote)
+    run = _Run(pretraining, work, emit if jax.process_index() == 0 else silent, remote, shared_disk)
     try:
         state = run.train()
     finally:
@@ -95,7 +103,9 @@ def train(
 class _Run:
     """The parts of a run, created in the order in which they can fail: data, mesh, checkpoints, then compilation."""
 
-    def __init__(self, pretraining: Pretraining, work: Path, emit: Emit, remote: RemoteFiles | None) -> None:
+    def __init__(
+        self, pretraining: Pretraining, work: Path, emit: Emit, remote: RemoteFiles | None, shared_disk: bool
+    ) -> None:
         config, model, tokenizer = pretraining.config, pretraining.model, pretraining.tokenizer
         seed, self.start = pretraining.seed, pretraining.start
         self.config, self.model, self.tokenizer, self.emit = config, model, tokenizer, emit
@@ -111,7 +121,11 @@ class _Run:
         length, names = self.loader.row_length, self.loader.names
         self.program = Program(config, model, self.mesh, self.steps, len(names), length, seed)
         own = identity(replace(pretraining, sources=used))
-        self.checkpoints = TrainCheckpoints(work / "checkpoints", config.keep, own)
+        self.checkpoints: TrainCheckpoints | GatheredCheckpoints
+        if shared_disk:
+            self.checkpoints = TrainCheckpoints(work / "checkpoints", config.keep, own)
+        else:
+            self.checkpoints = GatheredCheckpoints(work / "checkpoints", config.keep, own, self.mesh)
         self.tokens = config.batch_rows * length
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, length)

@@ -34,7 +34,7 @@ from tasks.engine.telemetry import Forwarder, forwarder_of
 logger = logging.getLogger(__name__)
 
 INGEST_EVERY_S = 5.0
-MIRROR_REPLIES_EVERY_S = 300.0
+MIRROR_REPLIES_EVERY_S = 60.0
 
 Artifacts = dict[str, Artifact]  # by kind, or by the name of an input
 Progress = Callable[[dict[str, Any]], None]  # called with the live values of a child
@@ -96,7 +96,7 @@ class _Attempt:
                     self.store.refresh(held=self.key)
                     if reusable := self._reusable():  # likewise the machine that held the lease before
                         return self._reuse(reusable)
-                with self.store.mirrored_staging(self.key):
+                with self.store.mirrored_staging(self.key, send=not self._hosts_have_own_disks()):
                     return self._produce(check_lease)
         finally:
             lock.release()
@@ -240,6 +240,13 @@ class _Attempt:
             )
         return True
 
+    def _hosts_have_own_disks(self) -> bool:
+        """Whether the stage runs on other hosts that share nothing but the store's remote: the first one sends its
+        work there."""
+        launch = self.context.launch
+        several = self.stage.multihost and launch.processes > 1 and self.stage.name in launch.stages
+        return self.store.url is not None and several and bool(launch.command)
+
     def _child_module(self) -> str:
         """The module of the child process, by whether all files of the inputs are on this machine."""
         here = all(map(self.store.has_files, self.inputs.values()))
@@ -271,6 +278,7 @@ class _Attempt:
                 "commit": code_commit(),
                 "host": host(),
                 "sys_path": [str(Path(entry).absolute()) for entry in sys.path],
+                **({"url": self.store.url} if self._hosts_have_own_disks() else {}),
             },
         )
 

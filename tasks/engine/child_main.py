@@ -15,7 +15,7 @@ import threading
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from common.environment import environment
 from common.errors import ConfigError, Retryable
@@ -34,40 +34,48 @@ JOIN_S = 300  # that the hosts wait for each other at the start
 logger = logging.getLogger("tasks.engine.child_main")
 
 
-def main(arguments: list[str], remote_files: RemoteFiles | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Do the work of one request, or one part of its fan-outs; return the exit code."""
     request_path, *part = arguments
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    rank = process_rank()
-    if rank is None:
-        die_with_parent(int(part[3]) if part else request["parent"])
+    begin(int(part[3]) if part else request["parent"])
+    return work(request, part)
+
+
+def begin(parent: int) -> None:
+    """Tie this process to its parent, or to the launcher of the hosts, and set up its log."""
+    if process_rank() is None:
+        die_with_parent(parent)
     else:
         obey_launcher()
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+
+def work(request: dict[str, Any], part: list[str], remote_files: RemoteFiles | None = None) -> ExitCode:
+    """Do the work of a request and turn how it ends into an exit code and `error.json`."""
     staging = Path(request["staging"])
     folder = Markers.of(staging, part[0]).item_folder(part[1]) if part and part[1] else staging
     try:
         if part:
             _run_fan_out_part(request, *part[:3])
         else:
-            _run_stage_function(request, rank, remote_files)
+            _run_stage_function(request, process_rank(), remote_files)
     except ConfigError as error:
-        return _failed(folder, ExitCode.BAD_INPUT, error)
+        return failed(folder, ExitCode.BAD_INPUT, error)
     except Retryable as error:
-        return _failed(folder, ExitCode.RETRY, error)
+        return failed(folder, ExitCode.RETRY, error)
     except OSError as error:
         traceback.print_exc()
         # A full disk elsewhere (/tmp, say) is a crash like any other; only the store's own is the operator's to solve.
         in_staging = error.filename is None or str(error.filename).startswith(str(staging))
         if in_staging and is_full_or_read_only(error):
             store_error = NotWritable(not_writable(Path(request["store"]), error))
-            return _failed(folder, ExitCode.BAD_INPUT, store_error)
-        return _failed(folder, ExitCode.FAILED, error)
+            return failed(folder, ExitCode.BAD_INPUT, store_error)
+        return failed(folder, ExitCode.FAILED, error)
     except Exception as error:
         traceback.print_exc()
-        return _failed(folder, ExitCode.FAILED, error)
+        return failed(folder, ExitCode.FAILED, error)
     return ExitCode.DONE
 
 
@@ -172,6 +180,7 @@ def _job(request: dict[str, Any], stage: Stage, emit: Emit, rank: int, remote_fi
         emit=emit,
         replies=Path(request["store"]) / "replies",
         remote_files=remote_files,
+        shared_disk="url" not in request,
         ask_again=request["ask_again"],
         process=rank,
     )
@@ -188,7 +197,8 @@ def _written_outputs(stage: Stage, staging: Path) -> list[str]:
     return written
 
 
-def _failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
+def failed(folder: Path, code: ExitCode, error: BaseException) -> ExitCode:
+    """Log an error and write it for the parent; returns the code."""
     message = str(error) or type(error).__name__
     logger.error("%s", message)
     path = folder / "error.json"
@@ -206,10 +216,14 @@ def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+def leave(code: int) -> NoReturn:
+    """End this process."""
     if code and process_rank() is not None:
         # Exiting in the usual way, JAX would wait for the other hosts to end as well.
         logging.shutdown()
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -36,6 +36,7 @@ class Job:
     replies: Path | None = None  # the store's folder of paid replies
     ask_again: bool = False  # pay again for replies that other executions have paid for
     remote_files: RemoteFiles | None = None  # opens files of inputs that are fetched when they are read
+    shared_disk: bool = True  # the processes of a multi-host stage all see the same staging folder
     process: int = 0  # rank among the processes of a multi-host stage; only what process 0 writes is published
 
     def part(self, name: str, model: type[SectionPart]) -> SectionPart:

@@ -5,6 +5,8 @@ It takes the place of `tasks.engine.child_main`: it launches that on every host 
 before it, and ends all of them when one has failed. A host that falls silent is noticed by JAX, whose heartbeat then
 ends the others with SIGABRT, so the stage fails and is retried. A host notices that this process is gone, however that
 happens, by the end of its standard input.
+
+With a URL as the store, hosts need not share a disk: `tasks.engine.remote_child`.
 """
 
 import json
@@ -24,12 +26,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.errors import ConfigError, Retryable
-from common.files import write_json
+from common.files import read_json, write_json
 from common.processes import ExitCode, die_with_parent, free_port
 from configs.operation import LaunchConfig
 from tasks.engine.child_main import STOP
 from tasks.engine.ray_cluster import connected
 from tasks.engine.ray_hosts import print_line, start_actors
+from tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
 
 logger = logging.getLogger("tasks.engine.multihost")
 
@@ -99,8 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
     launch = LaunchConfig.model_validate(request["launch"])
     signal.signal(signal.SIGTERM, lambda _number, _frame: [host.stop() for host in hosts])
     message: str | None
+    store, ended = None, threading.Event()
     with ExitStack() as stack:
         try:
+            if "url" in request:
+                store = open_remote(request["store"])
+                send_request(store, request, read_json(path.with_name("execution.json")) or {})
+                threading.Thread(target=watch_progress, args=(store, request, ended), daemon=True).start()
             if launch.on_ray:
                 stack.enter_context(connected(launch))
                 hosts += start_actors(request, path)
@@ -109,11 +117,15 @@ def main(arguments: list[str] | None = None) -> int:
                 for host in range(launch.processes):
                     hosts.append(_launch(request, path, host))
             code, message = wait_for_hosts(hosts, launch.silent_s)
+            ended.set()
+            if store:
+                take_results(store, request, code)
         except ConfigError as error:
             code, message = ExitCode.BAD_INPUT, str(error)
         except Retryable as error:
             code, message = ExitCode.RETRY, str(error)
         finally:
+            ended.set()
             for each in hosts:
                 each.end()
     if message:
@@ -143,7 +155,12 @@ def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:
     """`launch.command` filled in for one host; each of its words is one argument, and no local shell reads it."""
     launch = request["launch"]
     settings = shlex.join(f"{name}={value}" for name, value in host_environment(launch, host).items())
-    member = f"{settings} .venv/bin/python -P -m tasks.engine.child_main {shlex.quote(str(path))}"
+    if "url" in request:
+        where = shlex.join(["tasks.engine.remote_child", request["url"], request["key"]])
+        settings += f" NAUTILE_STORE={shlex.quote(request['url'])}"
+    else:
+        where = f"tasks.engine.child_main {shlex.quote(str(path))}"
+    member = f"{settings} .venv/bin/python -P -m {where}"
     commit = shlex.quote(request["commit"])
     fields = {"host": host, "processes": launch["processes"], "commit": commit, "member": member}
     return [word.format(**fields) for word in shlex.split(launch["command"])]

@@ -1,40 +1,180 @@
-"""The child process of a stage some of whose input files are at the store's remote: opens them through a cache.
+"""The child process of a stage whose work needs the store's remote: `python -m tasks.engine.remote_child`, in place of
+`tasks.engine.child_main`, which need not import what reaches a remote.
 
-`python -m tasks.engine.remote_child REQUEST.json`, in place of `tasks.engine.child_main`, which need not import what
-reaches a remote.
+    REQUEST.json    on the run's own machine: some of the input files are at the remote, and are read through a cache
+    URL KEY         on a host that shares no disk with that machine: one process of a multi-host stage
+
+Such a host has a folder of its own for the store (`$NAUTILE_STORE_CACHE` there) and gets everything from the URL: the
+request, the inputs, and on the first host the checkpoints so far. The first host sends what it saves while it works,
+and its outputs at the end; `tasks.engine.multihost` takes them from there.
+
+    <url>/hosts/<key>/request.json    for the hosts, from the launching machine
+    <url>/hosts/<key>/live.json       the progress, from the first host
+    <url>/hosts/<key>/error.json      the first error of any host
 """
 
 import json
 import logging
-import os
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from common.files import RemoteFiles
+from common.errors import ConfigError, Retryable
+from common.files import parse_json, read_json, write_json
+from common.processes import ExitCode
 from store.file_cache import FileCache
+from store.manifest import LARGEST_MANIFEST
 from store.mirror import MirroredStore, open_store
-from tasks.engine.child_main import main as run_request
-from tasks.engine.child_main import process_rank
+from store.staging_mirror import StagingMirror
+from tasks.engine.child_main import begin, failed, leave, load_stage, process_rank, work
+
+logger = logging.getLogger("tasks.engine.remote_child")
 
 BYTES_PER_GIGABYTE = 10**9
+LIVE_EVERY_S = 10.0
 
 
-def remote_files(request_path: str) -> RemoteFiles:
-    """The cache of this machine, of the size that the request names."""
-    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    store = open_store(request["store"])
+def main(arguments: list[str]) -> int:
+    """Do the work of the request; return the exit code."""
+    if len(arguments) == 2:
+        begin(0)
+        return _work_on_own_disk(*arguments)
+    request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    begin(request["parent"])
+    return work(request, [], _file_cache(open_remote(request["store"]), request))
+
+
+def host_files(key: str) -> str:
+    """The folder at the remote through which the hosts of a stage and the launching machine know of each other."""
+    return f"hosts/{key}"
+
+
+def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[str, Any]) -> None:
+    """Tell the hosts what to do, without any path of this machine. `execution`: the content of `execution.json`."""
+    inputs = {name: "/".join(Path(folder).parts[-2:]) for name, folder in request["inputs"].items()}
+    events = Path(request["events"]).name
+    if execution["attempt"] == 1:
+        StagingMirror(store.remote, Path(request["staging"])).remove()  # of an execution that is not continued
+    for_hosts = request | {"inputs": inputs, "events": events, "sys_path": [], "record": execution}
+    folder = host_files(request["key"])
+    store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
+    store.remote.write(f"{folder}/request.json", json.dumps(for_hosts).encode())
+
+
+def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> None:
+    """Bring here what the first host has made, or the error of the host that failed."""
+    staging = Path(request["staging"])
+    error = parse_json(store.remote.read(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST) or b"null")
+    if isinstance(error, dict):
+        write_json(staging / "error.json", error)
+    store.pull_events()
+    if code == ExitCode.DONE and not StagingMirror(store.remote, staging).pull():
+        raise Retryable(f"{store.url} lacks what the first host has made")
+    folder = host_files(request["key"])
+    store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
+
+
+def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threading.Event) -> None:
+    """Keep `live.json` and the events of the first host up to date here."""
+    while not ended.wait(LIVE_EVERY_S):
+        try:
+            live = parse_json(store.remote.read(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST) or b"null")
+            if live is not None:
+                write_json(Path(request["staging"]) / "live.json", live, durable=False)
+            store.pull_events()
+        except (OSError, ConfigError, Retryable) as error:
+            logger.info("progress is fetched later: %s", error)
+
+
+def _work_on_own_disk(url: str, key: str) -> int:
+    store, rank = open_remote(url), process_rank()
+    folder = store.root / "staging" / key
+    mirror = StagingMirror(store.remote, folder, store.push_events)
+    code: int = ExitCode.FAILED
+    try:
+        request = _prepared_request(store, key, mirror if rank == 0 else None)
+    except (ConfigError, Retryable) as error:
+        store.staging(key)
+        code = failed(folder, ExitCode.RETRY if isinstance(error, Retryable) else ExitCode.BAD_INPUT, error)
+        _send_error(store, key)
+        return code
+    ended = threading.Event()
+    if rank == 0:
+        mirror.start()
+        threading.Thread(target=_send_progress, args=(store, key, ended), daemon=True).start()
+    try:
+        code = work(request, [], _file_cache(store, request))
+    finally:
+        ended.set()
+        if code:
+            _send_error(store, key)
+        if rank == 0:
+            store.push_events()
+            mirror.stop(published=False)
+    if rank == 0 and code == ExitCode.DONE:
+        store.discard(folder)
+    return code
+
+
+def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | None) -> dict[str, Any]:
+    """The request with the paths of this host, once its inputs are here; with `mirror` also the work so far."""
+    store.prepare()
+    store.refresh()
+    request = parse_json(store.remote.read(f"{host_files(key)}/request.json", LARGEST_MANIFEST) or b"null")
+    if not isinstance(request, dict):
+        raise Retryable(f"{store.url}/{host_files(key)}/request.json is not there: its run is over")
+    stage = load_stage(request["module"], request["attribute"])
+    inputs = {}
+    for name, artifact_id in request["inputs"].items():
+        artifact = store.get(artifact_id)
+        if not store.has_files(artifact):
+            store.fetch(artifact, without=stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
+        inputs[name] = str(artifact.folder)
+    folder = store.staging(key)
+    known = read_json(folder / "execution.json")
+    if mirror and (known is None or known["execution"] != request["execution"]):
+        store.discard(folder)
+    if mirror:
+        mirror.pull()
+    store.staging(key)
+    (folder / "error.json").unlink(missing_ok=True)
+    if mirror:
+        write_json(folder / "execution.json", request["record"])
+    events = str(store.root / "events" / request["events"])
+    return request | {"inputs": inputs, "events": events, "staging": str(folder), "store": str(store.root)}
+
+
+def _send_error(store: MirroredStore, key: str) -> None:
+    """Send this host's error, unless another host was first."""
+    with suppress(OSError, ConfigError, Retryable):
+        error = (store.root / "staging" / key / "error.json").read_bytes()
+        store.remote.create(f"{host_files(key)}/error.json", error)
+
+
+def _send_progress(store: MirroredStore, key: str, ended: threading.Event) -> None:
+    while not ended.wait(LIVE_EVERY_S):
+        try:
+            live = store.root / "staging" / key / "live.json"
+            if live.is_file():
+                store.remote.write(f"{host_files(key)}/live.json", live.read_bytes())
+            store.push_events()
+        except (OSError, ConfigError, Retryable) as error:
+            logger.info("progress is sent later: %s", error)
+
+
+def open_remote(location: str) -> MirroredStore:
+    """The store at a URL, or at a folder of this machine that mirrors one."""
+    store = open_store(location)
     assert isinstance(store, MirroredStore)
+    return store
+
+
+def _file_cache(store: MirroredStore, request: dict[str, Any]) -> FileCache | None:
+    """The cache of this machine, of the size that the request names."""
     return FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
 
 
-def main() -> int:
-    """Do the work of the request; return the exit code."""
-    return run_request(sys.argv[1:], remote_files(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    code = main()
-    if code and process_rank() is not None:
-        logging.shutdown()
-        os._exit(code)
-    sys.exit(code)
+    leave(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ import pytest
 from common.errors import Retryable
 from model.training.checkpoint import TrainCheckpoints
 from store.garbage import collect, find_garbage
-from store.staging_mirror import SNAPSHOT, StagingMirror
+from store.staging_mirror import SENT, SNAPSHOT, StagingMirror
 from tests.support.stage_store import filled, key_of, published
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,9 @@ def mirror(store):
 
 def contents(store):
     folder = store.root / "staging" / KEY
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    files.pop(SENT, None)
+    return files
 
 
 def begun(store):
@@ -63,6 +65,56 @@ def test_another_machine_goes_on_from_the_last_checkpoint(pair):
     assert contents(a) == contents(b)
 
 
+def test_finished_items_are_sent_with_what_they_wrote_and_what_they_used_up_is_dropped(pair):
+    a, b = pair
+    folder = filled(
+        a.root / "staging" / KEY,
+        {
+            "rounds/cut/list.json": "{}",
+            "rounds/cut/done/1": "{}",
+            "rounds/cut/work/2/live.json": "{}",
+            "rounds/attempt.json": "{}",
+            "scratch/units/1/ids": "ids",
+            "scratch/units/.2.partial-x/ids": "half",
+            "output/tokens/1.bin": "one",
+        },
+    )
+    first = mirror(a)
+    assert first.push()
+    sent = a.remote.names(f"staging/{KEY}").keys() - {SNAPSHOT}
+    assert sent == {"rounds/cut/list.json", "rounds/cut/done/1", "scratch/units/1/ids", "output/tokens/1.bin"}
+    filled(folder, {"output/tokens/1.bin": "one and two"})
+    assert not first.push()  # nothing was finished
+    assert first.push(changes=True)
+    assert not first.push(changes=True)
+    assert mirror(b).pull()
+    assert contents(b)["output/tokens/1.bin"] == "one and two"
+    filled(folder, {"rounds/pack/done/1": "{}"})
+    (folder / "scratch/units/1/ids").unlink()
+    assert mirror(a).push()  # another process of the machine
+    assert "scratch/units/1/ids" not in a.remote.names(f"staging/{KEY}")
+    assert mirror(b).pull()
+    assert "rounds/pack/done/1" in contents(b)
+
+
+def test_a_file_that_is_used_up_while_it_is_sent_has_its_result_in_the_snapshot(pair, monkeypatch):
+    a, b = pair
+    folder = filled(a.root / "staging" / KEY, {"rounds/cut/done/1": "{}", "scratch/units/1/ids": "ids"})
+    put, calls = a.remote.put, []
+
+    def use_up(source, name):
+        calls.append(name)
+        if len(calls) == 1:
+            filled(folder, {"output/1.bin": "one", "rounds/pack/done/1": "{}"})
+            (folder / "scratch/units/1/ids").unlink()
+        put(source, name)
+
+    monkeypatch.setattr(a.remote, "put", use_up)
+    assert mirror(a).push()
+    assert mirror(b).pull()
+    assert sorted(contents(b)) == ["output/1.bin", "rounds/cut/done/1", "rounds/pack/done/1"]
+
+
 def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
     a, b = pair
     begun(a)
@@ -81,7 +133,7 @@ def test_a_snapshot_that_was_not_finished_is_not_used(pair, monkeypatch):
     mirror(a).push()
     a.remote.delete([f"staging/{KEY}/{STEP}/1/state"])
     assert not mirror(b).pull()
-    hostile = {"step": 9, "files": {"../../climbed": 1}}
+    hostile = {"id": "x", "progress": [9, 1], "files": {"../../climbed": 1}}
     a.remote.write(f"staging/{KEY}/{SNAPSHOT}", json.dumps(hostile).encode())
     assert not mirror(b).pull()
     assert [path.name for path in (b.root / "staging").iterdir()] == []

@@ -57,6 +57,7 @@ class FakeServer:
 
     keep_alive = True  # False: one request a connection
     port = 0  # 0: a free one
+    address = "127.0.0.1"
     base_path = ""  # the end of `url`
 
     def respond(self, request: Request) -> Response | None:
@@ -64,8 +65,8 @@ class FakeServer:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._server = _Server(("127.0.0.1", self.port), _handler_of(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}{self.base_path}"
+        self._server = _Server((self.address, self.port), _handler_of(self))
+        self.url = f"http://{self.address}:{self._server.server_port}{self.base_path}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)
         self._thread.start()
         return self

@@ -95,9 +95,9 @@ except BaseException as error:
 """
 
 
-def start(root: Path, section: dict[str, Any], workers: int) -> subprocess.Popen[str]:
-    """The stage in a process of its own, without Prefect."""
-    command = [sys.executable, "-c", PARENT, str(root), json.dumps(section), str(workers)]
+def start(root: Path, section: dict[str, Any], workers: int, before: str = "") -> subprocess.Popen[str]:
+    """The stage in a process of its own, without Prefect. `before`: code that it runs first."""
+    command = [sys.executable, "-c", before + PARENT, str(root), json.dumps(section), str(workers)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2])
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.events import silent
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
@@ -27,6 +27,24 @@ def psum(job: Job) -> None:
     everyone = multihost_utils.process_allgather(np.asarray([job.process + 1.0]))
     (job.output("numbers") / "sum.txt").write_text(str(float(everyone.sum())))
     job.describe("numbers", processes=jax.process_count())
+
+
+@stage("visit", version=1, outputs=("numbers",), accelerator=True, multihost=True)
+def visit(job: Job) -> None:
+    """For hosts that share no disk: each reads the input, the first keeps a checkpoint. Stops once, as if preempted,
+    where the file that VISIT_STOPS names is there."""
+    assert not job.shared_disk
+    value = float((job.inputs["x"] / "a.txt").read_text())
+    steps = job.scratch / "checkpoints" / "steps"
+    resumed = job.process == 0 and steps.exists()
+    (steps / "1").mkdir(parents=True, exist_ok=True)
+    (steps / "1" / "state").write_text(str(value))
+    everyone = multihost_utils.process_allgather(np.asarray([value + job.process]))
+    if os.path.exists(os.environ["VISIT_STOPS"]):
+        raise Retryable(f"process {job.process} was asked to stop")
+    (job.output("numbers") / "sum.txt").write_text(str(float(everyone.sum())))
+    job.describe("numbers", resumed=resumed, folder=str(job.staging))
+    job.emit("metric", name="visits", step=0, value=2.0)
 
 
 def _misbehave(fault: str) -> None:

@@ -6,12 +6,14 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import s3fs
 
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
+from configs.operation import LaunchConfig
 from flows.cli import inspect
 from store import remote as remotes
 from store.catalog import Catalog
@@ -21,6 +23,8 @@ from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext
+from tests.support.stage_pieces import joined, pieces, start
+from tests.support.stage_pieces import section as pieces_section
 from tests.support.stage_sums import section, sums
 
 
@@ -109,7 +113,7 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
 
     def saved_step():
         (name,) = [name for name in a.remote.names("staging") if name.endswith(SNAPSHOT)] or [None]
-        return json.loads(a.remote.read(f"staging/{name}", 2**20))["step"] if name else None
+        return json.loads(a.remote.read(f"staging/{name}", 2**20))["progress"][0] if name else None
 
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
         # The machine is gone: it sends nothing any more.
@@ -126,6 +130,31 @@ def test_what_a_lost_machine_had_saved_is_taken_up_by_another(machine, tmp_path,
     assert artifact.manifest["facts"]["written"] == 1  # three of the four were there
     assert artifact.execution in {row[0] for row in inspect.sql(b, "SELECT execution FROM runs WHERE run = 'r1'")[1]}
     assert a.remote.names("staging") == {}
+
+
+@pytest.mark.slow
+def test_the_items_that_a_lost_machine_had_finished_are_not_done_again(machine, tmp_path):
+    a, b = machine("a"), machine("b")
+    given = pieces_section(5, gate=str(tmp_path), gated=("piece-3",))
+    often = "import store.staging_mirror as mirror; mirror.PUSH_EVERY_S = 0.1"
+    parent = start(a.root, given, 1, often)
+    try:
+        while len([name for name in a.remote.names("staging") if "/rounds/cut/done/" in name]) < 3:
+            assert parent.poll() is None
+            time.sleep(0.05)
+        before = sorted(a.remote.names("staging"))
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert not any("/rounds/cut/work/" in name or name.endswith("/rounds/attempt.json") for name in before)
+    a.remote.delete(f"leases/{name}" for name in a.remote.names("leases"))  # as if it had expired
+    (tmp_path / "open").touch()
+    outputs = run_stage(pieces, given, {}, replace(context(b, "r2"), launch=LaunchConfig(workers=2)))
+    artifact = b.get(outputs["numbers"])
+    assert (artifact.path / "all.txt").read_text() == joined(5)
+    runs = artifact.manifest["facts"]["runs"]
+    assert {name: count for name, count in runs.items() if count > 1} in ({}, {"piece-3": 2})
+    assert b.remote.names("staging") == {}
 
 
 def test_a_stage_whose_result_cannot_be_sent_is_tried_again_and_not_made_again(machine, monkeypatch):
