@@ -1,6 +1,6 @@
 """Hosts that share nothing but an object store: network namespaces of this machine, each with a folder of its own.
 
-    sudo .venv/bin/python bench/hosts.py [pretrain] [distill]
+    sudo PYTHONPATH=. .venv/bin/python bench/hosts.py [pretrain] [distill] [ray]
 
 Needs root on Linux (`ip netns`, `unshare`); takes some minutes of two cores. A bridge in a namespace of its own carries
 an S3 server and a teacher; nothing of the machine's own network is changed. Every host sees its own folder at /mnt and,
@@ -12,7 +12,9 @@ disturbed, with a store in a folder.
 import argparse
 import itertools
 import json
+import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,6 +28,7 @@ from typing import Any
 
 import s3fs
 from moto.server import ThreadedMotoServer
+from prefect import flow
 
 from common.errors import Retryable
 from common.events import silent
@@ -47,28 +50,34 @@ from store.remote import Remote
 from tasks.distill import distill
 from tasks.engine import attempt
 from tasks.engine.attempt import run_stage
+from tasks.engine.child_process import cancelling
 from tasks.engine.job import Job
+from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext, Stage
 from tasks.index import index
 from tasks.pretrain import pretrain
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.object_store import CREDENTIALS
+from tests.support.stage_pieces import pieces, section
 from tests.support.stage_store import key_of
 from tests.support.training import MODEL, ROW, write_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = "nautile-bench"  # what the names of the namespaces begin with
+NAMES = os.environ.setdefault("NAUTILE_NAMES", f"nautile-{os.getpid()}")  # what those of the namespaces begin with
 SERVER, S3_PORT, TEACHER_PORT, COORDINATOR_PORT = "10.77.0.1", 5000, 7000, 6000
 URL = "s3://runs/demo"
+RAY_PORT = 6379
+RAY_ADDRESS = f"10.77.0.10:{RAY_PORT}"
+PIECES, GATED = 12, ("piece-4", "piece-5", "piece-6", "piece-7")  # those gated wait until a host is lost
 PIDS = Path("/run") / NAMES
-STEPS, SAVE_EVERY = 6000, 300
+STEPS, SAVE_EVERY = 1000, 100
 PROMPTS = 200
-BEGAN = time.monotonic()
+BEGAN = float(os.environ.setdefault("NAUTILE_BEGAN", str(time.time())))
 
 
 def say(text: str) -> None:
-    sys.stdout.write(f"{time.monotonic() - BEGAN:6.1f} s  {text}\n")
+    sys.stdout.write(f"{time.time() - BEGAN:6.1f} s  {text}\n")
     sys.stdout.flush()
 
 
@@ -109,23 +118,43 @@ class Network:
             ip("netns", "exec", full, "ip", *settings)
         ip("netns", "exec", full, "ip", "address", "add", f"10.77.0.1{number}/24", "dev", "eth0")
         folder.mkdir()
-        see = f"mount --bind {folder} /mnt && mount -t tmpfs none {self.base} && echo $$ >{PIDS / str(number)}"
-        self.start(
-            ["ip", "netns", "exec", full, "unshare", "-m", "sh", "-c", f"{see} && exec sleep 100000"],
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1{number} {full}\n")
+        steps = (
+            f"mount --bind {folder} /mnt",
+            "mount --bind /mnt/hosts /etc/hosts",
+            f"mount -t tmpfs none {self.base}",
+            f"echo {full} >/proc/sys/kernel/hostname",
+            f"echo $$ >{PIDS / str(number)}",
+            "exec sleep 100000",
         )
+        self.start(["ip", "netns", "exec", full, "unshare", "--mount", "--uts", "sh", "-c", " && ".join(steps)])
         wait_until(lambda: (PIDS / str(number)).exists(), f"host {name}")
 
     def run(self, number: int, part: str, **settings: Any) -> subprocess.Popen[bytes]:
         """Start a part of this program on a host."""
-        return self.start(remote_shell(number, f"cd {ROOT} && exec {sys.executable} {__file__} {part}"), settings)
+        return self.shell(number, f"{sys.executable} {__file__} {part}", settings)
+
+    def shell(self, number: int, command: str, settings: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
+        """Start a command on a host."""
+        return self.start(remote_shell(number, f"cd {ROOT} && exec {command}"), settings)
 
     def kill(self, number: int, name: str) -> None:
         """The host is lost: its processes, its network and its disk."""
         (PIDS / str(number)).unlink()
-        end_processes(f"{NAMES}-{name}")
-        ip("netns", "delete", f"{NAMES}-{name}")
-        self.names.remove(f"{NAMES}-{name}")
-        shutil.rmtree(self.base / name)
+        self._remove_host(f"{NAMES}-{name}")
+
+    def remove_hosts(self) -> None:
+        """End all hosts."""
+        for name in self.names[1:]:
+            self._remove_host(name)
+        for number in range(3):
+            (PIDS / str(number)).unlink(missing_ok=True)
+
+    def _remove_host(self, full: str) -> None:
+        end_processes(full)
+        ip("netns", "delete", full)
+        self.names.remove(full)
+        shutil.rmtree(self.base / full.removeprefix(f"{NAMES}-"))
 
     def start(self, command: list[str], settings: dict[str, Any] | None = None) -> subprocess.Popen[bytes]:
         environment = os.environ | {"NAUTILE_HOSTS": json.dumps(settings or {})}
@@ -157,6 +186,12 @@ ENVIRONMENT = CREDENTIALS | {
     "PYTHONPATH": str(ROOT),
     "JAX_NUM_CPU_DEVICES": "1",
     "MPLCONFIGDIR": "/mnt/matplotlib",
+    "PREFECT_API_URL": "http://10.77.0.12:4200/api",
+    "PREFECT_HOME": "/mnt/prefect",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN_PATH": str(PIDS / "token"),
+    "RAY_USAGE_STATS_ENABLED": "0",
     "HOME": "/mnt",
 }
 
@@ -164,7 +199,8 @@ ENVIRONMENT = CREDENTIALS | {
 def remote_shell(number: int | str, command: str) -> list[str]:
     """A command run in the namespaces of a host, as `ssh` would run it on one."""
     settings = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
-    return ["sh", "-c", f'exec nsenter -t $(cat {PIDS}/{number}) -n -m -- env {settings} sh -c "{command}"']
+    lost = f"[ -e {PIDS}/{number} ] || exit 255"
+    return ["sh", "-c", f'{lost}; exec nsenter -t $(cat {PIDS}/{number}) -n -m -u -- env {settings} sh -c "{command}"']
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
@@ -178,6 +214,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 300.0) 
 
 def serve(_: dict[str, Any]) -> None:
     """The S3 server and the teacher, until they are killed."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     ThreadedMotoServer(ip_address=SERVER, port=S3_PORT, verbose=False).start()
     os.environ |= ENVIRONMENT
     s3fs.S3FileSystem().mkdir("runs")
@@ -187,10 +224,12 @@ def serve(_: dict[str, Any]) -> None:
     with teacher:
         while True:
             snapshots = [name for name in remote.names("staging") if name.endswith(staging_mirror.SNAPSHOT)]
-            finished = [json.loads(remote.read(f"staging/{name}", 2**25) or b"{}")["progress"][0] for name in snapshots]
+            finished = [
+                json.loads(remote.read(f"staging/{name}", 2**25) or b"{}").get("progress", [0])[0] for name in snapshots
+            ]
             write_json(PIDS / "status", {"answered": teacher.answered, "finished": max(finished, default=0)})
             (PIDS / "serving").touch()
-            time.sleep(0.2)
+            time.sleep(0.5)
 
 
 # What the hosts do
@@ -214,10 +253,26 @@ def distil(settings: dict[str, Any]) -> None:
     leases.EXPIRES_S, leases.RENEW_S, attempt.MIRROR_REPLIES_EVERY_S = 10.0, 1.0, 1.0
     store = open_store(settings.get("store"))
     store.prepare()
+    store.refresh()
     inputs = {"retrieval": retrieval(store)}
     if isinstance(store, MirroredStore):
         store.push(inputs.values())
     finish(distill, distillation(settings["teacher"]), inputs, store, LaunchConfig())
+
+
+def ray_items(_: dict[str, Any]) -> None:
+    """On the machine where a run is started: a fan-out over the nodes of the Ray cluster."""
+    store = open_store()
+    store.prepare()
+    launch = LaunchConfig(engine="ray", ray_address=RAY_ADDRESS)
+    context = RunContext("demo", str(store.root), label="pieces", launch=launch)
+
+    @flow(name="ray")
+    def items() -> dict[str, str]:
+        with cancelling():
+            return as_prefect_task(pieces)(section(PIECES, gate=str(PIDS), gated=GATED), {}, context)
+
+    say(f"pieces: published {items()['numbers']}")
 
 
 def finish(
@@ -239,6 +294,7 @@ def finish(
             outputs = run_stage(stage, section, {name: artifact.id for name, artifact in inputs.items()}, context)
         except Retryable as error:
             say(f"{stage.name}: {error}")
+            time.sleep(3.0)
         else:
             return say(f"{stage.name}: published {', '.join(outputs.values())}")
 
@@ -341,6 +397,29 @@ def list_files(settings: dict[str, Any]) -> None:
     (PIDS / "files").write_text(json.dumps(store.list(settings["kind"])[-1].manifest["files"]))
 
 
+def show_ray(network: Network, undisturbed: Store) -> None:
+    say("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with two items at work")
+    (PIDS / "token").write_text(secrets.token_hex(32))
+    start = f"{ROOT}/.venv/bin/ray start --block --disable-usage-stats --object-store-memory=80000000"
+    head = f"--head --port={RAY_PORT} --include-dashboard=false --temp-dir=/mnt/ray"
+    network.shell(0, f"{start} {head} --node-ip-address=10.77.0.10 --num-cpus=2 >/mnt/ray.txt 2>&1")
+    time.sleep(10)
+    for number, cpus in ((1, 2), (2, 0)):
+        address = f"--address={RAY_ADDRESS} --node-ip-address=10.77.0.1{number} --num-cpus={cpus}"
+        network.shell(number, f"{start} {address} >/mnt/ray.txt 2>&1")
+    network.shell(2, f"{ROOT}/.venv/bin/prefect server start --host 10.77.0.12 --port 4200 >/mnt/prefect.txt 2>&1")
+    time.sleep(20)
+    launching = network.run(2, "ray_items")
+    wait_until(lambda: all((PIDS / name).exists() for name in GATED) or launching.poll() is not None, "the work items")
+    network.kill(1, "b")
+    say("host b is lost: its processes, its network, its disk")
+    (PIDS / "open").touch()
+    if launching.wait():
+        raise SystemExit("the fan-out failed")
+    finish(pieces, section(PIECES), {}, undisturbed, LaunchConfig())
+    compare("numbers", network, undisturbed)
+
+
 def status(name: str) -> int:
     """A number that the servers' process knows: `answered` requests, or the `finished` step that was uploaded last."""
     return json.loads((PIDS / "status").read_text())[name]
@@ -348,22 +427,23 @@ def status(name: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: both")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
     chosen = parser.parse_args().parts or list(PARTS)
     if os.geteuid() or not usable():
-        raise SystemExit("skipped: this needs root and network namespaces (`ip netns`, `unshare`) on Linux")
+        return say("skipped: this needs root and network namespaces (`ip netns`, `unshare`) on Linux")
     os.environ |= {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory(prefix=f"{NAMES}-") as folder, ExitStack() as stack:
         (Path(folder) / "hosts").mkdir()
         network = Network(Path(folder) / "hosts")
         stack.callback(network.remove)
         network.begin()
-        for number, name in enumerate("abc"):
-            network.add(number, name)
         undisturbed = Store(Path(folder) / "undisturbed")
         undisturbed.prepare()
-        for name in chosen:
-            PARTS[name](network, undisturbed)
+        for part in chosen:
+            for number, name in enumerate("abc"):
+                network.add(number, name)
+            PARTS[part](network, undisturbed)
+            network.remove_hosts()
 
 
 def usable() -> bool:
@@ -377,8 +457,8 @@ def usable() -> bool:
     return made
 
 
-PARTS = {"pretrain": show_pretraining, "distill": show_distillation}
-ON_HOSTS = {"serve": serve, "launch_pretraining": launch_pretraining, "distil": distil, "list_files": list_files}
+PARTS = {"pretrain": show_pretraining, "distill": show_distillation, "ray": show_ray}
+ON_HOSTS = {part.__name__: part for part in (serve, launch_pretraining, distil, ray_items, list_files)}
 
 if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1] in ON_HOSTS:

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from flows.dag import Need, Step
 from flows.starts import dag_in
 from store.artifacts import Store
 from tasks.engine.ray_cluster import check_hosts
-from tasks.engine.stage import Stage
 
 
 class Selection(Section):
@@ -69,7 +68,7 @@ class PreparedRun:
 def prepare_run(config: RunConfig, selection: Selection, store: Store, argument: str = "") -> PreparedRun:
     """Build the DAG once and check the selection and its inputs, before anything runs.
 
-    Raises `ConfigError` for a name that fits no step, an input that is not in the store, or hosts that cannot see it.
+    Raises `ConfigError` for a name that fits no step, or an input that is not in the store.
     """
     argument = argument or config.name
     store.refresh()
@@ -82,29 +81,8 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
         )
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
-    check_shared_store(store, config.launch, (step.stage for step in steps))
     inputs = given_artifacts(store, dag, chosen, argument)
     return PreparedRun(argument, selection, steps, inputs)
-
-
-def check_shared_store(store: Store, launch: LaunchConfig, stages: Iterable[Stage]) -> None:
-    """Raise `ConfigError` if a stage is to run on other hosts, and the store is a URL whose cache only this one has."""
-    if store.url is None:
-        return
-    stages = list(stages)
-    readers = [s.name for s in stages if launch.engine == "ray" and s.fan_outs]
-    readers += [s.name for s in stages if launch.on_ray and s.multihost and s.name in launch.stages]
-    unshared = [
-        f"{setting} ({', '.join(dict.fromkeys(names))})"
-        for setting, names in (('launch.engine = "ray"', readers),)
-        if names
-    ]
-    if unshared:
-        raise ConfigError(
-            f"{' and '.join(unshared)} start processes on other hosts, which need the store under one path; "
-            f"{store.url} is cached in {store.root}, on this machine alone: set NAUTILE_STORE to a folder that all "
-            "hosts mount at the same path, or run these stages on this machine"
-        )
 
 
 def check_ray_hosts(store: Store, launch: LaunchConfig, run: PreparedRun) -> None:

@@ -39,7 +39,7 @@ class Lease:
     def __init__(self, remote: Remote, root: Path, key: str) -> None:
         self.fence = 0
         self._remote, self._folder = remote, f"leases/{key}"
-        self._state: dict[str, Any] = {"holder": uuid.uuid4().hex, "host": host(), "machine": _machine(root)}
+        self._state: dict[str, Any] = {"holder": uuid.uuid4().hex, "host": host(), "machine": machine_id(root)}
         self._renewed_at = 0.0
         self._taken_by = ""
         self._stop = threading.Event()
@@ -125,7 +125,7 @@ class Lease:
         return f"{self._folder}/{fence:08d}.json"
 
 
-def _machine(root: Path) -> str:
+def machine_id(root: Path) -> str:
     """An id of the store's folder on this machine: hosts in containers may share a name and a path."""
     path = root / "machine.json"
     if not isinstance(record := read_json(path), dict):

@@ -23,6 +23,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from common.errors import ConfigError, Retryable
 from common.files import parse_json, sha256_of, sync_folder, write_json, write_text, writing
 from common.text import as_file_name
 from store.artifacts import Artifact, Store, VersionId, damage_message
-from store.lease import Lease
+from store.lease import Lease, machine_id
 from store.manifest import (
     ABSENT,
     KEY,
@@ -71,6 +72,11 @@ class MirroredStore(Store):
         super().__init__(root)
         self.url = url
         self.remote = Remote(url)
+
+    @cached_property
+    def machine(self) -> str:
+        """An id of this machine's folder."""
+        return machine_id(self.root)
 
     def prepare(self) -> None:
         super().prepare()

@@ -26,7 +26,7 @@ from typing import Any
 from common.errors import ConfigError, Retryable
 from common.files import parse_json, read_json, write_json, writing
 from store.manifest import LARGEST_MANIFEST, is_safe_name
-from store.remote import Remote, RemoteObject
+from store.remote import Remote
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class StagingMirror:
         self._before()
         at_remote = self._remote.names(self._prefix)
         sent = {name: stamp for name, stamp in self._sent_before().items() if name in at_remote}
-        sent |= {name: stamp for name, stamp in files.items() if _is_step_there(name, stamp, at_remote)}
+        is_there = {n: _STEP.fullmatch(n) and n in at_remote and at_remote[n].bytes == files[n][0] for n in files}
+        sent |= {name: stamp for name, stamp in files.items() if is_there[name]}
         while not self._send(files, sent):
             # An item has used a file up, so it may have finished: the snapshot must have its result.
             files = _files_of_one_moment(self._folder)
@@ -154,6 +155,8 @@ class StagingMirror:
         if SNAPSHOT in names:
             self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
         self._remote.delete(f"{self._prefix}/{name}" for name in names if name != SNAPSHOT)
+        hosts = f"hosts/{self._folder.name}"  # what several hosts told each other
+        self._remote.delete(f"{hosts}/{name}" for name in self._remote.names(hosts))
 
     def _snapshot(self) -> Any:
         return parse_json(self._remote.read(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST) or b"null")
@@ -220,10 +223,6 @@ def _finished(files: Stamps) -> int | None:
 def _progress(files: Stamps) -> Progress:
     finished = _finished(files)
     return [-1 if finished is None else finished, sum(size for size, _ in files.values())]
-
-
-def _is_step_there(name: str, stamp: list[int], at_remote: dict[str, RemoteObject]) -> bool:
-    return bool(_STEP.fullmatch(name)) and name in at_remote and at_remote[name].bytes == stamp[0]
 
 
 def _is_valid(snapshot: Any) -> bool:

@@ -33,6 +33,7 @@ TOKENISE, PACK = "tokenise", "pack"
 AGAINST = "against."  # prefix of the inputs that are signatures of sources earlier in the configuration
 PROGRESS_SECONDS = 0.5
 TOKENISED, FETCHING = "units", ".fetching"  # folders in scratch
+FILE_LIST = "files.jsonl"  # likewise a file
 SHOWN = 20  # skipped files in the manifest of the artifact; `files.jsonl` has them all
 
 
@@ -82,8 +83,14 @@ def pack(job: Job, item: str) -> None:
     outputs=("tokens", "exemplars", "signatures"),
     optional=("exemplars", "signatures"),
     fan_outs=(
-        FanOut(TOKENISE, list_source, tokenise, lambda job: _source(job).bad_files_share),
-        FanOut(PACK, find_all_copies, pack),
+        FanOut(
+            TOKENISE,
+            list_source,
+            tokenise,
+            lambda job: _source(job).bad_files_share,
+            reads=lambda _: (f"scratch/{FILE_LIST}",),
+        ),
+        FanOut(PACK, find_all_copies, pack, reads=lambda item: (f"scratch/{TOKENISED}/{item}",)),
     ),
 )
 def ingest(job: Job) -> None:
@@ -179,7 +186,7 @@ def _plan(job: Job) -> CorpusPlan:
 
 
 def _file_list(job: Job) -> Path:
-    return job.scratch / "files.jsonl"
+    return job.scratch / FILE_LIST
 
 
 def _folder(job: Job, item: str) -> Path:

@@ -8,14 +8,11 @@ from common.errors import ConfigError
 from configs.base import fingerprint
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
-from flows.selection import check_shared_store
 from flows.starts import resolve_starts
 from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.progress import StageUpdate, subscribe
 from tasks.engine.stage import RunContext
-from tasks.ingest import ingest as ingest_stage
-from tasks.pretrain import pretrain as pretrain_stage
 from tasks.reporting.capacity import plan_capacity
 
 
@@ -31,7 +28,6 @@ def plan_pretraining(
     """The folder of the plan's artifact, made now or reused from an equal earlier request. `show` gets progress."""
     if not 0 < mfu <= 1:
         raise ConfigError(f"--mfu {mfu} must be above 0 and at most 1")
-    check_shared_store(store, config.launch, (ingest_stage, pretrain_stage))
     store.refresh()
     config = resolve_starts(config, store)
     pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})

@@ -26,6 +26,7 @@ from tasks.engine.attempt_log import AttemptLog
 from tasks.engine.child_process import crash_of, pause, raise_for_exit, run_child
 from tasks.engine.errors import StageCrash
 from tasks.engine.fanout.executor import ExecutorFactory, local_executor
+from tasks.engine.fanout.own_disk import through_remote
 from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import Staging, open_staging
@@ -193,14 +194,10 @@ class _Attempt:
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done; the largest memory use of one of them, in bytes."""
-        runner = FanOutRunner(
-            self.stage.fan_outs,
-            staging.request,
-            staging.attempt,
-            self.context.launch,
-            self.executors,
-            on_progress,
-        )
+        executors, launch = self.executors, self.context.launch
+        if launch.engine == "ray" and isinstance(self.store, MirroredStore):
+            executors = through_remote(executors, self.store, staging.path, staging.attempt, self.stage.fan_outs)
+        runner = FanOutRunner(self.stage.fan_outs, staging.request, staging.attempt, launch, executors, on_progress)
         try:
             runner.run()
         finally:
@@ -245,7 +242,7 @@ class _Attempt:
         work there."""
         launch = self.context.launch
         several = self.stage.multihost and launch.processes > 1 and self.stage.name in launch.stages
-        return self.store.url is not None and several and bool(launch.command)
+        return self.store.url is not None and several and (bool(launch.command) or launch.on_ray)
 
     def _child_module(self) -> str:
         """The module of the child process, by whether all files of the inputs are on this machine."""

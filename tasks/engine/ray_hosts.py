@@ -1,8 +1,9 @@
 """The processes of one stage as Ray actors, one a host: `tasks.engine.multihost` starts and watches them.
 
 Each actor runs `tasks.engine.child_main` as a child process in its own session and holds its standard input open: the
-child ends with its actor, and the actors end with the process that made them, however that goes. The hosts are those of
-a placement group: different ones that have `launch.host_resources`, or all of a TPU slice (`launch.tpu_slice`).
+child ends with its actor, and the actors end with the process that made them, however that goes. (With a URL as the
+store it runs `tasks.engine.remote_child`, and the hosts need not share a disk.) The hosts are those of a placement
+group: different ones that have `launch.host_resources`, or all of a TPU slice (`launch.tpu_slice`).
 """
 
 import logging
@@ -65,14 +66,18 @@ class HostActor:
             check_same_commit(request)
         except ConfigError as error:
             return str(error)
-        if not Path(path).exists():
+        if "url" in request:
+            work = ["tasks.engine.remote_child", request["url"], request["key"]]
+        elif Path(path).exists():
+            work = [request["child"], path]
+        else:
             return (
                 f"host {socket.gethostname()} has no {path}: the store (NAUTILE_STORE) must lie on a file system that "
                 "all hosts share, under the same path"
             )
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasks.engine.child_main", path],
-            env=child_environment(request["store"]) | settings,
+            [sys.executable, "-P", "-m", *work],
+            env=child_environment(request.get("url", request["store"])) | settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

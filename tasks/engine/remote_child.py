@@ -72,8 +72,6 @@ def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> No
     store.pull_events()
     if code == ExitCode.DONE and not StagingMirror(store.remote, staging).pull():
         raise Retryable(f"{store.url} lacks what the first host has made")
-    folder = host_files(request["key"])
-    store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
 
 
 def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threading.Event) -> None:
@@ -114,12 +112,16 @@ def _work_on_own_disk(url: str, key: str) -> int:
             store.push_events()
             mirror.stop(published=False)
     if rank == 0 and code == ExitCode.DONE:
+        try:
+            mirror.push()  # what could not be sent a moment ago
+        except (ConfigError, Retryable) as error:
+            return failed(folder, ExitCode.RETRY, error)
         store.discard(folder)
     return code
 
 
-def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | None) -> dict[str, Any]:
-    """The request with the paths of this host, once its inputs are here; with `mirror` also the work so far."""
+def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
+    """The request for hosts that share no disk, with the paths of this one, once its inputs are here."""
     store.prepare()
     store.refresh()
     request = parse_json(store.remote.read(f"{host_files(key)}/request.json", LARGEST_MANIFEST) or b"null")
@@ -132,6 +134,13 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
         if not store.has_files(artifact):
             store.fetch(artifact, without=stage.read_on_demand(artifact.kind, artifact.manifest["files"]))
         inputs[name] = str(artifact.folder)
+    events = str(store.root / "events" / request["events"])
+    return request | {"inputs": inputs, "events": events, "store": str(store.root)}
+
+
+def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | None) -> dict[str, Any]:
+    """The request, and with `mirror` also the work so far in the staging folder of this host."""
+    request = request_of(store, key)
     folder = store.staging(key)
     known = read_json(folder / "execution.json")
     if mirror and (known is None or known["execution"] != request["execution"]):
@@ -142,8 +151,7 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
     (folder / "error.json").unlink(missing_ok=True)
     if mirror:
         write_json(folder / "execution.json", request["record"])
-    events = str(store.root / "events" / request["events"])
-    return request | {"inputs": inputs, "events": events, "staging": str(folder), "store": str(store.root)}
+    return request | {"staging": str(folder)}
 
 
 def _send_error(store: MirroredStore, key: str) -> None:

@@ -51,7 +51,7 @@ class Stage:
     accelerator: bool = False
     multihost: bool = False  # several processes, one a host, can run it together
     fan_outs: tuple[FanOut, ...] = ()  # done item by item before `work`
-    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # kind of an input -> see `stage`
+    on_demand: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)  # kind of an input: see `stage`
 
     def read_on_demand(self, kind: str, files: Collection[str]) -> str | None:
         """What the names of the files begin with that need not be fetched before the work; None if all must be."""

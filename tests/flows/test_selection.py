@@ -3,10 +3,8 @@
 import pytest
 
 from common.errors import ConfigError
-from configs.operation import LaunchConfig
-from flows.cli.capacity import plan_pretraining
 from flows.dag import Need, build_dag
-from flows.selection import Selection, choose, given_artifacts, outside_needs, prepare_run
+from flows.selection import Selection, choose, given_artifacts, outside_needs
 from store.artifacts import Store
 from tests.support.toy_dag import toy_dag
 
@@ -87,26 +85,3 @@ def test_inputs_that_are_there_are_given_in_full(dag, made):
 )
 def test_how_to_go_on_after_a_stop(selection, options):
     assert selection.options("reason") == options
-
-
-@pytest.mark.parametrize(
-    ("launch", "named"),
-    [
-        (LaunchConfig(engine="ray"), r'^launch.engine = "ray" \(ingest\) start processes on other hosts, .*s3://b/run'),
-        (
-            LaunchConfig(engine="ray", processes=2, command="ssh h{host} {member}"),
-            r'^launch.engine = "ray" \(ingest\) start',
-        ),
-    ],
-)
-def test_other_hosts_are_refused_before_anything_where_the_store_is_a_url(toy, tmp_path, launch, named):
-    store, config = Store(tmp_path / "cache"), toy.model_copy(update={"launch": launch})
-    prepare_run(config, Selection(), store)
-    store.url = "s3://b/run"
-    with pytest.raises(ConfigError, match=named):
-        prepare_run(config, Selection(), store)
-    with pytest.raises(ConfigError, match=named):
-        plan_pretraining(store, config, "local", 0.4, None, False, print)
-    for launch in (LaunchConfig(processes=2), LaunchConfig(processes=2, command="ssh h{host} {member}")):
-        prepare_run(config.model_copy(update={"launch": launch}), Selection(), store)
-    assert not (store.root / "staging").exists()

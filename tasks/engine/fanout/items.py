@@ -34,7 +34,8 @@ class FanOut:
 
     `list_items` returns the names of the items, valid as file names; it is called once, in a child process, and its
     result is kept. `work` does one of them: a `ConfigError` skips the item with that message, other errors are
-    retried. `skippable` is the share of the items (0..1) that may be skipped before the stage fails.
+    retried. `skippable` is the share of the items (0..1) that may be skipped before the stage fails. `reads`: what a
+    host that shares no disk is given.
     """
 
     name: str
@@ -42,6 +43,7 @@ class FanOut:
     work: Callable[[Job, str], None]
     skippable: Callable[[Job], float] = lambda _: 0.0
     noun: str = "files"  # the unit that progress shows
+    reads: Callable[[str], tuple[str, ...]] = lambda _: ("scratch",)  # item -> its files and folders in staging
 
 
 @dataclass(frozen=True)

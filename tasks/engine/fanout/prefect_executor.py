@@ -25,6 +25,7 @@ from prefect.transactions import BaseTransaction
 
 from configs.operation import LaunchConfig
 from tasks.engine.errors import ITEM_BACKOFF, RetryPolicy
+from tasks.engine.fanout import own_disk
 from tasks.engine.fanout.executor import Executor, local_workers
 from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_item
 
@@ -50,11 +51,20 @@ def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def item_task(request: str, attempt: int, fan_out: str, item: str, slot: int) -> State[ItemResult]:
+def item_task(
+    request: str,
+    attempt: int,
+    fan_out: str,
+    item: str,
+    slot: int,
+    url: str = "",
+    files: tuple[tuple[str, str], ...] = (),
+) -> State[ItemResult]:
     """Run one work item. A skipped one ends in a state named SetAside, with the reason."""
     context = TaskRunContext.get()
     earlier_tries = context.task_run.run_count - 1 if context else 0
-    result = run_item(WorkItem(request, attempt, fan_out, item, slot), earlier_tries)
+    run = own_disk.run_item if url else run_item
+    result = run(WorkItem(request, attempt, fan_out, item, slot, url, files), earlier_tries)
     if result.skipped is not None:
         return Completed(name="SetAside", message=result.skipped, data=result)
     return Completed(data=result)

@@ -8,7 +8,7 @@ lease or none, and ends within a second, on whichever host it runs.
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ class WorkItem:
     fan_out: str
     item: str
     slot: int  # unique among the items that run at a time; it names the event file
+    url: str = ""  # of the store's remote, for a host that shares no disk (`tasks.engine.fanout.own_disk`)
+    files: tuple[tuple[str, str], ...] = ()  # for such a host: files of the staging folder -> objects at the remote
 
     @property
     def staging(self) -> Path:
@@ -48,6 +50,8 @@ class ItemResult:
 
     skipped: str | None = None
     peak_bytes: int = 0
+    files: tuple[tuple[str, str], ...] = ()  # of a host that shares no disk: what it wrote -> objects at the remote
+    removed: tuple[str, ...] = ()  # likewise: what it was given and has removed
 
 
 def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
@@ -56,12 +60,17 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     Raises `Retryable` and `StageCrash` for what another try may solve, `ConfigError` for what concerns more than this
     item, and `StageCancelled`.
     """
-    _check_lease(item)
+    return run_child_of(item, earlier_tries, lambda: _check_lease(item))
+
+
+def run_child_of(item: WorkItem, earlier_tries: int, check_lease: Callable[[], object]) -> ItemResult:
+    """As `run_item`; `check_lease` raises what ends the item."""
+    check_lease()
     if earlier_tries:
         until = time.monotonic() + ITEM_BACKOFF.pause_s(earlier_tries)
         while (left := until - time.monotonic()) > 0:
             pause(min(left, 0.3))
-            _check_lease(item)
+            check_lease()
     markers = Markers.of(item.staging, item.fan_out)
     if markers.is_done(item.item):
         return ItemResult()  # an earlier try was lost after it had written everything
@@ -76,7 +85,7 @@ def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
         *(item.request, item.fan_out, item.item, str(item.slot), str(os.getpid())),
         log=files.log,
         store=request["store"],
-        tick=lambda: _check_lease(item),
+        tick=check_lease,
         finished=lambda: markers.is_done(item.item),
     )
     try:

@@ -16,7 +16,9 @@ from common.errors import ConfigError, Retryable
 from configs.base import OptimizerConfig
 from configs.model import TokenizerConfig
 from model.nautile import shapes
+from model.sharding import make_mesh
 from model.training.checkpoint import TrainCheckpoints
+from model.training.gathered_checkpoint import GatheredCheckpoints
 from model.training.optimizer import build
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
@@ -217,6 +219,25 @@ def test_a_save_that_cannot_be_written_is_retryable(tmp_path):
     with pytest.raises(Retryable, match="checkpoint of step 2 could not be written"):
         save_and_wait(checkpoints, 2)
     assert (kept / "1" / "digests.json").is_file()
+
+
+def test_states_of_hosts_without_a_shared_disk_are_those_of_any_other(checkpoints):
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state_of(1))
+    save_and_wait(checkpoints, 1)
+    checkpoints.close()
+    gathered = GatheredCheckpoints(checkpoints.folder, 2, IDENTITY, make_mesh(1))
+    assert gathered.latest() == 1
+    restored, extra = gathered.restore(1, like)
+    assert extra == {}
+    jax.tree.map(np.testing.assert_array_equal, restored, state_of(1))
+    gathered.save(2, jax.tree.map(np.asarray, state_of(2)), {"tokens": 7})
+    gathered.close()
+    again = reopened(checkpoints)
+    assert again.latest() == 2
+    restored, extra = again.restore(2, like)
+    again.close()
+    assert extra == {"tokens": 7}
+    jax.tree.map(np.testing.assert_array_equal, restored, state_of(2))
 
 
 DIES = """

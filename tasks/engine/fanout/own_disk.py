@@ -1,0 +1,231 @@
+"""Work items on hosts that share no disk with the run's machine: what they read and write goes through the remote.
+
+    <url>/hosts/<key>/request.json      what every host needs, without a path (`tasks.engine.remote_child`)
+                      attempt.json      the attempt in charge; without it every item ends
+                      files/<name>      files of the staging folder that items read
+                      items/<fan-out>/<item>/<name>     what an item has written
+
+An item runs in a staging folder of its own, with the files that its fan-out says it reads. The run's machine takes what
+it has written into its staging folder, the marker that it is done last; so the steps after the fan-out, and a resume,
+find what they find with a shared disk.
+"""
+
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from common.errors import ConfigError, Retryable
+from common.files import parse_json, read_json, write_json
+from configs.operation import LaunchConfig
+from store.manifest import is_safe_name
+from store.mirror import MirroredStore
+from tasks.engine.errors import StageCancelled
+from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
+from tasks.engine.fanout.items import FanOut
+from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
+from tasks.engine.remote_child import host_files, open_remote, request_of, send_request
+
+logger = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 5.0
+
+
+# On the host of an item
+
+
+def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
+    """As `work_item.run_item`, in a folder that is removed afterwards; names in the result what was sent."""
+    store = open_remote(item.url)
+    store.prepare()
+    key = item.staging.name
+    check = _lease_check(store, item, key)
+    check()
+    staging = store.root / "cache" / "items" / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    _remove_leftovers(staging.parent)
+    try:
+        request = request_of(store, key)
+        events = Path(request["events"])
+        # Hosts have event files of one name, and the store one folder for those of all.
+        request["events"] = str(events.with_name(f"{events.stem}-{store.machine[:8]}{events.suffix}"))
+        _fetch(store, dict(item.files), staging)
+        before = _stamps(staging)
+        write_json(staging / "request.json", request | {"staging": str(staging)})
+        result = run_child_of(replace(item, request=str(staging / "request.json")), earlier_tries, check)
+        store.push_events()
+        return replace(result, **_sent(store, item, staging, before))
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[], None]:
+    checked_at = -CHECK_EVERY_S
+
+    def check() -> None:
+        nonlocal checked_at
+        if monotonic() - checked_at < CHECK_EVERY_S:
+            return
+        checked_at = monotonic()
+        try:
+            raw = store.remote.read(f"{host_files(key)}/attempt.json", 2**16)
+        except Retryable as error:
+            logger.warning("whether the attempt goes on cannot be seen: %s", error)
+            return
+        if parse_json(raw or b"null") != {"attempt": item.attempt}:
+            raise StageCancelled(f"{item}: its attempt is over")
+
+    return check
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the folders of items whose process was killed."""
+    for path in folder.glob("*-*"):
+        try:
+            os.kill(int(path.name.partition("-")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except PermissionError:
+            pass
+
+
+def _stamps(staging: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (bytes, ctime) of the files that are an item's work."""
+    stamps = {}
+    for path in staging.rglob("*"):
+        name = path.relative_to(staging).as_posix()
+        if path.is_file() and "/." not in f"/{name}" and path.name not in ("request.json", "live.json", "error.json"):
+            stamps[name] = _stamp(path)
+    return stamps
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_ctime_ns
+
+
+def _sent(store: MirroredStore, item: WorkItem, staging: Path, before: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Send what the item has written; the fields of its result that name it."""
+    after = _stamps(staging)
+    prefix = f"{host_files(item.staging.name)}/items/{item.fan_out}/{item.item}"
+    written = [name for name, stamp in after.items() if before.get(name) != stamp]
+    store.remote.map(lambda name: store.remote.put(staging / name, f"{prefix}/{name}"), written)
+    files = tuple((name, f"{prefix}/{name}") for name in written)
+    return {"files": files, "removed": tuple(before.keys() - after.keys())}
+
+
+def _fetch(store: MirroredStore, files: dict[str, str], staging: Path) -> None:
+    """Fetch objects into the folder, each whole or not at all."""
+
+    def fetch(name: str) -> None:
+        target = staging / name
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not store.remote.get(files[name], temporary):
+            raise Retryable(f"{store.url}/{files[name]} is gone: the run has ended, or begun anew")
+        temporary.replace(target)
+
+    if unsafe := [name for name in files if not is_safe_name(name)]:
+        raise ConfigError(f"a work item's file cannot be called {unsafe[0]!r}")
+    staging.mkdir(parents=True, exist_ok=True)
+    store.remote.map(fetch, files)
+
+
+# On the run's machine
+
+
+@dataclass
+class _Items:
+    """Hands items and their files to the executor, and takes their results."""
+
+    store: MirroredStore
+    staging: Path
+    fan_outs: dict[str, FanOut]
+    executor: Executor
+    objects: dict[str, str] = field(default_factory=dict)  # files of the staging folder that the remote has
+    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)  # of those, when they were sent or fetched
+
+    def submit(self, item: WorkItem) -> "_Result":
+        beginnings = self.fan_outs[item.fan_out].reads(item.item)
+        names = sorted(
+            path.relative_to(self.staging).as_posix()
+            for beginning in beginnings
+            for path in self._files(beginning)
+            if not path.name.startswith(".")
+        )
+        self.store.remote.map(self._send, [name for name in names if not self._is_sent(name)])
+        assert self.store.url
+        files = tuple((name, self.objects[name]) for name in names)
+        there = replace(item, request=f"{self.staging.name}/request.json", url=self.store.url, files=files)
+        return _Result(self, item, self.executor.submit(there))
+
+    def take(self, item: WorkItem, result: ItemResult) -> ItemResult:
+        """Bring what an item has written here, its marker last."""
+        files = dict(result.files)
+        marker = {name: files.pop(name) for name in list(files) if name == f"rounds/{item.fan_out}/done/{item.item}"}
+        for some in (files, marker):
+            _fetch(self.store, some, self.staging)
+            self.objects |= some
+            self.stamps |= {name: _stamp(self.staging / name) for name in some}
+            if some is files:
+                for name in filter(is_safe_name, result.removed):
+                    (self.staging / name).unlink(missing_ok=True)
+        return replace(result, files=(), removed=())
+
+    def _files(self, beginning: str) -> list[Path]:
+        path = self.staging / beginning
+        return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+
+    def _is_sent(self, name: str) -> bool:
+        return name in self.objects and self.stamps[name] == _stamp(self.staging / name)
+
+    def _send(self, name: str) -> None:
+        self.objects[name] = f"{host_files(self.staging.name)}/files/{name}"
+        self.stamps[name] = _stamp(self.staging / name)
+        self.store.remote.put(self.staging / name, self.objects[name])
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The future of an item whose files are taken when its result is asked for."""
+
+    items: _Items
+    item: WorkItem
+    future: Future
+
+    def add_done_callback(self, call: Callable[[Any], Any]) -> object:
+        return self.future.add_done_callback(call)
+
+    def result(self) -> ItemResult:
+        return self.items.take(self.item, self.future.result())
+
+
+def through_remote(
+    factory: ExecutorFactory, store: MirroredStore, staging: Path, attempt: int, fan_outs: tuple[FanOut, ...]
+) -> ExecutorFactory:
+    """`factory` for hosts that share no disk with this one: its items take and leave their files at the remote."""
+
+    @contextmanager
+    def opened(launch: LaunchConfig) -> Iterator[Executor]:
+        folder = host_files(staging.name)
+        send_request(store, read_json(staging / "request.json") or {}, read_json(staging / "execution.json") or {})
+        store.remote.write(f"{folder}/attempt.json", json.dumps({"attempt": attempt}).encode())
+        try:
+            with factory(launch) as executor:
+                items = _Items(store, staging, {fan_out.name: fan_out for fan_out in fan_outs}, executor)
+                try:
+                    yield Executor(items.submit, executor.capacity)
+                finally:
+                    store.remote.delete([f"{folder}/attempt.json"])
+        finally:
+            with suppress(ConfigError, Retryable):
+                store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
+                store.pull_events()
+
+    return opened

@@ -1,0 +1,63 @@
+"""Work items on hosts that have neither the disk nor a path of the run's machine, only the store's remote."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from common.errors import ConfigError
+from configs.operation import LaunchConfig
+from store.catalog import Catalog
+from tasks.engine.attempt import run_stage
+from tasks.engine.errors import StageCancelled
+from tasks.engine.fanout import own_disk
+from tasks.engine.fanout.executor import Executor
+from tasks.engine.fanout.work_item import WorkItem
+from tasks.engine.remote_child import host_files
+from tasks.engine.stage import RunContext
+from tests.support.stage_pieces import joined, pieces, section
+
+pytestmark = pytest.mark.slow
+
+
+def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, tmp_path, monkeypatch):
+    driver, seen = machine("driver"), []
+    monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "host"))
+    items = tmp_path / "host" / "cache" / "items"
+    (items / "999999999-left").mkdir(parents=True)
+
+    def run(item):
+        assert str(driver.root) not in repr(item)
+        seen.append(item)
+        return own_disk.run_item(item)
+
+    @contextmanager
+    def other_host(launch):
+        with ThreadPoolExecutor(2) as pool:
+            yield Executor(lambda item: pool.submit(run, item), lambda: 2)
+
+    given = section(3, faults={"piece-1": {"bad": 9}}, skippable=0.4)
+    context = RunContext("r1", str(driver.root), launch=LaunchConfig(engine="ray"))
+    numbers = driver.get(run_stage(pieces, given, {}, context, other_host)["numbers"])
+    assert (numbers.path / "all.txt").read_text() == joined(3, without=(1,))
+    assert numbers.manifest["facts"]["skipped"] == {"piece-1": "piece-1: not a text"}
+    assert len(seen) == 5
+    assert not any(items.iterdir())
+    assert driver.remote.names("hosts") == driver.remote.names("staging") == {}
+    assert "printed by piece-2" in next((driver.root / "logs").glob("pieces-*.txt")).read_text()
+    Catalog(driver).ingest()
+    (rows,) = Catalog(driver).query("SELECT count(*) AS n, sum(value) AS rows FROM metrics WHERE name = 'rows'")
+    assert rows == {"n": 2, "rows": 10.0}
+
+
+def test_an_item_whose_attempt_is_over_does_nothing_and_a_name_that_climbs_is_refused(machine, monkeypatch, tmp_path):
+    store = machine("a")
+    key = "0" * 64
+    item = WorkItem(f"{key}/request.json", 2, "cut", "piece-0", 1, store.url)
+    with pytest.raises(StageCancelled, match="its attempt is over"):
+        own_disk.run_item(item)
+    store.remote.write(f"{host_files(key)}/attempt.json", b'{"attempt": 1}')
+    with pytest.raises(StageCancelled, match="its attempt is over"):
+        own_disk.run_item(item)
+    with pytest.raises(ConfigError, match=r"cannot be called '\.\./x'"):
+        own_disk._fetch(store, {"../x": "y"}, tmp_path / "there")
