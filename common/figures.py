@@ -40,11 +40,7 @@ def draw(
     svg = text.getvalue()
     for gid, tooltip in (tooltips or {}).items():
         svg = svg.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{escape(tooltip)}</title>', 1)
-    return _inline(svg, title, css_class)
-
-
-def _inline(svg: str, title: str, css_class: str) -> str:
-    """Without the XML prolog and metadata, labelled, and with identifiers prefixed by the title."""
+    # Without the XML prolog and metadata, labelled, and with identifiers prefixed by the title.
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     prefix = re.sub(r"\W+", "", title.lower()) or "figure"
     svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)

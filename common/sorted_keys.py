@@ -69,23 +69,17 @@ class SortedKeys:
             return
         keys = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
         order = np.argsort(keys)
-        values = None
-        if self._values is not None:
-            values = np.fromiter(self._recent.values(), np.uint64, len(self._recent))[order]
-        self._insert(keys[order], values)
-        self._recent = {}
-
-    def _insert(self, keys: np.ndarray, values: np.ndarray | None) -> None:
-        """Put sorted keys into the array; keys that are there already only get their new values."""
+        keys = keys[order]
         positions = np.searchsorted(self._keys, keys)
-        known = np.zeros(len(keys), bool)
+        known = np.zeros(len(keys), bool)  # is in the array already, and only gets its new value
         inside = positions < len(self._keys)
         known[inside] = self._keys[positions[inside]] == keys[inside]
         if self._values is not None:
-            assert values is not None
+            values = np.fromiter(self._recent.values(), np.uint64, len(self._recent))[order]
             self._values[positions[known]] = values[known]
             self._values = np.insert(self._values, positions[~known], values[~known])
         self._keys = np.insert(self._keys, positions[~known], keys[~known])
+        self._recent = {}
 
 
 def to_bytes(keys: Iterable[int]) -> bytes:

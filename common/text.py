@@ -33,11 +33,8 @@ def fenced(text: str) -> str:
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A pipe table without a final newline. A pipe or a line break in a cell stays inside its cell."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    cells = ([str(value).replace("|", "\\|").replace("\n", " ") for value in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def amount(value: float) -> str:

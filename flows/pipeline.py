@@ -82,7 +82,7 @@ class _StepRunner:
 
     def __post_init__(self) -> None:
         self.waiting = list(self.prepared.steps)
-        self.artifacts = dict(self.prepared.inputs)
+        self.available = set(self.prepared.inputs)
         self.ended: SimpleQueue[tuple[Step, PrefectFuture[dict[str, str]]]] = SimpleQueue()
 
     def run(self) -> Outputs:
@@ -105,7 +105,7 @@ class _StepRunner:
         force, in_use = self.prepared.selection.force, Counter(step.resource for step in self.running.values())
         limits = self.config.resources.limits()
         for step in self.waiting:
-            if in_use[step.resource] < limits[step.resource] and self.artifacts.keys() >= set(step.needs.values()):
+            if in_use[step.resource] < limits[step.resource] and self.available >= set(step.needs.values()):
                 asks = self.running and approval.asks_before(self.store, self.config, step, force)
                 return None if asks else step
         return None
@@ -127,7 +127,6 @@ class _StepRunner:
             limit=self.server_limits.get(step.resource, ""),
             ask_again=self.prepared.selection.ask_again,
         )
-        inputs = {name: self.artifacts[need] for name, need in step.needs.items()} | step.given
         try:
             approval.before_step(self.store, self.config, step, force, self.run_id)
         except Exception as error:  # not approved: the whole run stops
@@ -135,7 +134,7 @@ class _StepRunner:
         self.waiting.remove(step)
         self.running[step.label] = step
         with tags(step.resource):
-            future = as_prefect_task(step.stage).submit(step.section, inputs, context)
+            future = as_prefect_task(step.stage).submit(step.section, step.inputs, context)
         future.add_done_callback(lambda future: self.ended.put((step, future)))
 
     def _take(self, step: Step, future: PrefectFuture[dict[str, str]]) -> None:
@@ -164,7 +163,7 @@ class _StepRunner:
 
     def _keep(self, step: Step, outputs: dict[str, str]) -> None:
         self.outputs[step.label] = outputs
-        self.artifacts |= {Need(step.label, kind): artifact_id for kind, artifact_id in outputs.items()}
+        self.available |= {Need(step.label, kind) for kind in outputs}
 
 
 def _link_dashboard(run_id: str) -> None:

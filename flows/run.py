@@ -121,8 +121,8 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     out.print(summary_table(progress))
     out.print()
     out.print(f"{len(prepared.steps)} stages in {duration(time.monotonic() - begun)}", highlight=False)
-    if report := report_page(store, outputs.get("report", {}).get("report")):
-        out.print(Text(f"report: {report}"), soft_wrap=True)
+    if report := outputs.get("report", {}).get("report"):
+        out.print(Text(f"report: {relative(store.get(report).path / 'report.html')}"), soft_wrap=True)
     return ExitCode.DONE
 
 
@@ -132,11 +132,6 @@ def exit_code(cause: BaseException | None) -> ExitCode:
     Of several failures the lowest code counts: a crash is the graver news.
     """
     return ExitCode.BAD_INPUT if isinstance(cause, (ConfigError, Retryable)) else ExitCode.FAILED
-
-
-def report_page(store: Store, artifact_id: str | None) -> Path | None:
-    """The HTML page of a report artifact."""
-    return relative(store.get(artifact_id).path / "report.html") if artifact_id else None
 
 
 def with_config(message: str, argument: str) -> str:

@@ -13,7 +13,7 @@ from configs.operation import LaunchConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
-from store.artifacts import Store
+from store.artifacts import Store, short_id
 from tasks.engine.ray_cluster import check_hosts
 
 
@@ -44,7 +44,7 @@ class Selection(Section):
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run whose selection and inputs have been checked: its steps in order, and the ids of what they read of others.
+    """A run whose selection and inputs have been checked: its steps in order, and what they read of others.
 
     `argument` is the configuration as the operator named it, for commands that are printed.
     """
@@ -52,7 +52,7 @@ class PreparedRun:
     argument: str
     selection: Selection
     steps: list[Step]
-    inputs: dict[Need, str]
+    inputs: set[Need]
 
     def resume_command(self, stopped_at: str | None = None) -> str:
         """The shell command that resumes the run, as it works from the current folder."""
@@ -81,8 +81,7 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
         )
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
-    inputs = given_artifacts(store, dag, chosen, argument)
-    return PreparedRun(argument, selection, steps, inputs)
+    return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument))
 
 
 def check_ray_hosts(store: Store, launch: LaunchConfig, run: PreparedRun) -> None:
@@ -117,35 +116,25 @@ def choose(dag: Sequence[Step], selection: Selection) -> set[str]:
     return set(labels[start : end + 1])
 
 
-def outside_needs(dag: Sequence[Step], chosen: set[str]) -> dict[str, list[Need]]:
-    """For each step that is not chosen but whose outputs a chosen one reads: what is read of it."""
-    needs: dict[str, list[Need]] = {}
-    for step in dag:
-        for need in step.needs.values() if step.label in chosen else ():
-            if need.producer not in chosen and need not in needs.setdefault(need.producer, []):
-                needs[need.producer].append(need)
-    return needs
-
-
-def given_artifacts(store: Store, dag: Sequence[Step], chosen: set[str], argument: str) -> dict[Need, str]:
-    """Ids of what the chosen steps read of the others, which must be in the store under the DAG's keys.
+def outside_inputs(store: Store, dag: Sequence[Step], chosen: set[str], argument: str) -> set[Need]:
+    """What the chosen steps read of the others, which must be in the store under the DAG's keys.
 
     Raises `ConfigError` naming the first that is missing and the command that makes it; `argument` is the
     configuration in that command.
     """
-    given: dict[Need, str] = {}
-    keys = {step.label: step.key for step in dag}
-    for label, needs in outside_needs(dag, chosen).items():
-        for need in needs:
-            artifact = store.find(need.kind, keys[label])
-            if artifact is None:
-                readers = [step.label for step in dag if step.label in chosen and need in step.needs.values()]
+    needs: set[Need] = set()
+    for step in dag:
+        for name, need in step.needs.items() if step.label in chosen else ():
+            if need.producer in chosen or need in needs:
+                continue
+            kind, _, key = step.inputs[name].partition("/")
+            if store.find(kind, key) is None:
                 raise ConfigError(
-                    f"{readers[0]} needs the {need.kind} of {label} ({need.kind}/{keys[label][:12]}), which is not in "
-                    f"{store.location}: make it with `nautile run {argument} --until {label}`"
+                    f"{step.label} needs the {kind} of {need.producer} ({short_id(kind, key)}), which is not in "
+                    f"{store.location}: make it with `nautile run {argument} --until {need.producer}`"
                 )
-            given[need] = artifact.full_id
-    return given
+            needs.add(need)
+    return needs
 
 
 def _matching(dag: Sequence[Step], name: str, option: str) -> list[str]:

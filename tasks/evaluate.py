@@ -131,21 +131,16 @@ def _describe(job: Job, scores: Scores, out: Path) -> None:
     for name, score in scores.get("likelihood", {}).items():
         if score["accuracy"] is not None:
             job.emit("metric", name=f"evaluate/{name}/likelihood", step=0, value=score["accuracy"])
+    # The seconds that samples took, of their batch for a checkpoint.
+    path = out / f"latency.{ROWS}"
+    seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
+    cuts = quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else None
     job.describe(
         "evaluation",
         model=scores["model"],
         accuracy={name: score["accuracy"] for name, score in benchmarks.items()},
         samples=sum(score["items"] for score in benchmarks.values()),
         left_out=sum(sum(score["left_out"].values()) for score in benchmarks.values()),
-        latency_s=_latencies(out / f"latency.{ROWS}"),
+        latency_s={"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)} if cuts else {},
         stand_ins=[f"{score['title']}: {score['stand_in']}" for score in benchmarks.values() if score["stand_in"]],
     )
-
-
-def _latencies(path: Path) -> dict[str, float]:
-    """Median and 95th percentile of the seconds that samples took (of their batch, for a checkpoint)."""
-    seconds = [row["latency_s"] for row in read_rows(path)] if path.exists() else []
-    if len(seconds) < 2:
-        return {}
-    cuts = quantiles(seconds, n=20, method="inclusive")
-    return {"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)}

@@ -12,6 +12,7 @@ from common.files import read_json
 from common.text import visible
 from evals.running.rows import SampleRow, read_rows
 from evals.scoring.comparison import compare, comparison_table
+from flows.cli.inspect import named_or_newest
 from flows.cli.tables import query_table
 from store.artifacts import Store
 
@@ -80,10 +81,7 @@ def _read_evaluation(store: Store, name: str, way: str) -> tuple[str, list[Sampl
     """Model and rows of an evaluation: an id in the store, or a folder."""
     folder = Path(name)
     if not folder.is_dir():
-        artifact = store.get(name)
-        if artifact.kind != "evaluation":
-            raise ConfigError(f"{artifact.id} is not an evaluation: `nautile artifacts evaluation` lists them")
-        folder = artifact.path
+        folder = named_or_newest(store, "evaluation", name).path
     rows = folder / WAYS[way]
     if not rows.is_file():
         raise ConfigError(f"{name} has no {WAYS[way]}: it was not evaluated with --way {way}")

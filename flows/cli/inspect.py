@@ -204,15 +204,18 @@ def export(store: Store, table: str, out: Path, overwrite: bool) -> dict[str, in
     return {name: catalog.export(name, path, overwrite=overwrite) for name, path in files.items()}
 
 
-def latest_report(store: Store, artifact_id: str | None = None) -> Artifact:
-    """The named report, or the newest one. Raises `ConfigError` if there is none."""
+def named_or_newest(store: Store, kind: str, artifact_id: str | None = None) -> Artifact:
+    """The artifact of this kind that an id names, or the newest. Raises `ConfigError` if there is none."""
     store.refresh()
     if artifact_id:
-        return store.get(artifact_id if "/" in artifact_id else f"report/{artifact_id}")
-    reports = store.list("report")
-    if not reports:
-        raise ConfigError(f"no report in {store.root} yet: `nautile run` writes one")
-    return reports[-1]
+        artifact = store.get(artifact_id)
+        if artifact.kind != kind:
+            raise ConfigError(f"{artifact.id} is not of kind {kind}: `nautile artifacts {kind}` lists those")
+        return artifact
+    artifacts = store.list(kind)
+    if not artifacts:
+        raise ConfigError(f"no {kind} in {store.root} yet: `nautile run` makes one")
+    return artifacts[-1]
 
 
 def checkpoint_folder(name: str | None) -> Path:
@@ -221,17 +224,7 @@ def checkpoint_folder(name: str | None) -> Path:
         return Path(name)
     if name and Path(name).is_dir():
         raise ConfigError(f"{name} is not a checkpoint folder: it must hold config.json and weights.safetensors")
-    store = open_store()
-    store.refresh()
-    if name:
-        artifact = store.get(name)
-        if artifact.kind != "checkpoint":
-            raise ConfigError(f"{artifact.id} is not a checkpoint: `nautile artifacts checkpoint` lists them")
-        return artifact.path
-    checkpoints = store.list("checkpoint")
-    if not checkpoints:
-        raise ConfigError(f"no checkpoint in {store.root} yet: `nautile run` trains one; or name a folder")
-    return checkpoints[-1].path
+    return named_or_newest(open_store(), "checkpoint", name).path
 
 
 def _catalog(store: Store) -> Catalog:
@@ -245,6 +238,7 @@ def _catalog(store: Store) -> Catalog:
 
 
 def row_of(artifact: Artifact) -> CatalogRow:
+    """The artifact as the read commands list it."""
     return {
         "id": artifact.id,
         "stage": artifact.manifest["stage"],

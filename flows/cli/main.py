@@ -234,7 +234,7 @@ def report(
     from flows.cli import inspect
     from flows.cli.tables import relative
 
-    folder = inspect.latest_report(the_store(), artifact).path
+    folder = inspect.named_or_newest(the_store(), "report", artifact).path
     if as_json:
         print((folder / "report.json").read_text(encoding="utf-8"))
         return

@@ -16,15 +16,13 @@ def publish_snapshot(store: Store, config: RunConfig, argument: str, step: int |
 
     Raises `ConfigError` if that step is not saved, naming those that are.
     """
-    prepared = prepare_run(config, Selection(only="pretrain"), store, argument)
-    [pretrain] = prepared.steps
+    [pretrain] = prepare_run(config, Selection(only="pretrain"), store, argument).steps
     folder = store.root / "staging" / pretrain.key / "scratch" / "checkpoints" / "steps"
     saved = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
     if not saved or step not in (None, *saved):
         there = f"it has {', '.join(map(str, saved))}" if saved else "it has none: it is finished, or has not saved yet"
         raise ConfigError(f"the pretraining of {argument} has no saved step{f' {step}' if step else ''}: {there}")
     number = step or saved[-1]
-    inputs = {name: prepared.inputs[need] for name, need in pretrain.needs.items()} | pretrain.given
     context = RunContext(f"snapshot-{uuid.uuid4().hex[:8]}", str(store.root), config=config.name)
-    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, inputs, context)
+    outputs = run_stage(snapshot, {"of": pretrain.key, "step": number}, pretrain.inputs, context)
     return store.get(outputs["checkpoint"])

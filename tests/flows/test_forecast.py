@@ -72,7 +72,7 @@ def test_a_run_that_pays_for_nothing_says_nothing(store):
 def test_a_run_prints_it_before_the_first_call(store):
     for config, printed in ((CONFIG, ["expected calls", "distill, gpt_oss_20b (teacher)"]), (load("local"), [])):
         out = Console(file=io.StringIO(), width=300)
-        print_forecast(out, PreparedRun("x.toml", Selection(), build_dag(config), {}), store)
+        print_forecast(out, PreparedRun("x.toml", Selection(), build_dag(config), set()), store)
         text = out.file.getvalue()
         assert all(words in text for words in printed)
         assert bool(text) == bool(printed)

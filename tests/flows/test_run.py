@@ -150,7 +150,7 @@ def test_exit_codes(cause, code):
 def test_the_account_of_a_crash_has_the_reason_the_last_lines_and_the_resume_command(tmp_path):
     err = Console(file=io.StringIO(), width=60)
     crash = StageCrash("its process ended with exit code 1", log=Path("/x"), log_tail="[a]\nKeyError: 1")
-    run = PreparedRun("my.toml", Selection(last="report"), [], {})
+    run = PreparedRun("my.toml", Selection(last="report"), [], set())
     print_failure(err, "reason", crash, run, tmp_path / "nautile.log")
     lines = err.file.getvalue().splitlines()
     assert lines[0].startswith("stage reason failed: its process ended with exit code 1. The log is /x")

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import ConfigError
 from flows.dag import Need, build_dag
-from flows.selection import Selection, choose, given_artifacts, outside_needs
+from flows.selection import Selection, choose, outside_inputs
 from store.artifacts import Store
 from tests.support.toy_dag import toy_dag
 
@@ -50,27 +50,19 @@ def test_what_is_refused(dag, options, message):
         choose(dag, Selection(**options))
 
 
-def test_what_is_needed_of_the_rest(dag):
-    assert outside_needs(dag, {"reason", "evaluate:reason"}) == {
-        "align": [Need("align", "checkpoint")],
-        "held_out": [Need("held_out", "questions")],
-    }
-    assert outside_needs(dag, {e.label for e in dag}) == {}
-
-
 def test_a_missing_input_names_the_command_that_makes_it(dag, tmp_path):
     message = (
         r"reason needs the checkpoint of align \(checkpoint/\w{12}\).*make it with `nautile run my.toml --until align`"
     )
     with pytest.raises(ConfigError, match=message):
-        given_artifacts(Store(tmp_path), dag, {"reason"}, "my.toml")
+        outside_inputs(Store(tmp_path), dag, {"reason"}, "my.toml")
 
 
-def test_inputs_that_are_there_are_given_in_full(dag, made):
-    store, outputs = made
-    given = given_artifacts(store, dag, {"reason"}, "toy")
+def test_what_is_needed_of_the_rest(dag, made):
+    store, _ = made
     needs = {Need("align", "checkpoint"), Need("held_out", "questions")}
-    assert given == {need: store.get(outputs[need.producer][need.kind]).full_id for need in needs}
+    assert outside_inputs(store, dag, {"reason", "evaluate:reason"}, "toy") == needs
+    assert outside_inputs(store, dag, {step.label for step in dag}, "toy") == set()
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,9 @@ def test_a_checkpoint_of_elsewhere_is_added_once_it_is_known_to_be_one(tmp_path)
 def test_the_newest_report_or_the_named_one(made, tmp_path):
     store, outputs = made
     report = outputs["report"]["report"]
-    assert inspect.latest_report(store).id == report
-    assert inspect.latest_report(store, report.partition("/")[2]).id == report
+    assert inspect.named_or_newest(store, "report").id == report
+    assert inspect.named_or_newest(store, "report", report.partition("/")[2]).id == report
     with pytest.raises(ConfigError, match="no report in"):
-        inspect.latest_report(Store(tmp_path / "none"))
+        inspect.named_or_newest(Store(tmp_path / "none"), "report")
+    with pytest.raises(ConfigError, match=f"{report} is not of kind checkpoint"):
+        inspect.named_or_newest(store, "checkpoint", report)
