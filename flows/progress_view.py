@@ -17,8 +17,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from common.text import amount, duration
-from tasks.engine.progress import RateMeter
+from common.text import duration
+from tasks.engine.progress import RateMeter, describe_progress
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
 
@@ -57,16 +57,7 @@ class StepProgress:
         """Count, rate, note, time left and attempt, as far as they are known; of a step that does not run, its note."""
         if self.state != "running":
             return self.note
-        parts = []
-        if self.done is not None:
-            of = f"/{amount(self.total)}" if self.total else ""
-            parts.append(f"{amount(self.done)}{of} {self.unit}".rstrip())
-        if (rate := self.meter.rate()) is not None:
-            parts.append(f"{amount(rate)} {self.unit or 'items'}/s")
-        if self.note:
-            parts.append(self.note)
-        if (left := self.meter.left(self.done, self.total)) is not None:
-            parts.append(f"{duration(left)} left")
+        parts = describe_progress(self.done, self.total, self.unit, self.note, self.meter)
         if self.attempt > 1:
             parts.append(f"attempt {self.attempt}")
         return ", ".join(parts)

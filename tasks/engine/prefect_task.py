@@ -23,7 +23,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import TaskRunContext
 
 from common.errors import Retryable
-from common.text import amount, duration, visible
+from common.text import visible
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import pause
@@ -32,7 +32,7 @@ from tasks.engine.failure import reason, slug
 from tasks.engine.fanout.prefect_executor import MAX_RETRIES, prefect_executor
 from tasks.engine.fanout.ray_executor import ray_executor
 from tasks.engine.prefect_page import summary
-from tasks.engine.progress import RateMeter, StageUpdate, notify, subscribe
+from tasks.engine.progress import RateMeter, StageUpdate, describe_progress, notify, subscribe
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import write_retry_note
 
@@ -173,11 +173,11 @@ class _TaskRunPage:
         if last is None:
             return
         if self._progress is not None:
-            self._show(100.0, _describe(last))
+            self._show(100.0, _describe(last, RateMeter()))
 
         def send() -> None:
             store = open_store(self._context.store_root)
-            page, title = summary(store, last, outputs), f"{self._label}: {_describe(last)}"
+            page, title = summary(store, last, outputs), f"{self._label}: {_describe(last, RateMeter())}"
             create_markdown_artifact(page, key=f"stage-{self._slug}", description=title)
 
         self._send(send)
@@ -203,17 +203,6 @@ class _TaskRunPage:
             logger.warning("Prefect did not take an artifact of %s: %s", self._label, error)
 
 
-def _describe(update: StageUpdate, meter: RateMeter | None = None) -> str:
-    parts: list[str] = [update.state]
-    if update.done is not None:
-        total = f" of {update.total:g}" if update.total else ""
-        parts.append(f"{update.done:g}{total} {update.unit}".rstrip())
-    if meter and (rate := meter.rate()):
-        parts.append(f"{amount(rate)} {update.unit}/s")
-    if meter and (left := meter.left(update.done, update.total)):
-        parts.append(f"{duration(left)} left")
-    if update.note:
-        parts.append(update.note)
-    if update.seconds is not None:
-        parts.append(f"{update.seconds:.0f} s")
-    return ", ".join(parts)
+def _describe(update: StageUpdate, meter: RateMeter) -> str:
+    parts = [update.state, *describe_progress(update.done, update.total, update.unit, update.note, meter)]
+    return ", ".join(parts if update.seconds is None else [*parts, f"{update.seconds:.0f} s"])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from common.text import amount, duration
+
 logger = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "publishing", "reused", "done", "retrying", "failed", "cancelled"]
@@ -83,6 +85,20 @@ class RateMeter:
         """Seconds until `total` at the present rate; None if that is not known."""
         rate = self.rate()
         return (total - done) / rate if rate and total and done is not None else None
+
+
+def describe_progress(done: float | None, total: float | None, unit: str, note: str, meter: RateMeter) -> list[str]:
+    """Count, rate, note and time left, as far as they are known."""
+    parts = []
+    if done is not None:
+        parts.append(f"{amount(done)}{f'/{amount(total)}' if total else ''} {unit}".rstrip())
+    if (rate := meter.rate()) is not None:
+        parts.append(f"{amount(rate)} {unit or 'items'}/s")
+    if note:
+        parts.append(note)
+    if (left := meter.left(done, total)) is not None:
+        parts.append(f"{duration(left)} left")
+    return parts
 
 
 Listener = Callable[[StageUpdate], Any]

@@ -16,3 +16,11 @@ def prefect_server(prefect_url):
 
     with temporary_settings({PREFECT_API_URL: prefect_url}):
         yield
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """A folder in which stages say that they wait, and are let go (`tests.support.stage_sums`, `stage_pieces`)."""
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    return gate

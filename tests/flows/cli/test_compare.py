@@ -11,7 +11,6 @@ from common.errors import ConfigError
 from evals.benchmarks.items import BenchmarkItem
 from evals.running.runner import evaluate
 from flows.cli.compare import compare_evaluations, comparison_view
-from store.artifacts import Store
 from tests.evals.conftest import Known
 from tests.support.stage_store import published
 
@@ -29,11 +28,6 @@ def evaluation(folder, name, right):
 @pytest.fixture
 def sides(tmp_path):
     return evaluation(tmp_path / "a", "one", lambda n: n < 6), evaluation(tmp_path / "b", "two", lambda n: n > 2)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
 
 
 def render(comparison, shown):

@@ -18,11 +18,6 @@ from tests.support.stage_sums import local_stage, nothing, section, sums
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def context(store):
     return RunContext("r1", str(store.root), label="sums:a", config="toy")
 

@@ -17,7 +17,6 @@ from prefect.exceptions import PrefectException
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.operation import StageOperation
-from store.artifacts import Store
 from tasks.engine import errors, prefect_task
 from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
@@ -35,11 +34,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(prefect_task, "BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 0.0)
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
 
 
 def through_a_flow(store, config, outage_hours=1.0):

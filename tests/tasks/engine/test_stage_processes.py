@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
@@ -14,18 +13,6 @@ from tasks.engine.errors import StageCancelled, StageCrash
 from tasks.engine.stage import RunContext
 from tests.support.stage_parent import is_alive, reached, start, wait_for
 from tests.support.stage_sums import section, sums
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    return gate
 
 
 @pytest.fixture

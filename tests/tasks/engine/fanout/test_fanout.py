@@ -11,7 +11,6 @@ from common.errors import ConfigError, Retryable
 from common.events import silent
 from common.files import read_json
 from configs.operation import LaunchConfig
-from store.artifacts import Store
 from store.catalog import Catalog
 from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
@@ -26,20 +25,8 @@ from tests.support.stage_pieces import joined, pieces, runs, section, start
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def context(store):
     return RunContext("r1", str(store.root), label="pieces", launch=LaunchConfig(workers=2))
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    return gate
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from prefect.client.schemas.sorting import TaskRunSort
 from common.errors import Retryable
 from common.retry import Backoff
 from configs.operation import LaunchConfig
-from store.artifacts import Store
 from tasks.engine import child_process as child
 from tasks.engine import errors, prefect_task
 from tasks.engine.child_process import cancelling
@@ -33,11 +32,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(prefect_task, "FIRST_SHOWN_AFTER_S", 0.0)
     yield
     child._cancelled.clear()
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
 
 
 def through_a_flow(store, config, workers=2):
