@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.text import duration
+from flows.cli.tables import text_table
 from tasks.engine.progress import RateMeter, describe_progress
 
 State = Literal["waiting", "running", "reused", "done", "failed", "cancelled"]
@@ -178,11 +179,7 @@ def view_for(run: RunProgress, console: Console) -> LiveView | LogView:
 
 def summary_table(run: RunProgress) -> Table:
     """The closing table: stage, state, time, artifacts."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "state"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("artifacts", overflow="fold")
+    table = text_table("stage", "state", "time", "artifacts")
     for step in run.steps.values():
         elapsed = run.elapsed(step.label)
         took = duration(elapsed) if elapsed is not None and step.state != "reused" else ""
