@@ -163,10 +163,10 @@ def read_bounded_text(path: Path, limit: int = CONFIG_LIMIT) -> str:
         raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
 
 
-def read_bounded_json(path: Path, limit: int = CONFIG_LIMIT) -> Any:
+def read_bounded_json(path: Path) -> Any:
     """The JSON in a plain file. Raises `ConfigError` as `read_bounded_text` does, and for damaged JSON."""
     try:
-        return json.loads(read_bounded_text(path, limit))
+        return json.loads(read_bounded_text(path))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
     except RecursionError:

@@ -88,12 +88,12 @@ class ChildFiles:
         for name in ("error.json", "live.json"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def log_tail(self, lines: int = 15) -> str:
-        """The last lines of the log, for a message."""
+    def log_tail(self) -> str:
+        """The last fifteen lines of the log, for a message."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, 2) - 8192))
-                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-15:])
         except OSError:
             return ""
 
