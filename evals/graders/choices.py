@@ -2,7 +2,8 @@
 
 A letter counts when it is isolated and not a word of its sentence: in "A person would use a spoon, so C" the
 first A is an article. A lower-case letter counts in brackets or a box, after "option", at the start before a full stop
-or bracket, or as the whole answer.
+or bracket, or as the whole answer. A letter in a name ("vitamin C", "20 °C", "B cells"), in an option's own text, in a
+denial ("A and B are wrong") or in a question ("Is it A?") is none.
 """
 
 import re
@@ -13,15 +14,39 @@ from evals.graders.answer_spans import answer_spans
 
 _ISOLATED = re.compile(r"(?<![\w\\])(?<!\w[.'’])([A-Za-z])(?!\w|[.'’]\w)")
 _LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{([^{}]*)\}")
-_DENIED = re.compile(
-    r"(?:\bnot|n't|\bnever|\bexcept|\bthan|\binstead\s+of)\s+(?:option\s+|choice\s+)?[(\[]?$", re.IGNORECASE
-)
 _NAMED = re.compile(r"\b(?:option|choice|letter)\s+$", re.IGNORECASE)
+_ANSWERED = re.compile(r"\banswer\s+$", re.IGNORECASE)
+_IS_THE_ANSWER = re.compile(
+    r"(?:^|[.!?;,\n]|\bso\b)\s*([^.!?;,\n]{1,80}?)\s+(?:is|must\s+be)\s+the\s+"
+    r"(?:(?:correct|right|best)\s+)?(?:answer|option|choice)\b",
+    re.IGNORECASE,
+)
 # What may follow "A" or "I" for it to count as a letter, although it is also a word.
 _ENDS = r"[^\S\n]*(?:$|\n|[-–—=:&/,|])|[^\w\s'’]"
 _AFTER_A = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|was|because|since|as|and|or|seems)\b", re.IGNORECASE)
 _AFTER_I = re.compile(rf"{_ENDS}|[^\S\n]+(?:is|because|since|or)\b", re.IGNORECASE)
 _OPENING, _CLOSING = "([{<\"'`*", ")]}>.:\"'`*"
+
+# What is no mention of an option, each a match that is left out.
+_LETTER = r"(?:option\s+|choice\s+)?[(\[]?\b[A-Z]\b(?![.'’]\w)[)\]]?"
+_LETTERS = rf"(?:{_LETTER}(?:\s?,\s?{_LETTER}){{0,9}},?\s?(?:(?i:or|nor|and)|&)\s{_LETTER}|{_LETTER})"
+_NO_MENTION = (
+    # names: "vitamin C", "20 °C", "B cells", "D-day"
+    re.compile(
+        r"(?i:\b(?:vitamins?|types?|grades?|plan|hepatitis|influenza|groups?|class|factor|appendix|figure|mel)\s+)[A-Z]\b"
+        r"(?:(?:\s*,|\s+and)\s+[A-Z]\b(?=\s+(?:is|are|and|in)\b))?"
+        r"|[0-9]\s?°?\s?[CFK]\b|°\s?[CFK]\b|\b[A-Z][-‐‑][a-z]\w*|\b[A-Z]\s+(?:cells?|notes?|major|minor|flat|sharp)\b"
+    ),
+    # denials
+    re.compile(
+        rf"(?i:\b(?:not|never|except|than|neither|instead\s+of|cannot)|n['’]t)\s+(?i:be\s+|either\s+)?{_LETTERS}"
+    ),
+    re.compile(
+        rf"{_LETTERS}\s+(?i:(?:is|are|was|were|seems?)\s+(?:(?:clearly|both|also|all|obviously)\s+)?"
+        r"(?:wrong|incorrect|false|impossible|not\b)|(?:is|are|was|were|ca|could)n['’]t\b|cannot\b)"
+    ),
+)
+_QUESTION = re.compile(r"(?:^|(?<=[.!?\n;]))\s*[^\s.!?\n;]+\s[^.!?\n;]*\?")  # of several words: "C?" is an answer
 
 
 def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -30,7 +55,7 @@ def candidates(text: str, letters: Sequence[str], options: Sequence[str] = ()) -
     Options in its answer spans count if there are any, else those anywhere. `options` are the options' texts: an answer
     that equals one of them, ignoring case and punctuation, means its letter.
     """
-    spans = answer_spans(text)
+    spans = [*answer_spans(text), *_IS_THE_ANSWER.findall(text.replace("**", ""))]
     committed = [letter for span in spans for letter in mentions(span, letters, options)]
     return list(dict.fromkeys(committed or mentions(text, letters, options)))
 
@@ -41,11 +66,17 @@ def mentions(text: str, letters: Sequence[str], options: Sequence[str] = ()) -> 
     for _ in range(3):  # \boxed{\text{(B)}}
         text = _LATEX_WRAP.sub(r"{\1}", text)
     text = text.replace("**", "").replace("$", " ").strip()
-    letters_found = [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters)]
-    if letters_found or not options:
-        return letters_found
     stated = plain(text)
-    return [letter for letter, option in zip(letters, options, strict=False) if stated and plain(option) == stated]
+    equal = [letter for letter, option in zip(letters, options, strict=False) if plain(option) == stated]
+    if equal and len(stated) > 1:
+        return equal
+    for option in sorted(options, key=len, reverse=True):
+        if len(plain(option)) > 1 and _ISOLATED.search(option):  # its letters are its own
+            words = r"\s+".join(re.escape(word) for word in unicodedata.normalize("NFKC", option).split())
+            text = re.sub(rf"(?<!\w){words}(?!\w)", " ", text, flags=re.IGNORECASE)
+    for pattern in (_QUESTION, *_NO_MENTION):
+        text = pattern.sub(" … ", text)
+    return [m.group(1).upper() for m in _ISOLATED.finditer(text) if _is_mention(m, text, letters)]
 
 
 def plain(text: str) -> str:
@@ -56,7 +87,7 @@ def plain(text: str) -> str:
 
 def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool:
     letter, start, end = match.group(1), match.start(), match.end()
-    if letter.upper() not in letters or _DENIED.search(text[max(0, start - 24) : start]):
+    if letter.upper() not in letters:
         return False
     before, after = text[start - 1 : start], text[end : end + 1]
     if letter.islower():
@@ -68,6 +99,7 @@ def _is_mention(match: re.Match[str], text: str, letters: Sequence[str]) -> bool
             or bracketed
             or (leads and after in tuple(").:]"))
             or bool(_NAMED.search(text[max(0, start - 12) : start]))
+            or bool(_ANSWERED.search(text[max(0, start - 12) : start]) and not text[end:].strip(_CLOSING + " "))
         )
     if letter == "A":
         return bool(_AFTER_A.match(text, end))

@@ -48,9 +48,9 @@ def issue_of(reply: ParsedReply, answered: Sequence[object]) -> GradeIssue | Non
 
 
 def grade_number(reply: ParsedReply, expected: str) -> Verdict:
-    """Grade a number, compared as exact fractions: "1/2" is 0.5. "%" is a unit; lenient also accepts 50% for 0.5.
+    """Grade a number, compared as exact fractions: "1/2" is 0.5. "%" is a unit.
 
-    Raises `ValueError` when `expected` is not itself one number.
+    Lenient also accepts 50% for 0.5, and takes "1 000" for one number. Raises `ValueError` when `expected` is not one.
     """
     wanted = numbers.parse_number(expected)
     if wanted is None:
@@ -59,8 +59,10 @@ def grade_number(reply: ParsedReply, expected: str) -> Verdict:
     fallback = answered or numbers.candidates(reply.reasoning)
     problem = issue_of(reply, answered)
     strict = problem is None and answered[0].value == wanted.value
-    last = fallback[-1] if fallback else None
-    lenient = last is not None and (last.value == wanted.value or _as_share(last) == _as_share(wanted))
+    text = (reply.answer if answered else reply.reasoning) or ""
+    joined = numbers.join_spaced_digits(text)
+    last = [*fallback[-1:], *(numbers.candidates(joined)[-1:] if joined != text else [])]
+    lenient = any(n.value == wanted.value or _as_share(n) == _as_share(wanted) for n in last)
     return Verdict(strict, lenient, " | ".join(map(str, answered)) or None, problem)
 
 

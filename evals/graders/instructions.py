@@ -7,6 +7,8 @@ needs a fixed seed. Nothing is downloaded.
 
 import importlib.util
 import logging
+import random
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from evals.graders.grading import Verdict
 
 logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 100_000
+_DRAW = random.Random()  # for arguments that the checkers do not take, and replace by a drawn one
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,17 @@ def check_known(names: Sequence[str], arguments: Sequence[Mapping[str, Any]], wh
     for name, given in zip(names, arguments, strict=True):
         try:
             _built(name, given)
+            # The checkers search for these as patterns.
+            for keyword in (
+                given.get("keyword"),
+                *(given.get("keywords") or ()),
+                *(given.get("forbidden_words") or ()),
+            ):
+                re.compile(keyword or "")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
+        except re.error as error:
+            raise ConfigError(f"{where}: instruction {name!r} has a keyword that is no pattern ({error})") from None
 
 
 @cache
@@ -94,10 +106,11 @@ def _registry() -> dict[str, Any]:
     # Skip its __init__, which imports `datasets` for a loader that is not needed here: 2 s, and network access.
     spec = importlib.util.find_spec("if_verifiable")
     sys.modules.setdefault("if_verifiable", importlib.util.module_from_spec(spec))
-    from if_verifiable.ifeval import instructions_util
+    from if_verifiable.ifeval import instructions, instructions_util
     from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
 
     langdetect.DetectorFactory.seed = 0  # it draws features at random otherwise
+    instructions.random = instructions_util.random = _DRAW
     with tempfile.TemporaryDirectory(prefix="nautile-nltk-") as folder:
         _write_sentence_model(Path(folder) / "tokenizers" / "punkt_tab" / "english")
         nltk.data.path.insert(0, folder)
@@ -130,16 +143,20 @@ def _built(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
         raise ConfigError(f"no instruction {name!r}; there are {', '.join(sorted(checkers))}")
     checker = checkers[name](name)
     given = {key: value for key, value in arguments.items() if value is not None}
+    _DRAW.seed(0)
     try:
-        return checker, checker.build_description(**given)
+        description = checker.build_description(**given)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"instruction {name!r} refuses its arguments {sorted(given)}: {error}") from None
+    if name == "keywords:letter_frequency" and len(letter := given.get("letter", "")) == 1:
+        checker._letter = letter.lower()  # IFEval draws another for one outside a to z, such as the prompt's "#"
+    return checker, description
 
 
 def _follows(checker: Any, answer: str) -> bool:
     """Whether the checker accepts the answer; one that raises on unusual text (an index past its end) does not."""
     try:
         return bool(checker.check_following(answer))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError, re.error) as error:
         logger.warning("%s failed on %r: %s", type(checker).__name__, answer[:80], error)
         return False

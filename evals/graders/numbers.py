@@ -2,7 +2,9 @@ r"""Parse the numbers that a text states, as exact fractions. Rewards and every 
 
 Notation is read (thousands, decimals, fractions, mixed numbers, percent, scientific, scale words, LaTeX, any script's
 decimal digits, number words if there is no digit); meaning is not. The operands of an equation are no candidates: of
-"5 + 7 = 12" only 12 is. Neither are negated numbers ("not 13") or digits inside a name ("H2O").
+"5 + 7 = 12" only 12 is. Neither are negated numbers ("not 13"), digits inside a name ("H2O"), ordinals ("5th"), terms
+of an expression ("5x", "18 + y") or bounds ("between 15 and 18"). Where a text says which number is its answer, the
+first one there is meant: "the answer is 5 out of 8".
 """
 
 import math
@@ -40,6 +42,12 @@ _LATEX = (
     (re.compile(r"\\(?:times|cdot)\b"), "×"),
     (re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\b|\\(?=[%$#&])|\\[,!;:]|\*\*"), ""),
 )
+_HALVES = (
+    (re.compile(r"\bhalf\s+a\s+dozen\b", re.IGNORECASE), "six"),
+    (re.compile(r"(?<=[0-9])\s+and\s+a\s+half\b", re.IGNORECASE), " 1/2"),
+)
+_WORD_AND_A_HALF = re.compile(r"\b([a-z]+)\s+and\s+a\s+half\b", re.IGNORECASE)
+_ZERO_COMMA = re.compile(r"(?<![\w.,])0,(?=[0-9]+(?![\w,]))")  # "0,75": no group of thousands begins with 0
 _CURRENCY_AFTER_LETTERS = re.compile(r"(?<=[A-Za-z])[$€£¥₹]")
 _CURRENCY = re.compile(r"[$€£¥₹]")
 _NEGATIVE_WORD = re.compile(r"\b(?:negative|minus)\s+(?=[0-9.])", re.IGNORECASE)
@@ -71,6 +79,12 @@ _LITERAL = re.compile(
 )
 _BOUNDARY = re.compile(r"[.!?。](?=\s|$)|\n|;|,(?=\s)|\bor\b|\band\b", re.IGNORECASE)
 _DENIED = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of)\s+-?$", re.IGNORECASE)
+_BOUNDS = re.compile(r"\bbetween\s+\S+\s+and\s+\S+", re.IGNORECASE)
+_NO_VALUE = re.compile(r"(?:st|nd|rd|th)\b|[xyz]\b|\s*[-+*×·]\s*[nxyz]\b")  # ordinals, terms
+# What follows the answer in its span: a remark in brackets, or what it is measured against.
+_REMARK = re.compile(r"(?<=[0-9A-Za-z%])\s*\([^()]*\)")
+_AGAINST = re.compile(r"\b(?:over|out\s+of|within|during|in|for|from|after|at|per)\s+(?:[a-z]+\s+)?[0-9]", re.I)
+_SPACED = re.compile(r"(?<![\w.,])[0-9]{1,3}(?: [0-9]{3})+(?![\w]|[.,][0-9]{3})")
 _WORD = re.compile(r"[a-z]+")
 
 
@@ -98,8 +112,22 @@ def candidates(text: str) -> list[Number]:
 
     Those in its answer spans (`\\boxed`, "the answer is") if there are any, else all of them.
     """
-    committed = [number for span in answer_spans(text) for number in numbers_in(span)]
+    committed = [number for span in answer_spans(text) for number in numbers_in(_stated_in(span))]
     return list(dict.fromkeys(committed or numbers_in(text)))
+
+
+def _stated_in(span: str) -> str:
+    """The part of an answer span that states the answer; all of it where it is an equation."""
+    if "=" in span:
+        return span
+    span = _REMARK.sub("", span) or span
+    against = _AGAINST.search(span)
+    return span[: against.start()] if against and numbers_in(span[: against.start()]) else span
+
+
+def join_spaced_digits(text: str) -> str:
+    """`text` with "1 000" written as one number, which a strict reading takes for two."""
+    return _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
 
 
 def numbers_in(text: str) -> list[Number]:
@@ -108,7 +136,14 @@ def numbers_in(text: str) -> list[Number]:
     if not any("0" <= c <= "9" for c in text):
         return [Number(value) for value in _spelled(text)]
     literals = [(m.start(), m.end(), n) for m in _LITERAL.finditer(text) if (n := _number(m, text)) is not None]
-    kept = [literal for literal in literals if not _DENIED.search(text[max(0, literal[0] - 20) : literal[0]])]
+    bounds = [match.span() for match in _BOUNDS.finditer(text)]
+    kept = [
+        (start, end, number)
+        for start, end, number in literals
+        if not _DENIED.search(text[max(0, start - 20) : start])
+        and not _NO_VALUE.match(text, end)
+        and not any(left < start < right for left, right in bounds)
+    ]
     return [number for _, _, number in _results_only(kept, text)]
 
 
@@ -135,6 +170,12 @@ def _normalised(text: str) -> str:
         else:
             out.append(c)
     text = "".join(out).translate(_CHARACTERS)
+    for pattern, replacement in _HALVES:
+        text = pattern.sub(replacement, text)
+    text = _WORD_AND_A_HALF.sub(
+        lambda match: f"{_WORDS[word]} 1/2" if (word := match[1].lower()) in _WORDS else match.group(), text
+    )
+    text = _ZERO_COMMA.sub("0.", text)
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     text = _CURRENCY.sub("", _CURRENCY_AFTER_LETTERS.sub(" ", text))

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,15 +61,15 @@ HARD = [
     ("I think it is C", True, True),
     ("I'd say C", True, True),
     ("e.g. C", True, True),
-    ("Vitamin A is good, so C", False, True),
-    ("A is wrong, so C", False, True),
+    ("Vitamin A is good, so C", True, True),
+    ("A is wrong, so C", True, True),
     ("It isn't A; it is C", True, True),
     ("not A but C", True, True),
     ("Not A, not B, so C", True, True),
     ("C (not A)", True, True),
     ("It is not C", False, False),
-    ("Is it A? No. It is C.", False, True),
-    ("C, since A and B are wrong", False, False),
+    ("Is it A? No. It is C.", True, True),
+    ("C, since A and B are wrong", True, True),
     ("A or C", False, True),
     ("A and C", False, True),
     ("Both A and C", False, True),
@@ -102,6 +104,65 @@ HARD = [
 def test_hard_choices(reply, answer, strict, lenient):
     verdict = grade_choice(reply(answer), "C", "ABCD", OPTIONS)
     assert (verdict.strict, verdict.lenient) == (strict, lenient), verdict
+
+
+VITAMINS = ("vitamin A", "vitamin C", "vitamin D", "vitamin K")
+BLOOD = ("O", "A", "B", "AB")
+
+# answer, right letter, options, strict; nothing else in the reply, so lenient is the same
+NAMES = [
+    ("B. Vitamin C", "B", VITAMINS, True),
+    ("B) vitamin C", "B", VITAMINS, True),
+    ("The answer is (B) vitamin C.", "B", VITAMINS, True),
+    ("The answer is B, vitamin C.", "B", VITAMINS, True),
+    ("The answer is vitamin C.", "B", VITAMINS, True),
+    ("Vitamin C", "B", VITAMINS, True),
+    ("Vitamin C", "C", VITAMINS, False),
+    ("vitamin D", "C", VITAMINS, True),
+    ("Vitamin C is in oranges, so B", "B", VITAMINS, True),
+    ("B", "B", VITAMINS, True),
+    ("B", "B", BLOOD, True),
+    ("B", "C", BLOOD, False),
+    ("AB", "D", BLOOD, True),
+    ("D. a 10 C rise", "D", ("a 1 C rise", "a 5 C rise", "a fall", "a 10 C rise"), True),
+    ("Both A and B", "C", ("one", "two", "Both A and B", "neither"), True),
+    ("C. Both A and B", "C", ("one", "two", "Both A and B", "neither"), True),
+    ("Vitamin C is in oranges", "C", OPTIONS, False),
+    ("Hepatitis B", "B", OPTIONS, False),
+    ("Plan B", "B", OPTIONS, False),
+    ("Type B", "B", OPTIONS, False),
+    ("Grade C", "C", OPTIONS, False),
+    ("Mel B", "B", OPTIONS, False),
+    ("D-day", "D", OPTIONS, False),
+    ("C note", "C", OPTIONS, False),
+    ("20 C", "C", OPTIONS, False),
+    ("20°C", "C", OPTIONS, False),
+    ("Type A blood", "A", OPTIONS, False),
+    ("Oranges contain vitamin C, so A.", "A", OPTIONS, True),
+    ("B cells make antibodies, so D", "D", OPTIONS, True),
+    ("A is wrong because it is small. B is the answer.", "B", OPTIONS, True),
+    ("C is incorrect; D is correct.", "D", OPTIONS, True),
+    ("It can't be A, B or C, so it must be D.", "D", OPTIONS, True),
+    ("A isn't right. C", "C", OPTIONS, True),
+    ("not A, C", "C", OPTIONS, True),
+    ("answer b", "B", OPTIONS, True),
+    ("fork is the answer", "B", OPTIONS, True),
+    ("A or B?", "B", OPTIONS, False),
+    ("C?", "C", OPTIONS, True),
+]
+
+
+@pytest.mark.parametrize(("answer", "letter", "options", "right"), NAMES)
+def test_a_letter_in_a_name_a_denial_or_a_question_is_no_answer(reply, answer, letter, options, right):
+    verdict = grade_choice(reply(answer), letter, "ABCD", options)
+    assert (verdict.strict, verdict.lenient) == (right, right), verdict
+
+
+@pytest.mark.parametrize("text", ["A, " * 20_000, "word " * 20_000, "is it A " * 8000 + "?", "not A or " * 8000])
+def test_a_long_reply_is_read_in_linear_time(text):
+    began = time.process_time()
+    choices.candidates(text, "ABCD", OPTIONS)
+    assert time.process_time() - began < 2
 
 
 def test_the_table_is_long_enough():

@@ -133,3 +133,33 @@ def test_a_record_that_does_not_fit_is_refused(names, arguments, message):
 def test_conflicts_are_ifevals_own():
     assert are_compatible("punctuation:no_comma", "startend:quotation")
     assert not are_compatible("change_case:english_capital", "change_case:english_lowercase")
+
+
+@pytest.mark.parametrize(("letter", "kept"), [("#", "# one\n## two"), ("!", "One! Two! Three!")])
+def test_a_letter_that_ifeval_would_replace_at_random_is_the_prompts(letter, kept):
+    arguments = {"letter": letter, "let_frequency": 3, "let_relation": "at least"}
+    verdicts = [
+        grade_instructions(ParsedReply("", text, True, True), "?", ["keywords:letter_frequency"], [arguments])[0].strict
+        for text in (kept, "No such letter in a long text of many words.") * 8
+    ]
+    assert verdicts == [True, False] * 8
+
+
+def test_what_ifeval_draws_is_drawn_the_same_each_time():
+    arguments = {"num_paragraphs": 4, "nth_paragraph": 9, "first_word": "sea"}
+    text = "Sea one.\n\nTwo.\n\nSea three.\n\nFour."
+    name = "length_constraints:nth_paragraph_first_word"
+    assert len({describe(name, arguments) for _ in range(20)}) == 1
+    verdicts = {
+        grade_instructions(ParsedReply("", text, True, True), "?", [name], [arguments])[0].strict for _ in range(20)
+    }
+    assert len(verdicts) == 1
+
+
+def test_a_keyword_that_is_no_pattern_is_refused_with_its_record_and_never_raises_while_grading():
+    name, arguments = "keywords:existence", {"keywords": ["(x"]}
+    with pytest.raises(
+        ConfigError, match="record 3: instruction 'keywords:existence' has a keyword that is no pattern"
+    ):
+        check_known([name], [arguments], "ifeval: record 3")
+    assert not grade_instructions(ParsedReply("", "An (x.", True, True), "?", [name], [arguments])[0].strict
