@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from configs.base import Operational, Section, refuse_removed
+from configs.base import Operational, Section, Share, refuse_removed
 from configs.training import ProblemsConfig
 
 # Stand-ins that generate as many items as they are asked for; the other benchmarks have a fixed number.
@@ -20,6 +20,7 @@ class BenchmarkChoice(Section):
     items: PositiveInt | None = None  # how many, from the first; None: all
     revision: str = ""  # a commit of the Hub; empty: the one pinned in the catalogue
     path: str = ""  # a local file instead of the Hub
+    bad_rows_share: Operational[Share] = 0.001  # of its records, that may be none: they are left out, counted and named
 
 
 class ModelUnderTest(Section):

@@ -59,7 +59,7 @@ class ProblemScreen:
 def load(
     config: ProblemsConfig, seed: int, split: ProblemSplit = "train", screen: ProblemScreen | None = None
 ) -> list[Problem]:
-    """`config.count` problems of the split that pass `screen`.
+    """`config.count` problems of the split that pass `screen`, GSM8K's with the benchmark's own prompt.
 
     Raises `ConfigError` if there are fewer, or if one of them has no answer to check.
     """
@@ -75,6 +75,9 @@ def load(
     for problem in problems:
         if not problem.answer.strip():
             raise ConfigError(f"problems: {problem.task} #{problem.index} has no answer to check: {problem.question!r}")
+    if config.source == "gsm8k":  # asked as the benchmark asks; the screen and the splits go by the bare question
+        ask = BENCHMARKS["gsm8k"].ask
+        return [replace(problem, question=ask.format(question=problem.question)) for problem in problems]
     return problems
 
 

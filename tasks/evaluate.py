@@ -1,5 +1,6 @@
 """Evaluation as a stage: a checkpoint or an endpoint in, an `evaluation` out (paper §5): scores, rows, tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -27,13 +28,15 @@ from tasks.engine.stage import stage
 from tasks.reporting.render import write_table
 
 ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
+SHOWN_BAD_ROWS = 20  # in the manifest; all are in the log
 
 
-@stage("evaluate", version=2, outputs=("evaluation",), accelerator=True)
+@stage("evaluate", version=3, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
     """Ask the model every question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
-    items = questions(config, job.seed)
+    bad_rows: list[str] = []
+    items = questions(config, job.seed, bad_rows)
     out = job.output("evaluation")
     if "model_under_test" in job.section:
         name, column, rows, likelihood_rows = _ask_endpoint(job, config, items, out)
@@ -41,7 +44,9 @@ def evaluate(job: Job) -> None:
         name, column, rows, likelihood_rows = _ask_checkpoint(job, config, items, out)
     else:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
-    scores = summarise(rows, name, protocol(config, job.seed, bool(likelihood_rows)), job.seed, column, likelihood_rows)
+    bad_counts = Counter(message.partition(":")[0] for message in bad_rows)  # they begin with the benchmark's name
+    asked_how = protocol(config, job.seed, bool(likelihood_rows))
+    scores = summarise(rows, name, asked_how, job.seed, column, likelihood_rows, bad_counts)
     write_json(out / "scores.json", scores)
     write_json(out / "samples.json", sample_readings(rows))
     tables = breakdown(scores)
@@ -49,14 +54,17 @@ def evaluate(job: Job) -> None:
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
     write_table(out, "table2", table_2({name: scores}))
-    _describe(job, scores, out)
+    _describe(job, scores, bad_rows, out)
 
 
-def questions(config: EvaluateConfig, seed: int) -> list[BenchmarkItem]:
-    """Every item of the configured benchmarks. Raises `ConfigError` if one is named twice, or none at all."""
+def questions(config: EvaluateConfig, seed: int, bad_rows: list[str] | None = None) -> list[BenchmarkItem]:
+    """Every item of the configured benchmarks; records left out are described in `bad_rows`.
+
+    Raises `ConfigError` if a benchmark is named twice, or none at all.
+    """
     items: dict[str, Sequence[BenchmarkItem]] = {}
     for choice in config.benchmarks:
-        for name, benchmark_items in items_for(choice, seed).items():
+        for name, benchmark_items in items_for(choice, seed, bad_rows).items():
             if name in items:
                 raise ConfigError(f"evaluate.benchmarks: {name!r} is listed twice")
             items[name] = benchmark_items
@@ -121,7 +129,7 @@ def _ask_endpoint(
     return answerer.name, model.column, rows, []
 
 
-def _describe(job: Job, scores: Scores, out: Path) -> None:
+def _describe(job: Job, scores: Scores, bad_rows: Sequence[str], out: Path) -> None:
     """Emit the accuracies as metrics, and describe the artifact."""
     benchmarks = scores["benchmarks"]
     for name, score in {**benchmarks, **scores["composites"], "average": scores["average"]}.items():
@@ -141,6 +149,7 @@ def _describe(job: Job, scores: Scores, out: Path) -> None:
         accuracy={name: score["accuracy"] for name, score in benchmarks.items()},
         samples=sum(score["items"] for score in benchmarks.values()),
         left_out=sum(sum(score["left_out"].values()) for score in benchmarks.values()),
+        bad_rows=bad_rows[:SHOWN_BAD_ROWS],
         latency_s={"p50": round(cuts[9], 4), "p95": round(cuts[18], 4)} if cuts else {},
         stand_ins=[f"{score['title']}: {score['stand_in']}" for score in benchmarks.values() if score["stand_in"]],
     )

@@ -4,6 +4,7 @@ The split is the one usually reported, and no training stage reads it. Each benc
 (`PINNED`) unless the configuration names another (`evaluate.benchmarks[].revision`).
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from common.errors import ConfigError
 from evals.benchmarks import schemas
 from evals.benchmarks.items import LETTERS, AnswerKind, BenchmarkItem, multiple_choice
 from evals.benchmarks.schemas import BenchmarkRecord, Question
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,14 +99,37 @@ BENCHMARKS: dict[str, Benchmark] = {
 COMPOSITES: dict[str, tuple[str, ...]] = {"arc": ("arc_easy", "arc_challenge")}
 
 
-def items_of(benchmark: Benchmark, records: Iterable[Mapping[str, Any]], seed: int) -> list[BenchmarkItem]:
-    """Convert the records of a split to items, in order. Raises `ConfigError` naming the record and the bad field."""
-    items = []
+def items_of(
+    benchmark: Benchmark,
+    records: Iterable[Mapping[str, Any] | ConfigError],
+    seed: int,
+    bad_rows_share: float = 0.0,
+    bad_rows: list[str] | None = None,
+) -> list[BenchmarkItem]:
+    """Convert the records of a split to items, in order; a record that could not be read is its error.
+
+    Raises `ConfigError` naming the first bad record and its field if more than `bad_rows_share` of them are bad. Below
+    that they are left out, and described in `bad_rows`.
+    """
+    items, bad = [], []
+    index = -1
     for index, record in enumerate(records):
-        row = BenchmarkRecord(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
-        items.append(_item(benchmark, index, benchmark.read(row), seed))
+        try:
+            if isinstance(record, ConfigError):
+                raise record
+            row = BenchmarkRecord(record, f"{benchmark.name}: record {index} of {benchmark.hub} {benchmark.split}")
+            items.append(_item(benchmark, index, benchmark.read(row), seed))
+        except ConfigError as error:
+            bad.append(str(error))
+    if len(bad) > bad_rows_share * (index + 1):
+        others = f"; of {index + 1:,} records {len(bad):,} are bad, and `bad_rows_share` allows {bad_rows_share:.2%}"
+        raise ConfigError(bad[0] + (others if len(bad) > 1 or bad_rows_share else ""))
     if not items:
         raise ConfigError(f"{benchmark.name}: {benchmark.hub} {benchmark.split} has no records")
+    for message in bad:
+        logger.warning("left out: %s", message)
+    if bad_rows is not None:
+        bad_rows += bad
     return items
 
 

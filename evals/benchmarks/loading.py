@@ -41,11 +41,12 @@ def check_benchmark(choice: BenchmarkChoice) -> None:
         )
 
 
-def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[BenchmarkItem]]:
+def items_for(choice: BenchmarkChoice, seed: int, bad_rows: list[str] | None = None) -> dict[str, list[BenchmarkItem]]:
     """Load the items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
 
-    Raises `ConfigError` as `check_benchmark` does, and for an unreadable file or an invalid record; `Retryable` when
-    the Hub does not answer.
+    Records left out within `choice.bad_rows_share` are described in `bad_rows`. Raises `ConfigError` as
+    `check_benchmark` does, and for an unreadable file or too many invalid records; `Retryable` when the Hub does not
+    answer.
     """
     check_benchmark(choice)
     if choice.name in STAND_INS:
@@ -55,12 +56,13 @@ def items_for(choice: BenchmarkChoice, seed: int) -> dict[str, list[BenchmarkIte
         benchmark = BENCHMARKS[name]
         revision = choice.revision or benchmark.pinned
         records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, revision)
-        loaded[name] = choose(items_of(benchmark, records, seed), choice.items, seed)
+        items = items_of(benchmark, records, seed, choice.bad_rows_share, bad_rows)
+        loaded[name] = choose(items, choice.items, seed)
     return loaded
 
 
-def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a JSONL or Parquet file in the Hub's schema of `benchmark`."""
+def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any] | ConfigError]:
+    """Yield the records of a JSONL or Parquet file in the Hub's schema of `benchmark`, and the error of a bad line."""
     where = f"{benchmark.name}: {path}"
     if not path.is_file():
         raise ConfigError(f"{where}: no such file; `path` must be a JSONL or Parquet file of {benchmark.hub}'s records")
@@ -78,10 +80,9 @@ def read_file(benchmark: Benchmark, path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{where}: line {number} is not JSON ({error})") from None
-            if not isinstance(record, dict):
-                raise ConfigError(f"{where}: line {number} is not a JSON object")
-            yield record
+                yield ConfigError(f"{where}: line {number} is not JSON ({error})")
+                continue
+            yield record if isinstance(record, dict) else ConfigError(f"{where}: line {number} is not a JSON object")
 
 
 def read_hub(benchmark: Benchmark, revision: str) -> Iterator[Mapping[str, Any]]:

@@ -14,12 +14,12 @@ from common.errors import ConfigError
 from evals.benchmarks.catalogue import COMPOSITES
 from evals.running.rows import SampleRow
 from evals.scoring.intervals import paired, paired_bootstrap
-from evals.scoring.scores import Scores, title_of
+from evals.scoring.scores import Scores, by_question, title_of, vote
 from evals.tables import paper_figures as paper
 from evals.tables.results import ResultTable, signed
 
 Comparison = dict[str, Any]
-Verdicts = tuple[list[bool], list[bool]]
+Votes = tuple[list[float], list[float]]
 LEVEL = 0.05  # of significance, before Holm's correction
 
 
@@ -33,11 +33,11 @@ def compare(a: Sequence[SampleRow], b: Sequence[SampleRow], verdict: str = "stri
     pairs = [(row, asked_of_b[_question(row)]) for row in a if row["left_out"] is None and _question(row) in asked_of_b]
     if not pairs:
         raise ConfigError("the two evaluations have no question in common: nothing to compare")
-    by_name: dict[str, Verdicts] = defaultdict(lambda: ([], []))
-    for row_a, row_b in pairs:
-        before, after = by_name[row_a["benchmark"]]
-        before.append(bool(row_a[verdict]))
-        after.append(bool(row_b[verdict]))
+    by_name: dict[str, Votes] = defaultdict(lambda: ([], []))
+    for question in by_question(row for row, _ in pairs):  # one vote each, however many rows ask it
+        before, after = by_name[question[0]["benchmark"]]
+        before.append(vote(question, verdict))
+        after.append(vote([asked_of_b[_question(row)] for row in question], verdict))
     return {
         "verdict": verdict,
         "common": len(pairs),
@@ -64,8 +64,9 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> ResultTable:
         percents = f"{100 * test['a']:.1f}", f"{100 * test['b']:.1f}"
         rows.append((title_of(name), f"{test['n']:,}", *percents, lead, *counts, f"{test['p']:.3g}"))
     notes = [
-        f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common questions. "
-        "Lead in points with its 95 % interval; p: McNemar's exact test, two-sided (a paired bootstrap for means)."
+        f"{comparison['verdict'].capitalize()} accuracy in percent over the {comparison['common']:,} common rows; "
+        "n: questions, each with one vote. Lead in points with its 95 % interval; p: McNemar's exact test, two-sided "
+        "(a paired bootstrap for means)."
     ]
     if comparison["only_in_a"] or comparison["only_in_b"]:
         notes.append(
@@ -79,7 +80,7 @@ def _question(row: SampleRow) -> tuple[str, int, str]:
     return row["benchmark"], row["index"], row["prompt_digest"]
 
 
-def _means(by_name: Mapping[str, Verdicts], seed: int) -> dict[str, dict[str, Any]]:
+def _means(by_name: Mapping[str, Votes], seed: int) -> dict[str, dict[str, Any]]:
     """The composites whose parts are present, and the paper's average if all its rows are."""
     means = {
         name: _mean_of({part: 1 / len(parts) for part in parts}, by_name, seed)
@@ -93,7 +94,7 @@ def _means(by_name: Mapping[str, Verdicts], seed: int) -> dict[str, dict[str, An
     return means
 
 
-def _mean_of(weights: Mapping[str, float], by_name: Mapping[str, Verdicts], seed: int) -> dict[str, Any]:
+def _mean_of(weights: Mapping[str, float], by_name: Mapping[str, Votes], seed: int) -> dict[str, Any]:
     lead, low, high, p = paired_bootstrap([by_name[name] for name in weights], list(weights.values()), seed)
     a, b = (
         sum(weight * sum(by_name[name][side]) / len(by_name[name][side]) for name, weight in weights.items())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 
-def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0."""
+def wilson(correct: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of `correct` / `n`; [0, 1] for n = 0. A question that is partly right counts in part."""
     if not 0 <= correct <= n:
         raise ValueError(f"{correct} of {n} is not a share")
     if n == 0:
@@ -20,7 +20,7 @@ def wilson(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def bootstrap_mean(
-    groups: Sequence[Sequence[bool]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
+    groups: Sequence[Sequence[float]], seed: int = 0, draws: int = 10_000, weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
     """95 % bootstrap interval of the mean of the groups' means, each group resampled separately (a mean of benchmarks).
 
@@ -50,19 +50,20 @@ class Paired:
     p: float
 
 
-def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
+def paired(a: Sequence[float], b: Sequence[float], z: float = 1.96) -> Paired:
     """Test the lead of `b` over `a` (difference of accuracies) with its 95 % interval (Agresti and Min).
 
+    `a` and `b` have a vote for each question, 0 to 1; a question is discordant where one has the higher.
     `p`: McNemar's exact test, two-sided: if both were equally good, the probability of a split of the discordant
     questions at least this uneven. Raises `ValueError` unless both have the same number of questions.
     """
     if len(a) != len(b) or not len(a):
         raise ValueError(f"a paired test needs the same questions on both sides, not {len(a)} and {len(b)}")
     n = len(a)
-    only_a = sum(x and not y for x, y in zip(a, b, strict=True))
-    only_b = sum(y and not x for x, y in zip(a, b, strict=True))
-    both = sum(x and y for x, y in zip(a, b, strict=True))
-    lead = (only_b - only_a) / n
+    only_a = sum(x > y for x, y in zip(a, b, strict=True))
+    only_b = sum(y > x for x, y in zip(a, b, strict=True))
+    both = sum(x == y > 0 for x, y in zip(a, b, strict=True))
+    lead = (sum(b) - sum(a)) / n
     spread = z * math.sqrt(only_a + only_b + 1 - (only_b - only_a) ** 2 / (n + 2)) / (n + 2)
     centre = (only_b - only_a) / (n + 2)
     low, high = max(-1.0, min(lead, centre - spread)), min(1.0, max(lead, centre + spread))
@@ -74,7 +75,7 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = 1.96) -> Paired:
 
 
 def paired_bootstrap(
-    groups: Sequence[tuple[Sequence[bool], Sequence[bool]]],
+    groups: Sequence[tuple[Sequence[float], Sequence[float]]],
     weights: Sequence[float],
     seed: int = 0,
     draws: int = 10_000,
@@ -91,8 +92,8 @@ def paired_bootstrap(
     lead, leads = 0.0, np.zeros(draws)
     for (a, b), weight in zip(groups, weights, strict=True):
         n = len(a)
-        gains = sum(y and not x for x, y in zip(a, b, strict=True))
-        losses = sum(x and not y for x, y in zip(a, b, strict=True))
+        gains = sum(y > x for x, y in zip(a, b, strict=True))
+        losses = sum(x > y for x, y in zip(a, b, strict=True))
         counts = draw.multinomial(n, [gains / n, losses / n, max(0.0, 1 - (gains + losses) / n)], size=draws)
         lead += weight * (gains - losses) / n
         leads += weight * (counts[:, 0] - counts[:, 1]) / n

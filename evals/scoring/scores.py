@@ -2,10 +2,13 @@
 
 A score shows what it leaves out: questions that could not be asked, parse failures, several answers, unfinished
 thinking and cut completions are counted. What was not measured is None.
+
+A question that several rows ask (TriviaQA's: one row for each document) has one vote, the mean over its rows: copies of
+a question are no further evidence, and would make the intervals too narrow.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
@@ -18,26 +21,46 @@ Scores = dict[str, Any]
 SCHEMA = 1
 
 
-def score(name: str, rows: Sequence[SampleRow]) -> Scores:
-    """Score one benchmark from its rows. `n`: questions asked; `accuracy`: strict, None for n = 0."""
+def by_question(rows: Iterable[SampleRow]) -> list[list[SampleRow]]:
+    """The rows of each question, in the order of first appearance: those of one id and one prompt."""
+    groups: dict[tuple[str, str, str], list[SampleRow]] = defaultdict(list)
+    for row in rows:
+        groups[row["benchmark"], row["id"], row["prompt_digest"]].append(row)
+    return list(groups.values())
+
+
+def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float:
+    """The vote of one question: the mean of its rows' verdicts."""
+    return sum(bool(row[verdict]) for row in rows) / len(rows)
+
+
+def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
+    """Score one benchmark from its rows. `n`: questions asked; `accuracy`: strict, None for n = 0.
+
+    `rows` and `accuracy_rows`: the same with a vote for each row, as harnesses count. `bad_rows`: records of the
+    benchmark that are none, and were left out.
+    """
     asked = [row for row in rows if row["left_out"] is None]
     problems = Counter(row["problem"] for row in asked)
+    left_out = Counter(row["left_out"] for row in rows if row["left_out"]) + Counter(bad_row=bad_rows)
     paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
         "stand_in": stand_in_note(name),
         "stands_for": STAND_INS[name].like if name in STAND_INS else None,
-        "items": len(rows),
-        **_share(asked),
+        "items": len(rows) + bad_rows,
+        **_share_of(asked),
+        "rows": len(asked),
+        "accuracy_rows": _mean([bool(row["strict"]) for row in asked]),
         "chance": sum(row["chance"] for row in asked) / len(asked) if asked else None,
         "no_answer": problems["no_answer"],
         "many_answers": problems["many_answers"],
         "unfinished": problems["unfinished"],
         "truncated": sum(bool(row["truncated"]) for row in asked),
-        "left_out": dict(sorted(Counter(row["left_out"] for row in rows if row["left_out"]).items())),
+        "left_out": dict(sorted(left_out.items())),
         "tokens_out_mean": _mean([row["tokens_out"] for row in asked if row["tokens_out"] is not None]),
         "paper": dict(paper_row) if paper_row else None,
-        "differs": differences(name, len(asked)),
+        "differs": [*differences(name, len(asked)), *_repeats(asked)],
         "categories": _by_category(asked),
         "instructions": _instruction_level(asked),
         "own_scorer": _agreement(asked),
@@ -49,8 +72,10 @@ def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0
     groups = {part: [row for row in rows if row["left_out"] is None] for part, rows in parts.items()}
     if not groups or not all(groups.values()):
         return None
-    strict = [[bool(row["strict"]) for row in rows] for rows in groups.values()]
-    lenient = [[bool(row["lenient"]) for row in rows] for rows in groups.values()]
+    strict, lenient = (
+        [[vote(question, verdict) for question in by_question(rows)] for rows in groups.values()]
+        for verdict in ("strict", "lenient")
+    )
     paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
@@ -71,11 +96,13 @@ def summarise(
     seed: int = 0,
     column: str = "nautile_370m",
     likelihood_rows: Sequence[SampleRow] = (),
+    bad_rows: Mapping[str, int] | None = None,
 ) -> Scores:
     """Build `scores.json`: each benchmark of `rows`, the composites whose parts are all present, the paper's average.
 
     The average covers all eleven rows of Table 2 (ARC is one of them), None while one is missing. `column`: the
-    paper's column that this model fills, "" for none. `likelihood_rows`: rows of the likelihood of options.
+    paper's column that this model fills, "" for none. `likelihood_rows`: rows of the likelihood of options. `bad_rows`:
+    by benchmark, as `score`.
     """
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
@@ -90,7 +117,7 @@ def summarise(
         "model": model,
         "column": column,
         "protocol": dict(protocol),
-        "benchmarks": {name: score(name, group) for name, group in by_name.items()},
+        "benchmarks": {name: score(name, group, (bad_rows or {}).get(name, 0)) for name, group in by_name.items()},
         "composites": composites,
     }
     scores["average"] = _average(scores, by_name, seed)
@@ -145,21 +172,36 @@ def differences(name: str, asked: int | None) -> list[str]:
 
 
 def _by_sum(rows: Sequence[SampleRow]) -> float | None:
-    return _mean([bool(row["strict_by_sum"]) for row in rows if row["left_out"] is None])
+    asked = (row for row in rows if row["left_out"] is None)
+    return _mean([vote(question, "strict_by_sum") for question in by_question(asked)])
 
 
-def _share(asked: Sequence[SampleRow]) -> dict[str, Any]:
-    n, strict = len(asked), sum(bool(row["strict"]) for row in asked)
-    lenient = sum(bool(row["lenient"]) for row in asked)
+def _share_of(asked: Sequence[SampleRow]) -> dict[str, Any]:
+    """`_share` with one vote for each question."""
+    questions = by_question(asked)
+    return _share([vote(rows) for rows in questions], [vote(rows, "lenient") for rows in questions])
+
+
+def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
+    n, right, right_lenient = len(strict), round(sum(strict), 6), round(sum(lenient), 6)
     return {
         "n": n,
-        "correct": strict,
-        "accuracy": strict / n if n else None,
-        "interval": list(wilson(strict, n)) if n else None,
-        "correct_lenient": lenient,
-        "accuracy_lenient": lenient / n if n else None,
-        "interval_lenient": list(wilson(lenient, n)) if n else None,
+        "correct": right,
+        "accuracy": right / n if n else None,
+        "interval": list(wilson(right, n)) if n else None,
+        "correct_lenient": right_lenient,
+        "accuracy_lenient": right_lenient / n if n else None,
+        "interval_lenient": list(wilson(right_lenient, n)) if n else None,
     }
+
+
+def _repeats(asked: Sequence[SampleRow]) -> list[str]:
+    """Where rows repeat questions: how many, and the accuracy by rows."""
+    questions = len(by_question(asked))
+    if questions == len(asked):
+        return []
+    by_rows = sum(bool(row["strict"]) for row in asked) / len(asked)
+    return [f"{questions:,} questions in {len(asked):,} rows, one vote a question; {100 * by_rows:.1f} by rows"]
 
 
 def _by_category(asked: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
@@ -167,21 +209,22 @@ def _by_category(asked: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
     for row in asked:
         if row["category"] is not None:
             groups[row["category"]].append(row)
-    return {category: _share(groups[category]) for category in sorted(groups)}
+    return {category: _share_of(groups[category]) for category in sorted(groups)}
 
 
 def _instruction_level(asked: Sequence[SampleRow]) -> dict[str, Any] | None:
     """IFEval's instruction-level scores, in total and by type."""
-    by_type: dict[str, list[SampleRow]] = defaultdict(list)
+    by_type: dict[str, tuple[list[bool], list[bool]]] = defaultdict(lambda: ([], []))
     for row in asked:
         for result in row.get("instructions", ()):
+            strict, lenient = by_type[result["instruction"]]
             # Strict verdicts require finished thinking, so those of its instructions do too.
-            strict = result["strict"] and row["finished_thinking"]
-            by_type[result["instruction"]].append({"strict": strict, "lenient": result["lenient"]})
+            strict.append(result["strict"] and row["finished_thinking"])
+            lenient.append(result["lenient"])
     if not by_type:
         return None
-    results = [result for group in by_type.values() for result in group]
-    return {**_share(results), "types": {name: _share(by_type[name]) for name in sorted(by_type)}}
+    every = [[verdict for pair in by_type.values() for verdict in pair[side]] for side in (0, 1)]
+    return {**_share(*every), "types": {name: _share(*by_type[name]) for name in sorted(by_type)}}
 
 
 def _agreement(asked: Sequence[SampleRow]) -> dict[str, int] | None:
@@ -201,7 +244,9 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
             return None
         values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
-        groups.append([[bool(row["strict"]) for row in rows[part] if row["left_out"] is None] for part in parts])
+        groups.append(
+            [[vote(q) for q in by_question(row for row in rows[part] if row["left_out"] is None)] for part in parts]
+        )
     # Equal weight for each row of the table, whatever the number of its parts.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=weights)

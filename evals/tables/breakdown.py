@@ -31,12 +31,15 @@ def counts_table(scores: Scores) -> ResultTable:
         left_out = sum(score["left_out"].values())
         counts = [f"{score[problem]:,}" for problem in names]
         verdicts = with_interval(score), with_interval(_lenient(score))
-        rows.append((score["title"], f"{score['n']:,}", *verdicts, *counts, f"{left_out:,}"))
-        kept = ("n", "accuracy", "interval", "accuracy_lenient", "interval_lenient", *names)
-        data.append({"benchmark": name, **{key: score[key] for key in kept}, "left_out": score["left_out"]})
+        repeated = score.get("rows", score["n"]) != score["n"]  # earlier evaluations counted rows alone
+        asked = f"{score['n']:,} ({score['rows']:,} rows)" if repeated else f"{score['n']:,}"
+        rows.append((score["title"], asked, *verdicts, *counts, f"{left_out:,}"))
+        kept = ("n", "rows", "accuracy", "accuracy_rows", "interval", "accuracy_lenient", "interval_lenient", *names)
+        data.append({"benchmark": name, **{key: score.get(key) for key in kept}, "left_out": score["left_out"]})
     notes = (
         "Strict: exactly one candidate answer, thinking finished. Lenient: the last candidate counts. Percent with "
-        "the 95 % Wilson interval. Cut: the token limit was reached. Left out: could not be asked, not in the score.",
+        "the 95 % Wilson interval, one vote a question. Cut: the token limit was reached. Left out: could not be asked "
+        "or is no record of the benchmark, not in the score.",
     )
     return ResultTable("Answers and failures", columns, tuple(rows), notes, tuple(data))
 

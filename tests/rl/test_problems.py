@@ -16,6 +16,7 @@ from configs.training import ProblemsConfig
 from data.chat_template import ParsedReply
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.sources.reasoning_gym import problem_split, problems
+from evals.benchmarks.catalogue import BENCHMARKS, items_of
 from rl.problems import ProblemOrder, ProblemScreen, from_file, gsm8k_problem, load
 from rl.rewards import verifiable
 from tests.rl.conftest import SUMS
@@ -75,6 +76,18 @@ def test_gsm8k_record():
     assert (problem.question, problem.answer, problem.index) == ("How many?", "1004", 3)
     with pytest.raises(ConfigError, match="record 4 has no '####'"):
         gsm8k_problem(4, {"question": "?", "answer": "5"})
+
+
+@pytest.mark.parametrize("split", ["train", "guard"])
+def test_gsm8k_is_asked_in_training_and_guard_as_in_the_benchmark(monkeypatch, split):
+    rows = [{"question": f"What {{is}} {n} + 1?", "answer": f"We add.\n#### {n + 1}"} for n in range(99)]
+    monkeypatch.setattr("rl.problems.read_hub", lambda benchmark, revision: iter(rows))
+    held = ContaminationIndex([])
+    asked = {item.prompt for item in items_of(BENCHMARKS["gsm8k"], rows, 0)}
+    problems_ = load(ProblemsConfig(source="gsm8k", count=3), 0, split, ProblemScreen(held))
+    assert {problem.question for problem in problems_} < asked
+    bare = [rows[problem.index]["question"] for problem in problems_]
+    assert {problem_split(question) == "guard" for question in bare} == {split == "guard"}
 
 
 def test_problems_that_overlap_a_benchmark_are_left_out_and_listed():

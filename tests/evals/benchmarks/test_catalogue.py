@@ -133,6 +133,25 @@ def test_a_record_that_does_not_fit_is_refused_by_name(hub_records, name, field,
         items_of(BENCHMARKS[name], rows, seed=0)
 
 
+def test_a_share_of_bad_records_is_left_out_counted_and_named(hub_records, tmp_path):
+    rows = hub_records("gsm8k", 20)
+    lines = [json.dumps(row) for row in rows]
+    lines[3], lines[7] = "{torn", json.dumps({"question": "How many?", "answer": "no number"})
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    bad: list[str] = []
+    choice = BenchmarkChoice(name="gsm8k", path=str(path), bad_rows_share=0.1)
+    items = items_for(choice, 0, bad)["gsm8k"]
+    assert [item.index for item in items] == [at for at in range(20) if at not in (3, 7)]
+    assert len(bad) == 2
+    assert "line 4 is not JSON" in bad[0]
+    assert "record 7 of openai/gsm8k test: field `answer`" in bad[1]
+    with pytest.raises(
+        ConfigError, match=r"line 4 is not JSON.*of 20 records 2 are bad, and `bad_rows_share` allows 9"
+    ):
+        items_for(choice.model_copy(update={"bad_rows_share": 0.09}), 0)
+
+
 def test_an_unknown_benchmark_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="no benchmark 'gsm9k'; there are arc, arc_challenge"):
         items_for(BenchmarkChoice(name="gsm9k"), 0)

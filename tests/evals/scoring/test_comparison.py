@@ -29,6 +29,16 @@ def test_leads_and_p_are_those_of_the_discordant_pairs():
     assert result["low"] < 0.35 < result["high"]
 
 
+def test_a_question_in_several_rows_is_compared_once():
+    a = [row("trivia_qa", at, at % 40 >= 20, id=f"q{at % 40}", prompt_digest=f"d{at % 40}") for at in range(120)]
+    b = [{**entry, "strict": int(entry["id"][1:]) >= 14} for entry in a]
+    result = compare(a, b)
+    test = result["benchmarks"]["trivia_qa"]
+    assert (result["common"], test["n"], test["only_b"], test["lead"]) == (120, 40, 6, pytest.approx(0.15))
+    assert test["p"] == pytest.approx(2 / 2**6)
+    assert len(result["changed"]) == 18
+
+
 def test_a_model_does_not_lead_itself():
     both = rows("gsm8k", [1, 0] * 20)
     result = compare(both, both)

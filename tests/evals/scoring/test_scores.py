@@ -3,6 +3,7 @@ import pytest
 from evals.benchmarks.catalogue import BENCHMARKS, COMPOSITES
 from evals.scoring.scores import composite, score, summarise
 from evals.tables import paper_figures as paper
+from evals.tables.breakdown import counts_table
 
 
 def rows(name, right, wrong, **fields):
@@ -17,7 +18,10 @@ def rows(name, right, wrong, **fields):
         "finished_thinking": True,
     }
     verdicts = [True] * right + [False] * wrong
-    return [plain | {"index": n, "strict": v, "lenient": v} | fields for n, v in enumerate(verdicts)]
+    return [
+        plain | {"index": n, "id": str(n), "prompt_digest": str(n), "strict": v, "lenient": v} | fields
+        for n, v in enumerate(verdicts)
+    ]
 
 
 def everything(right, wrong):
@@ -25,12 +29,53 @@ def everything(right, wrong):
 
 
 def test_a_score_counts_and_bounds():
-    result = score("gsm8k", [*rows("gsm8k", 30, 60), *rows("gsm8k", 0, 10, problem="many_answers", lenient=True)])
+    several = [{**row, "id": f"m{row['id']}"} for row in rows("gsm8k", 0, 10, problem="many_answers", lenient=True)]
+    result = score("gsm8k", [*rows("gsm8k", 30, 60), *several])
     assert (result["n"], result["correct"], result["accuracy"], result["accuracy_lenient"]) == (100, 30, 0.3, 0.4)
     assert result["interval"] == pytest.approx([0.2189, 0.3958], abs=1e-4)
     assert result["many_answers"] == 10
     assert result["paper"]["nautile_370m"] == 33.4
     assert result["differs"] == ["100 of the split's 1,319 questions"]
+
+
+def trivia(questions, copies, right):
+    """`questions` questions in `copies` rows each, the first `right` of them answered."""
+    pairs = [(question, copy) for question in range(questions) for copy in range(copies)]
+    return [
+        {**row, "index": at, "id": f"tc_{question}", "prompt_digest": f"d{question}", "strict": question < right}
+        for at, ((question, _), row) in enumerate(zip(pairs, rows("trivia_qa", 0, questions * copies), strict=True))
+    ]
+
+
+def test_a_question_in_several_rows_has_one_vote():
+    repeated, once = score("trivia_qa", trivia(50, 4, 10)), score("trivia_qa", trivia(50, 1, 10))
+    assert (repeated["n"], repeated["rows"], repeated["items"]) == (50, 200, 200)
+    assert repeated["interval"] == once["interval"]
+    assert repeated["accuracy"] == repeated["accuracy_rows"] == 0.2
+    assert "50 questions in 200 rows, one vote a question; 20.0 by rows" in repeated["differs"]
+    assert not any("one vote" in point for point in once["differs"])
+    table = counts_table({"benchmarks": {"trivia_qa": repeated}})
+    assert table.rows[0][1] == "50 (200 rows)"
+
+
+def test_questions_with_more_rows_count_no_more_than_others():
+    uneven = [*trivia(10, 1, 0), *[{**row, "id": "x", "strict": True} for row in trivia(1, 9, 1)]]
+    uneven = [{**row, "index": at, "prompt_digest": row["id"]} for at, row in enumerate(uneven)]
+    result = score("trivia_qa", uneven)
+    assert (result["accuracy"], result["accuracy_rows"]) == (pytest.approx(1 / 11), pytest.approx(9 / 19))
+    mixed = [{**row, "strict": at % 2 == 0} for at, row in enumerate(trivia(1, 4, 1))]
+    assert score("trivia_qa", mixed)["accuracy"] == 0.5
+
+
+def test_other_questions_of_the_same_name_are_not_repeats():
+    same_id = [{**row, "id": "chain_sum/3"} for row in rows("held_out", 3, 1)]
+    assert score("held_out", same_id)["n"] == 4
+
+
+def test_bad_rows_are_left_out_of_the_score_and_counted():
+    result = score("gsm8k", rows("gsm8k", 3, 1), bad_rows=2)
+    assert (result["n"], result["items"], result["left_out"]) == (4, 6, {"bad_row": 2})
+    assert summarise(rows("gsm8k", 3, 1), "m", {}, bad_rows={"gsm8k": 2})["benchmarks"]["gsm8k"]["items"] == 6
 
 
 def test_a_composite_is_the_mean_of_its_parts():

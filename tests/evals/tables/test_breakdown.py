@@ -15,6 +15,7 @@ KEPT = [
 
 def row(benchmark, index, right, **fields):
     plain = {"benchmark": benchmark, "index": index, "category": None, "chance": 0.25, "left_out": None}
+    plain |= {"id": str(index), "prompt_digest": str(index)}
     by_name = {"problem": None, "truncated": False, "tokens_out": 3, "finished_thinking": True}
     return {**plain, **by_name, "strict": right, "lenient": right, **fields}
 

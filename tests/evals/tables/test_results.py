@@ -16,6 +16,7 @@ def scores_of(**benchmarks):
     for name, (right, n) in benchmarks.items():
         for index in range(n):
             row = {"benchmark": name, "index": index, "strict": index < right, "lenient": index < right}
+            row |= {"id": str(index), "prompt_digest": str(index)}
             rows.append(row | dict.fromkeys(("category", "left_out", "problem")) | PLAIN)
     return summarise(rows, "m", {})
 
