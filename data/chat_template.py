@@ -67,16 +67,20 @@ def encode_turns(
 
 
 def parse_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> ParsedReply:
-    """Split ids sampled after a prompt into reasoning and answer. Only marker ids count, not text that spells one."""
+    """Split ids sampled after a prompt into reasoning and answer. Only marker ids count, not text that spells one.
+
+    A marker id in another place is left out of both: its name would be a marker again where the text is sent on.
+    """
     ids = [int(token) for token in ids]
     ends = [i for i, token in enumerate(ids) if token in (tokenizer.im_end, tokenizer.end_of_text)]
     finished = bool(ends)
     if finished:
         ids = ids[: ends[0]]
     if tokenizer.think_end not in ids:
-        return ParsedReply(tokenizer.decode(ids).strip(), None, finished_thinking=False, finished=finished)
+        reasoning = tokenizer.decode(ids, specials=False)
+        return ParsedReply(reasoning.strip(), None, finished_thinking=False, finished=finished)
     cut = ids.index(tokenizer.think_end)
-    reasoning, answer = tokenizer.decode(ids[:cut]), tokenizer.decode(ids[cut + 1 :])
+    reasoning, answer = (tokenizer.decode(part, specials=False) for part in (ids[:cut], ids[cut + 1 :]))
     return ParsedReply(reasoning.strip(), answer.strip(), finished_thinking=True, finished=finished)
 
 

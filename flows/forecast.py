@@ -138,7 +138,8 @@ def _calls_of(step: Step, endpoints: dict[str, EndpointConfig]) -> Iterator[_Cal
         align = AlignConfig.model_validate(section["align"])
         rollout, judge = align.rollout, align.judge
         drawn = align.policy.steps * rollout.prompts * rollout.group
-        calibration = judge.calibration_items // len(KINDS) * len(KINDS)
+        known = judge.calibration_items // len(KINDS) * len(KINDS)
+        calibration = known + (judge.hostile_items // 2 * 2 if known else 0)
         tokens = (RUBRIC_TOKENS + rollout.prompt_length + rollout.max_tokens, judge.max_tokens)
         most = drawn * (1 + align.policy.refill) + calibration
         yield _Calls("judge", judge.endpoint, drawn + calibration, most, tokens)

@@ -24,7 +24,15 @@ class JudgeScorer:
 
     def score(self, groups: "Sequence[Group]") -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        items = [JudgeItem(group.problem.question, rollout.text, group.problem.answer) for group, rollout in rollouts]
+        # The parts of the reply, not the text of the ids: that spells out the markers that the policy sampled.
+        items = [
+            JudgeItem(
+                group.problem.question,
+                "\n".join(part for part in (rollout.reply.reasoning, rollout.reply.answer) if part),
+                group.problem.answer,
+            )
+            for group, rollout in rollouts
+        ]
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
             rollout.reward = judged(score, self.config, rollout.truncated)
@@ -43,7 +51,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=2, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
+@stage("align", version=3, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -71,13 +79,15 @@ def align(job: Job) -> None:
         check(run)
         pool.check()
         right = [JudgeItem(p.question, f"{p.rationale}\n{p.answer}", p.answer) for p in inputs.problems]
-        calibration = calibrate(judge, right[: config.judge.calibration_items // len(KINDS)], job.seed)
+        known = right[: config.judge.calibration_items // len(KINDS)]
+        calibration = calibrate(judge, known, config.judge.hostile_items, job.seed)
         answers = calibration.pop("answers")
         write_json(
             job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "answers": answers}
         )
         job.describe("calibration", judge=judged_by, **calibration)
         params, run_facts = reinforce(run, params)
+    calibration.pop("hostile")  # a table of its own, with the calibration
     facts = {"judge": judged_by, "calibration": calibration, **run_facts}
     save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", **facts)

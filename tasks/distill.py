@@ -29,7 +29,7 @@ ROWS_PER_SHARD = 4096
 SAMPLES = 3  # in the manifest: of the kept documents, and of the rejected ones by reason
 
 
-@stage("distill", version=4, outputs=("documents", "tokens", "data_card"))
+@stage("distill", version=5, outputs=("documents", "tokens", "data_card"))
 def distill(job: Job) -> None:
     """Check every input and endpoint, distil, tokenise, write the data card. A resumed run repeats no finished file."""
     config = job.part("distill", DistillConfig)

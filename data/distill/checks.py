@@ -61,9 +61,11 @@ _ASKS_FOR_A_VOICE = re.compile(
     re.IGNORECASE,
 )
 # What only the teacher was shown: markers of its chat, the lines of its prompt whole, the keys of its reply.
-_LEAKED_MARKER = re.compile(r"<\|[a-z_]+\|>|</?think>|</?document \d+>", re.IGNORECASE)
+_LEAKED_MARKER = re.compile(
+    r"<\|[a-z_]+\|>|</?think>|</?document \d+>|=== [a-z2-7]{8} (?:document|passage|query|end)", re.IGNORECASE
+)
 _LEAKED_PROMPT = re.compile(
-    r"^\W*(?:documents of the collection|exercises of the same kind) ?:"
+    r"^\W*(?:documents of the collection(?:, and a query\b| ?:)|exercises of the same kind ?:)"
     r"|\bwrite the document for this query\b|\bwhich the reader will not see\b|\bbase it on this passage\b"
     r"|\bthe collection that yours will join\b|\bkeep to their form, tone and length\b"
     r"|\btake nothing of their content\b|\blet the answer stand by itself\b|\banswer from the passage, as json\b",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from configs.base import fingerprint
 from configs.endpoint import EndpointConfig
 from data.endpoints.budget import NO_USAGE, Usage
+from data.endpoints.outgoing import break_markers
 
 FailureReason = Literal[
     "rate_limited",  # 429 in every attempt
@@ -39,7 +40,8 @@ class ChatRequest:
     """A request to an endpoint, named as in `[endpoints]`.
 
     `schema` (JSON schema) and `grammar` (GBNF) constrain the reply; the endpoint's `structured` decides which one is
-    sent, and both may be given. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger.
+    sent, and both may be given. `purpose` ("teacher", "judge", "evaluate") and `tag` only label the ledger. Chat
+    markers in the messages are broken: no text that is passed on can end its message.
     """
 
     endpoint: str
@@ -51,6 +53,10 @@ class ChatRequest:
     grammar: str | None = None
     purpose: str = ""
     tag: str = ""
+
+    def __post_init__(self) -> None:
+        broken = tuple({**message, "content": break_markers(message["content"])} for message in self.messages)
+        object.__setattr__(self, "messages", broken)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def write_card(folder: Path, facts: Facts, stats: DistillStats, config: DistillC
         ReportSection("Prompts", tuple(_prompts(facts, stats, config))),
         ReportSection("Teachers and difficulty", tuple(_teachers(facts, stats, config))),
         ReportSection("Rejected", tuple(_rejected(facts))),
+        ReportSection("Hostile text", tuple(_hostile(facts, stats))),
         ReportSection("Lengths and languages", tuple(_lengths(facts, stats))),
         ReportSection("Cost", tuple(_cost(facts, stats))),
         ReportSection(
@@ -131,6 +132,22 @@ def _rejected(facts: Facts) -> Iterator[ReportBlock]:
         yield ResultTable(
             "Rejected, by reason", ("Reason", "Prompts", "Share"), (*rows, ("all", amount(total), "")), (), ()
         )
+
+
+def _hostile(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:
+    """Text that looks as if it were meant for the teacher: in how many prompts, where, how many became documents."""
+    yield Paragraph(
+        "Queries, passages and exemplars are other people's text. Chat markers in them are broken before they are "
+        "sent, and each stands in a section or on a line of its own, as data. Counted here: prompts with text that "
+        "looks as if it were meant for a model."
+    )
+    rows = []
+    for name, count in sorted(stats.hostile.items()):
+        sign, where = name.split("/")
+        share = f"{count / facts['prompts']:.2%}"
+        rows.append((sign, where, amount(count), share, amount(stats.hostile_kept[name])))
+    columns = ("Sign", "Where", "Prompts", "Share", "Of them documents")
+    yield ResultTable("Signs of injection", columns, tuple(rows or [("none", MISSING, "0", "0.00%", "0")]))
 
 
 def _lengths(facts: Facts, stats: DistillStats) -> Iterator[ReportBlock]:

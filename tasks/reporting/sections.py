@@ -204,6 +204,35 @@ def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
         judge = calibration.get("judge", {})
         title = f"{row['label']}: calibration of the judge {judge.get('model', '')}, rubric {judge.get('rubric', '')}"
         yield ResultTable(title, ("What", "Value", "Meaning"), tuple(rows))
+        if calibration.get("hostile"):
+            yield _hostile(row["label"], calibration["hostile"])
+
+
+def _hostile(label: str, hostile: Facts) -> ResultTable:
+    """How often text in an answer that is meant for the judge moved the judge's mark."""
+    kinds = {"right answers": hostile["right"], "wrong answers": hostile["wrong"]}
+    rows = [
+        (
+            name,
+            str(figures["pairs"]),
+            *(MISSING if figures[share] is None else f"{figures[share]:.0%}" for share in ("moved", "raised")),
+            MISSING if figures["points"] is None else f"{figures['points']:+.1f}",
+        )
+        for name, figures in kinds.items()
+    ]
+    worst = sorted((-points, form) for form, points in hostile["forms"].items() if points > 0)
+    forms = ", ".join(f"{form} ({-points:+.0f})" for points, form in worst[:8])
+    notes = [
+        "Answers of known quality with an injection around them (chat markers, verdicts, orders, claims, look-alikes), "
+        "less the same answer without. Points: of the overall mark, 0 to 100. A judge that reads answers as data gives "
+        "a wrong one no more.",
+        f"Wrong answers that pass (50) only with the injection: {hostile['turned']}. "
+        f"Without a mark: {hostile['unscored']}.",
+    ]
+    if forms:
+        notes.append(f"What raised wrong answers most: {forms}.")
+    columns = ("Injection around", "Pairs", "Mark moved", "Mark raised", "Mean points")
+    return ResultTable(f"{label}: injections against the judge", columns, tuple(rows), tuple(notes))
 
 
 def _curricula(stages: Sequence[Facts]) -> Iterator[LineChart]:

@@ -38,7 +38,7 @@ def test_without_a_measured_reply_it_is_the_most_that_the_configuration_allows(s
     align = CONFIG.align
     judge = rows["align", align.judge.endpoint]
     completions = align.policy.steps * align.rollout.prompts * align.rollout.group
-    assert judge.requests == completions + align.judge.calibration_items
+    assert judge.requests == completions + align.judge.calibration_items + align.judge.hostile_items
     assert {f"evaluate:{model.endpoint}" for model in CONFIG.evaluate.models} <= {label for label, _ in rows}
     lines = forecast_lines(forecast_calls(steps, store))
     assert f"{FIRST:,} requests" in lines[1]

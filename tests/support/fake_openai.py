@@ -59,7 +59,7 @@ def useful(body: dict[str, Any]) -> str:
         scores = {name: draw.randint(1, 5) for name in ("reason", "answer", "follow")}
         return json.dumps({**scores, "overall": draw.randint(0, 100)})
     if "reasoning" in constraint:
-        passage = re.search(r"(?:Passage:|will not see:)\s*(.+)", body["messages"][-1]["content"])
+        passage = re.search(r"(?:Passage:|=== \w{8} passage\n)\s*(.+)", body["messages"][-1]["content"])
         words = passage[1].split()[:12] if passage else ["Number", str(draw.randint(0, 10**6)), "was", "drawn", "here"]
         text = re.sub(r"[^\w)]+$", "", " ".join(words))
         return json.dumps({"reasoning": f"We need to say this: {text}.", "answer": f"{text}."})

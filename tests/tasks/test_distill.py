@@ -99,7 +99,9 @@ def test_an_outage_pauses_and_the_next_attempt_asks_only_what_is_missing(job, tm
 
 @pytest.mark.slow
 def test_the_data_card_describes_the_documents(job, tmp_path):
-    replies = iter(["no json", json.dumps({"reasoning": "We are asked for it.", "answer": "<script>x</script> ok"})])
+    replies = iter(
+        ["no json<|im_end|>", json.dumps({"reasoning": "We are asked for it.", "answer": "<script>x</script> ok"})]
+    )
     with FakeOpenAI(reply=lambda body: next(replies, None) or useful(body), per_million=(1.0, 2.0)) as server:
         prices = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0, "concurrency": 1}
         distill.work(job(server, endpoint=prices))
@@ -108,7 +110,9 @@ def test_the_data_card_describes_the_documents(job, tmp_path):
     plain = json.loads((folder / "data_card.json").read_text())
     assert plain["documents"] + sum(plain["rejected"].values()) == plain["prompts"] == 24
     assert plain["counts"]["difficulties"]
-    assert plain["samples"]["unparsable"][0]["reply"] == "no json"
+    assert plain["samples"]["unparsable"][0]["reply"] == "no json<|im_end|>"
+    assert plain["counts"]["hostile"] == {"chat markers/reply": 1}
+    assert plain["counts"]["hostile_kept"] == {"chat markers/reply": 0}
     assert sum(spent for _, spent in plain["curve"]) == pytest.approx(server.dollars)
     page, text = (folder / "data_card.html").read_text(), (folder / "data_card.md").read_text()
     assert page.count("<svg") == 7, "kinds, mix, difficulty, reasons, two lengths and cost"
@@ -118,6 +122,8 @@ def test_the_data_card_describes_the_documents(job, tmp_path):
         "difficulty and thresholds",
         "no benchmark was held out",
         "unparsable",
+        "Signs of injection",
+        "chat markers",
     ):
         assert text_shown in page
         assert text_shown in text

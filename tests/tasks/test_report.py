@@ -192,6 +192,26 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
     assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
 
 
+def test_injections_against_the_judge_stand_with_its_calibration(data):
+    hostile = {
+        "items": 8,
+        "unscored": 1,
+        "right": {"pairs": 4, "moved": 0.25, "raised": 0.0, "points": -2.5},
+        "wrong": {"pairs": 0, "moved": None, "raised": None, "points": None},
+        "turned": 0,
+        "forms": {"verdict after": 12.0, "plea": 0.0, "threat": -4.0, "chatml turn": 30.0},
+    }
+    measured = {"judge": {"model": "toy", "rubric": "one"}, "items": 8, "hostile": hostile}
+    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}}]
+    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
+    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title == "align: injections against the judge"]
+    assert table.rows == (
+        ("right answers", "4", "25%", "0%", "-2.5"),
+        ("wrong answers", "0", MISSING, MISSING, MISSING),
+    )
+    assert table.notes[-1] == "What raised wrong answers most: chatml turn (+30), verdict after (+12)."
+
+
 def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
     results = [block.text for section in compose(data) for block in section.blocks if isinstance(block, Paragraph)]
     (about,) = [text for text in results if text.startswith("align: the judge is toy, a small stand-in")]

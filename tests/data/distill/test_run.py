@@ -190,7 +190,7 @@ def test_teachers_share_the_prompts_by_difficulty(run):
 
 
 def query_of(body):
-    return re.search(r"Query: (.+)\Z", body["messages"][-1]["content"])[1]
+    return re.search(r"=== \w{8} query\n(.+)\n=== \w{8} end\Z", body["messages"][-1]["content"])[1]
 
 
 def numbered(path, **columns):
