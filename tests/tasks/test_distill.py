@@ -32,18 +32,24 @@ def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.1)
 
 
+@pytest.fixture(scope="module")
+def retrieval(tmp_path_factory):
+    """The index of eight exemplars, which every distillation here reads."""
+    folder = tmp_path_factory.mktemp("index")
+    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
+    write_exemplars(folder / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
+    section = {"index": IndexConfig().model_dump(mode="json")}
+    inputs = {"exemplars": folder / "exemplars"}
+    index.work(Job("index", "key", "e", section, inputs, folder / "indexing", lambda kind, **fields: None))
+    return folder / "indexing" / "output" / "retrieval"
+
+
 @pytest.fixture
-def job(tmp_path):
+def job(tmp_path, retrieval):
     """Jobs in one staging folder, as attempts at one execution are, or in others; all share one folder of replies.
 
     `events`: what they emitted.
     """
-    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
-    section = {"index": IndexConfig().model_dump(mode="json")}
-    inputs = {"exemplars": tmp_path / "exemplars"}
-    index.work(Job("index", "key", "e", section, inputs, tmp_path / "indexing", lambda kind, **fields: None))
-    retrieval = tmp_path / "indexing" / "output" / "retrieval"
 
     def make(server, events=None, endpoint=None, questions=None, attempt="a", execution="e", ask_again=False, **config):
         section = {
@@ -180,8 +186,9 @@ def test_a_key_is_written_nowhere(job, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path):
+def test_a_prompt_is_paid_for_once_by_all_keys_and_executions(job, tmp_path, monkeypatch):
     """Forced, in another run, with another concurrency, price, address, budget and limit, and after publication."""
+    monkeypatch.setattr("tasks.distill.write_card", lambda *arguments: {})  # the charts of seven cards
     events, prices = [], {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
     with FakeOpenAI(per_million=(1.0, 2.0)) as server, FakeOpenAI() as moved:
         distill.work(job(server, events, endpoint=prices))

@@ -17,7 +17,7 @@ from store.artifacts import Store
 from tests.support.evaluations import checkpoint, evaluation
 from tests.support.fake_webhook import SECRET, FakeWebhook
 from tests.support.listening import listening
-from tests.support.prefect_calls import request
+from tests.support.prefect_calls import fetch, request
 from tests.support.toy_cli import environment
 
 pytestmark = pytest.mark.slow
@@ -179,6 +179,9 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     good, bad = worse[1]
     api = services_by_name["server"].url
     first = until(lambda: ended_runs(api, "evaluation"))[0]
+    # The next minute's run would only cost time.
+    deployment = fetch(f"{api}/deployments/name/evaluation/local")
+    fetch(f"{api}/deployments/{deployment['id']}/pause_deployment", {})
     assert first["auto_scheduled"]
     assert first["state"]["type"] == "COMPLETED", first["state"]["message"]
     assert "has REGRESSED: " in first["state"]["message"]
