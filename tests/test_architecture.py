@@ -46,9 +46,19 @@ def modules() -> dict[str, Path]:
     return {module_of(path): path for path in sources(*PACKAGES)}
 
 
-def imports_of(path: Path) -> Iterator[tuple[ast.stmt, str]]:
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[ast.stmt, str], ...]:
     """Every import of a file with the dotted name of its module, also inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(tree_of(path)):
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node, alias.name
@@ -166,7 +176,7 @@ def test_a_class_name_has_one_meaning():
 
 def names_in(path: Path) -> Iterator[tuple[int, str]]:
     """What a file calls its variables, parameters, functions and classes."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):
@@ -228,7 +238,7 @@ def test_only_the_command_line_prints():
     for path in sources(*PACKAGES):
         if path == ROOT / "flows" / "cli" / "main.py":
             continue
-        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
         lines = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
         assert not lines, f"{path.relative_to(ROOT)} prints in lines {lines}"
 
