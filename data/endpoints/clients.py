@@ -10,8 +10,10 @@ client for every request (bench/endpoints.py, 1,000 requests, a server that take
 """
 
 import asyncio
+import functools
 import json
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -64,17 +66,22 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
             raise CallError("misconfigured", message, "html")
 
     trust_environment = config.kind != "embedded"  # no proxy between us and our own process
-    tls = httpx2.create_ssl_context(trust_env=trust_environment)
     return [
         httpx2.AsyncClient(
             timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=2 * CONNECTIONS_PER_CLIENT),
-            verify=tls,
+            verify=_tls_context(trust_environment),
             trust_env=trust_environment,
             event_hooks={"response": [on_response]},
         )
         for _ in range(-(-config.concurrency // CONNECTIONS_PER_CLIENT))
     ]
+
+
+@functools.cache
+def _tls_context(trust_environment: bool) -> ssl.SSLContext:
+    """Reading the certificates of all authorities takes 20 ms: once a process."""
+    return httpx2.create_ssl_context(trust_env=trust_environment)
 
 
 def check_key(name: str, config: EndpointConfig) -> None:
