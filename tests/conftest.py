@@ -1,11 +1,10 @@
 """Environment of all tests, set before anything imports JAX; stores and Prefect servers, which several folders use."""
 
 import fcntl
-import gc
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,14 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    gc.disable()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector from the millions of objects of imported packages: it takes 15 % of what follows."""
-    gc.freeze()
-    gc.enable()
+    from common.processes import collector_paused
+
+    with collector_paused():
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

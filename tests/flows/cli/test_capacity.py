@@ -17,6 +17,11 @@ sca_per_block = 1
 [pretrain]
 batch_rows = 16
 fsdp = 4
+# Rollouts of one size, as align's are, whose programs are then compiled once for three stages.
+[reason.rollout]
+prompts = 4
+[self_distill.rollout]
+prompts = 4
 """
 
 
