@@ -89,7 +89,7 @@ class Teachers:
     ) -> PromptResult:
         """The result of a task whose reply was checked."""
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
-        return PromptResult(task.without_texts(), reply, verdict.document, verdict.reason, paid)
+        return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid)
 
     def _request(self, teacher: TeacherConfig, item: PreparedPrompt, sample: int) -> ChatRequest:
         config = self.config

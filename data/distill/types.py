@@ -28,11 +28,9 @@ class TeacherTask:
     template: Template
     request: ChatRequest
 
-    def without_texts(self) -> "TeacherTask":
-        """For a task that was answered: only the names of the exemplars, and no messages, which are most of a prompt's
-        memory while other prompts of its file are waited for."""
-        neighbours = [replace(n, record=SynthRecord("", "", "", synth_id=n.id)) for n in self.neighbours]
-        return replace(self, neighbours=neighbours, request=replace(self.request, messages=()))
+    def without_messages(self) -> "TeacherTask":
+        """For a task that was answered: its messages repeat the exemplars, and would be held until its file is full."""
+        return replace(self, request=replace(self.request, messages=()))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Prompts are prepared in blocks, in a thread, and sent as soon as there is room in the window. A slow teacher's prompts
 stay in it while those of the others come and go. A file is finished when all of its prompts are, and files are finished
 in their order, because a document that repeats another is rejected in favour of the one in the earlier file. A prompt
-that waits holds its exemplars and messages, tens of kilobytes; one that was answered holds its reply alone.
+holds its exemplars and its messages or its reply, tens of kilobytes.
 """
 
 from collections import deque

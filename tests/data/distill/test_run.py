@@ -518,3 +518,15 @@ def test_verdicts_in_processes_are_those_of_this_one(run, tmp_path, monkeypatch)
     assert elsewhere.files == here.files
     assert elsewhere.counts == here.counts
     assert elsewhere.counts["rejected"]
+
+
+def test_the_exemplars_are_still_there_when_signs_of_injection_are_counted(run, monkeypatch):
+    counted, add = [], DistillStats.add
+    monkeypatch.setattr(
+        DistillStats, "add", lambda self, result, pool: (counted.append(result), add(self, result, pool))
+    )
+    with FakeOpenAI() as server:
+        run({"t": openai(server)}, prompts=3)
+    shown = [neighbour.record for result in counted for neighbour in result.task.neighbours]
+    assert len(shown) == 15
+    assert all(record.query and record.synthetic_reasoning and record.synthetic_answer for record in shown)
