@@ -287,7 +287,7 @@ def finish(
             shown = line
             say(line)
 
-    subscribe(show)
+    unsubscribe = subscribe(show)
     while True:
         try:
             context = RunContext("demo", str(store.root), label=stage.name, launch=launch)
@@ -296,6 +296,7 @@ def finish(
             say(f"{stage.name}: {error}")
             time.sleep(3.0)
         else:
+            unsubscribe()
             return say(f"{stage.name}: published {', '.join(outputs.values())}")
 
 
@@ -398,7 +399,7 @@ def list_files(settings: dict[str, Any]) -> None:
 
 
 def show_ray(network: Network, undisturbed: Store) -> None:
-    say("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with two items at work")
+    say("RAY: a cluster of hosts a and b; a fan-out of work items is launched on c; b is lost with items at work")
     (PIDS / "token").write_text(secrets.token_hex(32))
     start = f"{ROOT}/.venv/bin/ray start --block --disable-usage-stats --object-store-memory=80000000"
     head = f"--head --port={RAY_PORT} --include-dashboard=false --temp-dir=/mnt/ray"
