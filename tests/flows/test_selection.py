@@ -3,8 +3,10 @@
 import pytest
 
 from common.errors import ConfigError
+from common.processes import free_port
+from configs.operation import LaunchConfig
 from flows.dag import Need, build_dag
-from flows.selection import Selection, choose, outside_inputs
+from flows.selection import PreparedRun, Selection, check_ray_hosts, choose, outside_inputs
 from store.artifacts import Store
 from tests.support.toy_dag import toy_dag
 
@@ -77,3 +79,12 @@ def test_what_is_needed_of_the_rest(dag, made):
 )
 def test_how_to_go_on_after_a_stop(selection, options):
     assert selection.options("reason") == options
+
+
+def test_a_ray_cluster_is_asked_for_the_hosts_of_what_is_to_run(toy, store):
+    launch = LaunchConfig(engine="ray", processes=2, ray_address=f"127.0.0.1:{free_port()}")
+    run = PreparedRun("toy", Selection(), [step for step in build_dag(toy) if step.label == "pretrain"], set())
+    with pytest.raises(ConfigError, match=r"launch.engine 'ray': no cluster answers at .* set launch.ray_address"):
+        check_ray_hosts(store, launch, run)
+    check_ray_hosts(store, launch.model_copy(update={"processes": 1}), run)
+    check_ray_hosts(store, launch.model_copy(update={"stages": ("reason",)}), run)

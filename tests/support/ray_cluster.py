@@ -29,6 +29,7 @@ def surroundings(folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_health_check_period_ms": "500",  # a node that is killed counts as dead after five: not after 15 s
         "PYTHONPATH": str(ROOT),
     }
 

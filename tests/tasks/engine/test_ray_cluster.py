@@ -1,7 +1,10 @@
 """Work items and the processes of one stage on a real Ray cluster of three nodes, which are killed at work."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -14,15 +17,15 @@ from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
 from store.artifacts import Store
 from store.catalog import Catalog
+from store.manifest import code_commit, host
 from tasks.engine import child_process as child
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import cancelling
-from tasks.engine.errors import StageCrash
 from tasks.engine.prefect_task import as_prefect_task
 from tasks.engine.ray_cluster import check_hosts, connected
 from tasks.engine.ray_hosts import reserve
 from tasks.engine.stage import RunContext
-from tests.support.ray_cluster import cluster, surroundings
+from tests.support.ray_cluster import ROOT, cluster, surroundings
 from tests.support.stage_parent import is_alive, wait_for
 from tests.support.stage_pieces import joined, pieces, runs, section
 from tests.support.stage_psum import psum
@@ -164,52 +167,58 @@ def test_the_hosts_of_a_slice_are_taken_in_its_order(address):
         assert [worker_ids[node.id] for _, node in reserve(launch)] == ["0", "1"]
 
 
-def test_members_end_with_the_launcher_or_a_node_and_the_next_attempt_runs_on_other_hosts(store, address):
-    launch = launch_on(address, host_resources={"CPU": 1})
-    errors = []
+def members_of(folder):
+    """The processes of hosts that work on a request in `folder`, by rank."""
+    members = {}
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line and "tasks.engine.multihost" not in line:
+            members[int(process.environ()["NAUTILE_PROCESS"])] = process
+    return members
 
-    def run():
-        try:
-            context = RunContext("r1", str(store.root), label="psum", launch=launch)
-            return run_stage(psum, {"fault": "waits", "host": 1}, {}, context)
-        except (Retryable, StageCrash) as error:
-            errors.append(error)
 
-    def wait_for_members():
-        """Wait until one of them waits; those of this store, by rank."""
-        gate = wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))[0]
-        members = {}
-        for process in psutil.process_iter(["cmdline"]):
-            line = " ".join(process.info["cmdline"] or ())
-            if "tasks.engine.child_main" in line and str(store.root) in line:
-                members[int(process.environ()["NAUTILE_PROCESS"])] = process
-        assert sorted(members) == [0, 1]
-        return gate, members
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    gate, members = wait_for_members()
-    [launcher] = [p for p in psutil.Process().children() if "tasks.engine.multihost" in " ".join(p.cmdline())]
+def test_no_host_stays_when_the_launcher_is_killed(address, tmp_path):
+    launch = launch_on(address, host_resources={"CPU": 1}).model_dump(mode="json")
+    request = {"parent": os.getpid(), "launch": launch, "child": "tests.support.waiting_host"}
+    request |= {"staging": str(tmp_path), "store": str(tmp_path), "commit": code_commit(), "host": host()}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, "-m", "tasks.engine.multihost", str(tmp_path / "request.json")]
+    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    begun = {next(line for line in launcher.stdout if line.startswith(b"[host ")) for _ in range(2)}
+    assert begun == {b"[host 0] waiting\n", b"[host 1] waiting\n"}
+    members = members_of(tmp_path)
     launcher.kill()
-    thread.join()
-    assert "was ended by signal 9" in str(errors[0])
+    launcher.wait()
+    assert sorted(members) == [0, 1]
     wait_for(lambda: not any(is_alive(process.pid) for process in members.values()))
 
-    gate.unlink()
-    thread = threading.Thread(target=run)
+
+def test_a_lost_node_ends_the_attempt_and_the_next_one_runs_on_other_hosts(store, address):
+    launch, failures = launch_on(address, host_resources={"CPU": 1}), []
+
+    def run():
+        context = RunContext("r1", str(store.root), label="psum", launch=launch)
+        return run_stage(psum, {"fault": "waits", "host": 1}, {}, context)
+
+    def fail():
+        with pytest.raises(Retryable) as failure:
+            run()
+        failures.append(str(failure.value))
+
+    thread = threading.Thread(target=fail)
     thread.start()
-    _, members = wait_for_members()
+    wait_for(lambda: list((store.root / "staging").glob("*/scratch/tried-1")))
+    members = members_of(store.root)
     raylets = {rank: process.parents()[1] for rank, process in members.items()}
     assert all("raylet" in raylet.name() for raylet in raylets.values())
     rank, raylet = next((rank, raylet) for rank, raylet in raylets.items() if "--head" not in raylet.cmdline())
     raylet.kill()
     thread.join()
-    assert isinstance(errors[1], Retryable)
-    assert f"host {rank} of 2 is lost: " in str(errors[1])
+    assert failures[0].startswith(f"host {rank} of 2 is lost: Ray's actor on the node 127.0.0.1 died: ")
     wait_for(lambda: not any(is_alive(process.pid) for process in members.values()))
 
     numbers = store.get(run()["numbers"])
     assert (numbers.path / "sum.txt").read_text() == "3.0"
     [log] = (store.root / "logs").glob("psum-*.txt")
-    for host in range(2):
-        assert f"[host {host}] process {host} of 2" in log.read_text()
+    for number in range(2):
+        assert f"[host {number}] process {number} of 2" in log.read_text()
