@@ -12,12 +12,11 @@ TIMEOUT_S = 120.0  # a call that timed out may have had its effect, so it is not
 CLIENT = httpx.Client(verify=False, timeout=TIMEOUT_S, limits=httpx.Limits(max_keepalive_connections=0))
 
 
-def request(url: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    """The response to a GET, or to a POST of `body`. Its status may be that of an error, but not 503."""
+def request(url: str, body: dict[str, Any] | None = None, method: str = "") -> httpx.Response:
+    """The response to a GET, to a POST of `body`, or to another method. Its status may be of an error, but not 503."""
 
     def send() -> httpx.Response:
-        method = "GET" if body is None else "POST"
-        response = CLIENT.request(method, url, json=body)
+        response = CLIENT.request(method or ("GET" if body is None else "POST"), url, json=body)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(
@@ -33,4 +32,4 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
 def remove_limits(url: str) -> None:
     """Remove the server's concurrency limits: deployments of other tests have declared them, and runs would wait."""
     for limit in fetch(f"{url}/v2/concurrency_limits/filter", {}):
-        CLIENT.delete(f"{url}/v2/concurrency_limits/{limit['id']}").raise_for_status()
+        request(f"{url}/v2/concurrency_limits/{limit['id']}", method="DELETE").raise_for_status()
