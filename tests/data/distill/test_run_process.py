@@ -26,7 +26,8 @@ def started(url, folder):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "out").iterdir())}
+    """The files of the output, without those that a kill cut short, which publication removes."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "out").glob("[!.]*"))}
 
 
 def killed_at(server, url, folder, answered):
