@@ -89,7 +89,8 @@ class Chat:
         for completion in self._generator.stream(self._params, prompt, (self._seed, self._questions)):
             for token in completion.ids[shown:].tolist():
                 ends_part = token in self._stops or (part == "thinking" and token == self._tokenizer.think_end)
-                text = decoder.decode(b"" if ends_part else self._tokenizer.decode_bytes([token]), final=ends_part)
+                shown_bytes = b"" if ends_part else self._tokenizer.decode_bytes([token], specials=False)
+                text = decoder.decode(shown_bytes, final=ends_part)
                 if text:
                     yield part, text
                 if ends_part:
