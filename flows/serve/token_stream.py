@@ -63,7 +63,8 @@ class TokenStream:
                 self._begin_part()
             else:
                 self.parts.append(self.part)
-                added.add(self.part, self._release(self._decoder.decode(bytes_of(self.tokenizer, token))))
+                raw = bytes_of(self.tokenizer, token, specials=not self.chat)
+                added.add(self.part, self._release(self._decoder.decode(raw)))
         return added
 
     def finish(self) -> StreamedText:
@@ -104,9 +105,9 @@ class TokenStream:
         return released
 
 
-def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+def bytes_of(tokenizer: Tokenizer, token: int, *, specials: bool = True) -> bytes:
     """The bytes of an id; U+FFFD for an id that the vocabulary does not use, which random weights may sample."""
     try:
-        return tokenizer.decode_bytes([token])
+        return tokenizer.decode_bytes([token], specials)
     except ValueError:
         return "\N{REPLACEMENT CHARACTER}".encode()

@@ -1,5 +1,6 @@
 """The bounded cache of files that only the remote has: what it holds, what it removes, and what it refuses."""
 
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from data.tokens.packing import ConcatPacker
 from data.tokens.row_reader import write_row_offsets
 from data.tokens.shards import ShardIndex, write_index, write_shard
 from store.file_cache import LOCK, FileCache
+from store.locks import flock_until
 from store.manifest import ABSENT
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
@@ -40,7 +42,10 @@ def absent(pair, files, **fields):
 
 
 def held(store):
-    return {path.name: path.stat().st_size for path in (store.root / "cache" / "files").iterdir() if path.name != LOCK}
+    """The files of the cache and their bytes, while none is added or removed by the loader's thread."""
+    folder = store.root / "cache" / "files"
+    with flock_until(folder / LOCK, math.inf, shared=False):
+        return {path.name: path.stat().st_size for path in folder.iterdir() if path.name != LOCK}
 
 
 def content(descriptor):

@@ -170,7 +170,7 @@ def test_passing_faults_are_retried(short_pauses):
 
 def test_what_the_operator_must_fix_is_reported_at_once(short_pauses, monkeypatch):
     monkeypatch.setenv("GOOD_KEY", KEY)
-    monkeypatch.setenv("BAD_KEY", "sk-other")
+    monkeypatch.setenv("BAD_KEY", "sk-another-key-0123")
     with FakeEmbeddings(width=8, key=KEY) as server:
         endpoint(server, key_variable="GOOD_KEY").embedder.check()
         with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
@@ -178,7 +178,7 @@ def test_what_the_operator_must_fix_is_reported_at_once(short_pauses, monkeypatc
         requests = len(server.requests)
         with pytest.raises(ConfigError, match="Incorrect API key") as caught:
             endpoint(server, key_variable="BAD_KEY").embedder.check()
-        assert "sk-other" not in str(caught.value)
+        assert "sk-another-key-0123" not in str(caught.value)
         with pytest.raises(ConfigError, match="vectors of 8 numbers, not 16"):
             endpoint(server, key_variable="GOOD_KEY", width=16).embedder.check()
         assert len(server.requests) == requests + 2

@@ -122,7 +122,7 @@ def test_the_bytes_of_batches_are_those_of_earlier_versions(sources):
         for name in sorted(batch):
             digest.update(name.encode())
             digest.update(batch[name].tobytes())
-    assert digest.hexdigest() == "5535a081e05fad8ff6407a0e98d23c5899ee211f6c24e11dd6f4b683936c5208"
+    assert digest.hexdigest() == "7b2ddb72e1258e4b48a5eb698692fee6897cc8e22430adad6ad30c08e9da89c3"
 
 
 @pytest.fixture(scope="module")
