@@ -3,7 +3,6 @@
 Each question is a conversation of its own, because the model is trained on single turns (paper §3.2).
 """
 
-import codecs
 import sys
 import time
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from common.errors import ConfigError
 from common.text import visible
 from data.chat_template import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
-from flows.serve.token_stream import Part
-from model.decoding.generate import Completion, Generator
+from flows.serve.token_stream import Part, StreamedText, TokenStream
+from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.weights.files import load_weights
 
@@ -55,13 +54,12 @@ class Chat:
         self._params, model, tokenizer = load_weights(checkpoint)
         self._tokenizer = tokenizer_for(tokenizer)
         limit = settings.max_tokens or model.context - model.context // 4
-        self._stops = (self._tokenizer.im_end, self._tokenizer.end_of_text)
         sampling = Sampling(
             max_tokens=limit,
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
-            stop_ids=self._stops,
+            stop_ids=(self._tokenizer.im_end, self._tokenizer.end_of_text),
             think_end=self._tokenizer.think_end,
             thinking_budget=settings.thinking_budget,
         )
@@ -70,8 +68,8 @@ class Chat:
         self._generator = Generator(model, sampling, rows=1, prompt_length=model.context - limit)
         self._seed, self._questions = settings.seed, 0
 
-    def ask(self, answer: ChatAnswer) -> Iterator[tuple[Part, str]]:
-        """Generate the reply to `answer.query`: yield text as it comes, with its part, and fill in `answer` at the end.
+    def ask(self, answer: ChatAnswer) -> Iterator[StreamedText]:
+        """Generate the reply to `answer.query`: yield text as it comes, and fill in `answer` at the end.
 
         Raises ConfigError if the question is longer than the context leaves room for.
         """
@@ -82,25 +80,17 @@ class Chat:
                 f"{self._generator.prompt_length}: shorten it, or lower --max-tokens"
             )
         self._questions += 1
-        started, shown = time.perf_counter(), 0
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        part: Part = "thinking"
-        completion: Completion | None = None
+        started = time.perf_counter()
+        ids: list[int] = []
+        stream = TokenStream(self._tokenizer, chat=True)
         for completion in self._generator.stream(self._params, prompt, (self._seed, self._questions)):
-            for token in completion.ids[shown:].tolist():
-                ends_part = token in self._stops or (part == "thinking" and token == self._tokenizer.think_end)
-                shown_bytes = b"" if ends_part else self._tokenizer.decode_bytes([token], specials=False)
-                text = decoder.decode(shown_bytes, final=ends_part)
-                if text:
-                    yield part, text
-                if ends_part:
-                    part = "answer"
-            shown = len(completion.ids)
-        if text := decoder.decode(b"", final=True):
-            yield part, text
-        reply = parse_completion(self._tokenizer, completion.ids.tolist())
+            added = completion.ids[len(ids) :].tolist()
+            ids += added
+            yield stream.write(added)
+        yield stream.finish()
+        reply = parse_completion(self._tokenizer, ids)
         answer.thinking, answer.answer, answer.finished = reply.reasoning, reply.answer, reply.finished
-        answer.tokens, answer.seconds = shown, time.perf_counter() - started
+        answer.tokens, answer.seconds = len(ids), time.perf_counter() - started
 
 
 def converse(chat: Chat, console: Console, show_thinking: bool) -> None:
@@ -129,15 +119,15 @@ def stream_answer(chat: Chat, query: str, console: Console, show_thinking: bool)
     """Print one reply as it comes: the reasoning dim, the answer plain, then tokens and speed."""
     answer = ChatAnswer(query)
     previous: Part | None = None
-    for part, text in chat.ask(answer):
-        if part == "thinking" and not show_thinking:
-            continue
-        if part != previous:
-            text = f"{'' if previous is None else chr(10)}{text.lstrip()}"
-        if not text:
-            continue
-        previous = part
-        console.print(Text(visible(text), style="dim" if part == "thinking" else ""), end="", soft_wrap=True)
+    parts: tuple[Part, ...] = ("thinking", "answer") if show_thinking else ("answer",)
+    for added in chat.ask(answer):
+        for part in parts:
+            if not (text := getattr(added, part)):
+                continue
+            if previous not in (None, part):
+                text = f"\n{text}"
+            previous = part
+            console.print(Text(visible(text), style="dim" if part == "thinking" else ""), end="", soft_wrap=True)
     cut = "" if answer.finished else ", cut at --max-tokens"
     note = f"[{answer.tokens} tokens, {answer.tokens / answer.seconds:.1f}/s{cut}]"
     console.print(f"\n{note}" if console.is_terminal else "", style="dim")
