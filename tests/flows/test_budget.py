@@ -39,8 +39,9 @@ def server():
 @pytest.fixture
 def config_of(server, tmp_path, monkeypatch):
     """nautile_370m but for addresses, prompts, how many there are, and the money."""
-    for endpoint in filter(lambda endpoint: endpoint.key_variable, ENDPOINTS.values()):
-        monkeypatch.setenv(endpoint.key_variable, "sk-test")
+    for endpoint in ENDPOINTS.values():
+        if endpoint.key_variable:
+            monkeypatch.setenv(endpoint.key_variable, "sk-test")
 
     def write(budget, more=""):
         path = tmp_path / "mine.toml"
