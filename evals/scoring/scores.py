@@ -34,6 +34,11 @@ def vote(rows: Sequence[SampleRow], verdict: str = "strict") -> float:
     return sum(bool(row[verdict]) for row in rows) / len(rows)
 
 
+def _votes(rows: Iterable[SampleRow], verdict: str = "strict") -> list[float]:
+    """A vote for each question that was asked."""
+    return [vote(question, verdict) for question in by_question(row for row in rows if row["left_out"] is None)]
+
+
 def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     """Score one benchmark from its rows. `n`: questions asked; `accuracy`: strict, None for n = 0.
 
@@ -43,15 +48,21 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
     asked = [row for row in rows if row["left_out"] is None]
     problems = Counter(row["problem"] for row in asked)
     left_out = Counter(row["left_out"] for row in rows if row["left_out"]) + Counter(bad_row=bad_rows)
+    share = _share_of(asked)
+    accuracy_rows = _mean([bool(row["strict"]) for row in asked])
+    repeats = []
+    if accuracy_rows is not None and share["n"] != len(asked):
+        by_rows = f"{100 * accuracy_rows:.1f} by rows"
+        repeats = [f"{share['n']:,} questions in {len(asked):,} rows, one vote a question; {by_rows}"]
     paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
         "stand_in": stand_in_note(name),
         "stands_for": STAND_INS[name].like if name in STAND_INS else None,
         "items": len(rows) + bad_rows,
-        **_share_of(asked),
+        **share,
         "rows": len(asked),
-        "accuracy_rows": _mean([bool(row["strict"]) for row in asked]),
+        "accuracy_rows": accuracy_rows,
         "chance": sum(row["chance"] for row in asked) / len(asked) if asked else None,
         "no_answer": problems["no_answer"],
         "many_answers": problems["many_answers"],
@@ -60,7 +71,7 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
         "left_out": dict(sorted(left_out.items())),
         "tokens_out_mean": _mean([row["tokens_out"] for row in asked if row["tokens_out"] is not None]),
         "paper": dict(paper_row) if paper_row else None,
-        "differs": [*differences(name, len(asked)), *_repeats(asked)],
+        "differs": [*differences(name, len(asked)), *repeats],
         "categories": _by_category(asked),
         "instructions": _instruction_level(asked),
         "own_scorer": _agreement(asked),
@@ -69,17 +80,13 @@ def score(name: str, rows: Sequence[SampleRow], bad_rows: int = 0) -> Scores:
 
 def composite(name: str, parts: Mapping[str, Sequence[SampleRow]], seed: int = 0) -> Scores | None:
     """Mean of the parts' accuracies with a bootstrap interval; None if a part has no question asked."""
-    groups = {part: [row for row in rows if row["left_out"] is None] for part, rows in parts.items()}
-    if not groups or not all(groups.values()):
+    strict, lenient = ([_votes(rows, verdict) for rows in parts.values()] for verdict in ("strict", "lenient"))
+    if not strict or not all(strict):
         return None
-    strict, lenient = (
-        [[vote(question, verdict) for question in by_question(rows)] for rows in groups.values()]
-        for verdict in ("strict", "lenient")
-    )
     paper_row = paper.TABLE_2.get(name)
     return {
         "title": title_of(name),
-        "parts": list(groups),
+        "parts": list(parts),
         "n": sum(map(len, strict)),
         "accuracy": _mean([_mean(group) for group in strict]),
         "interval": list(bootstrap_mean(strict, seed)),
@@ -131,12 +138,15 @@ def likelihood(rows: Sequence[SampleRow], seed: int = 0) -> dict[str, Scores]:
     by_name: dict[str, list[SampleRow]] = defaultdict(list)
     for row in rows:
         by_name[row["benchmark"]].append(row)
-    scores = {name: {**score(name, rows), "accuracy_by_sum": _by_sum(rows)} for name, rows in by_name.items()}
+    scores = {
+        name: {**score(name, rows), "accuracy_by_sum": _mean(_votes(rows, "strict_by_sum"))}
+        for name, rows in by_name.items()
+    }
     for name, parts in COMPOSITES.items():
         if all(part in by_name for part in parts):
             mean = composite(name, {part: by_name[part] for part in parts}, seed)
             if mean:
-                scores[name] = {**mean, "accuracy_by_sum": _mean([_by_sum(by_name[part]) for part in parts])}
+                scores[name] = {**mean, "accuracy_by_sum": _mean([scores[part]["accuracy_by_sum"] for part in parts])}
     for entry in scores.values():
         entry["differs"] = ["likelihood of each option per byte; the paper generates", *entry["differs"]]
     return scores
@@ -171,15 +181,9 @@ def differences(name: str, asked: int | None) -> list[str]:
     return points
 
 
-def _by_sum(rows: Sequence[SampleRow]) -> float | None:
-    asked = (row for row in rows if row["left_out"] is None)
-    return _mean([vote(question, "strict_by_sum") for question in by_question(asked)])
-
-
 def _share_of(asked: Sequence[SampleRow]) -> dict[str, Any]:
     """`_share` with one vote for each question."""
-    questions = by_question(asked)
-    return _share([vote(rows) for rows in questions], [vote(rows, "lenient") for rows in questions])
+    return _share(_votes(asked), _votes(asked, "lenient"))
 
 
 def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
@@ -193,15 +197,6 @@ def _share(strict: Sequence[float], lenient: Sequence[float]) -> dict[str, Any]:
         "accuracy_lenient": right_lenient / n if n else None,
         "interval_lenient": list(wilson(right_lenient, n)) if n else None,
     }
-
-
-def _repeats(asked: Sequence[SampleRow]) -> list[str]:
-    """Where rows repeat questions: how many, and the accuracy by rows."""
-    questions = len(by_question(asked))
-    if questions == len(asked):
-        return []
-    by_rows = sum(bool(row["strict"]) for row in asked) / len(asked)
-    return [f"{questions:,} questions in {len(asked):,} rows, one vote a question; {100 * by_rows:.1f} by rows"]
 
 
 def _by_category(asked: Sequence[SampleRow]) -> dict[str, dict[str, Any]]:
@@ -244,9 +239,7 @@ def _average(scores: Scores, rows: Mapping[str, Sequence[SampleRow]], seed: int)
             return None
         values.append(entry["accuracy"])
         parts = COMPOSITES.get(name, (name,))
-        groups.append(
-            [[vote(q) for q in by_question(row for row in rows[part] if row["left_out"] is None)] for part in parts]
-        )
+        groups.append([_votes(rows[part]) for part in parts])
     # Equal weight for each row of the table, whatever the number of its parts.
     weights = [1 / (len(groups) * len(group)) for group in groups for _ in group]
     low, high = bootstrap_mean([part for group in groups for part in group], seed, weights=weights)
