@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tasks.engine.progress import subscribe
+
 # Read when Ray is imported, whichever test does that first; see `tests.support.ray_cluster`.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -16,6 +18,15 @@ def prefect_server(prefect_url):
 
     with temporary_settings({PREFECT_API_URL: prefect_url}):
         yield
+
+
+@pytest.fixture
+def updates():
+    """The updates of the stages that run in this process, as they arrive."""
+    received = []
+    unsubscribe = subscribe(received.append)
+    yield received
+    unsubscribe()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from common.errors import ConfigError, Retryable
 from common.processes import ExitCode, free_port
 from configs.operation import LaunchConfig
-from store.artifacts import Store
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCrash
 from tasks.engine.multihost import HostProcess, check_commit, host_command, wait_for_hosts
@@ -31,11 +30,6 @@ TEMPLATE = (
     f"'--command=cd {REPOSITORY} && exec env {{member}}'"
 )
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
 
 
 @pytest.fixture

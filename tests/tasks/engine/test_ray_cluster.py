@@ -15,7 +15,6 @@ from prefect import flow
 
 from common.errors import ConfigError, Retryable
 from configs.operation import LaunchConfig
-from store.artifacts import Store
 from store.catalog import Catalog
 from store.manifest import code_commit, host
 from tasks.engine import child_process as child
@@ -59,18 +58,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(as_prefect_task(pieces), "retries", 0)
     yield
     child._cancelled.clear()
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def gate(tmp_path):
-    gate = tmp_path / "gate"
-    gate.mkdir()
-    return gate
 
 
 def through_a_flow(store, config, address):

@@ -11,7 +11,7 @@ from configs.operation import OperationConfig, StageOperation
 from tasks.engine import errors, prefect_task
 from tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
 from tasks.engine.prefect_task import _TaskRunPage
-from tasks.engine.progress import StageUpdate, subscribe
+from tasks.engine.progress import StageUpdate
 from tasks.engine.stage import RunContext
 from tasks.engine.staging import read_retry_note
 
@@ -75,27 +75,23 @@ def test_an_item_has_a_few_tries(clock):
     assert policy.left_s() == float("inf")
 
 
-def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, monkeypatch, tmp_path):
+def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, updates, monkeypatch, tmp_path):
     context = RunContext("r1", str(tmp_path), label="sums:a", operation=StageOperation(outage_hours=2))
     staging = tmp_path / "staging" / "a-key"
     staging.mkdir(parents=True)
-    page, shown, updates = _TaskRunPage("sums", context), [], []
+    page, shown = _TaskRunPage("sums", context), []
     monkeypatch.setattr(page, "_show", lambda percent, text: shown.append((percent, text)))
     monkeypatch.setattr(prefect_task, "SHOW_EVERY_S", 1e9)  # on_update shows nothing
     running = StageUpdate("sums", "sums:a", "running", "a-key", "r1", unit="files")
-    unsubscribe = subscribe(updates.append)
-    try:
-        page.on_update(replace(running, done=3, total=6))
-        assert page.on_failure(AWAY, 1)
-        clock.now += 1.9 * HOUR
-        assert page.on_failure(AWAY, 2)
-        page.on_update(replace(running, done=4, total=6))
-        assert page.on_failure(AWAY, 3)
-        clock.now += 2.1 * HOUR
-        page.on_update(replace(running, done=4, total=6))
-        assert not page.on_failure(AWAY, 4)
-    finally:
-        unsubscribe()
+    page.on_update(replace(running, done=3, total=6))
+    assert page.on_failure(AWAY, 1)
+    clock.now += 1.9 * HOUR
+    assert page.on_failure(AWAY, 2)
+    page.on_update(replace(running, done=4, total=6))
+    assert page.on_failure(AWAY, 3)
+    clock.now += 2.1 * HOUR
+    page.on_update(replace(running, done=4, total=6))
+    assert not page.on_failure(AWAY, 4)
     assert [(update.state, update.attempt, update.reason) for update in updates] == [
         ("retrying", attempt, str(AWAY)) for attempt in (1, 2, 3)
     ]

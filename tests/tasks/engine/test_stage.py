@@ -22,14 +22,6 @@ def context(store):
     return RunContext("r1", str(store.root), label="sums:a", config="toy")
 
 
-@pytest.fixture
-def updates():
-    received = []
-    unsubscribe = subscribe(received.append)
-    yield received
-    unsubscribe()
-
-
 def forced(context, run_id="r2"):
     return RunContext(run_id, context.store_root, force=True, label=context.label)
 

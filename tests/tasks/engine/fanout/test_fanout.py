@@ -18,7 +18,6 @@ from tasks.engine.errors import StageCancelled, StageCrash
 from tasks.engine.fanout.items import FanOut, Markers, finished_items, skipped_items, write_item_list
 from tasks.engine.fanout.work_item import WorkItem, lease, run_item
 from tasks.engine.job import Job
-from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, stage
 from tests.support.stage_parent import is_alive, wait_for
 from tests.support.stage_pieces import joined, pieces, runs, section, start
@@ -27,14 +26,6 @@ from tests.support.stage_pieces import joined, pieces, runs, section, start
 @pytest.fixture
 def context(store):
     return RunContext("r1", str(store.root), label="pieces", launch=LaunchConfig(workers=2))
-
-
-@pytest.fixture
-def updates():
-    received = []
-    unsubscribe = subscribe(received.append)
-    yield received
-    unsubscribe()
 
 
 def text(store, outputs):
