@@ -16,7 +16,7 @@ from data.endpoints.batch import queue
 from data.endpoints.batch.jobs import PendingJob
 from data.endpoints.budget import Usage
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.endpoints.pool import raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.replies import reply_rows
@@ -48,26 +48,11 @@ def requests(count, **fields):
     return [ChatRequest("fake", ({"role": "user", "content": f"number {i}"},), 20, **fields) for i in range(count)]
 
 
-@pytest.fixture
-def pool_for(tmp_path):
-    pools, events = [], []
-
-    def make(budget=0.0, **endpoints):
-        pool = EndpointPool(endpoints, tmp_path / "replies", lambda kind, **fields: events.append(fields), budget)
-        pools.append(pool)
-        pool.events = events
-        return pool
-
-    yield make
-    for pool in pools:
-        pool.close()
-
-
 def jobs_on_disk(tmp_path):
     return list((tmp_path / "replies" / "fake" / "batches").glob("*"))
 
 
-def test_every_request_is_answered_once_at_half_the_price(pool_for, tmp_path, kind):
+def test_every_request_is_answered_once_at_half_the_price(pool_for, events, tmp_path, kind):
     with FakeOpenAI(per_million=PER_MILLION, key=KEY) as server:
         pool = pool_for(fake=endpoint(server, kind))
         reported = {}
@@ -79,13 +64,13 @@ def test_every_request_is_answered_once_at_half_the_price(pool_for, tmp_path, ki
     assert server.batches.submitted == {f"number {i}": 1 for i in range(35)}
     assert sorted(len(job["rows"]) for job in server.batches.jobs.values()) == [5, 10, 10, 10]
     assert pool.spent == pytest.approx(server.batch_dollars)
-    assert sum(event["dollars"] for event in pool.events) == pytest.approx(server.batch_dollars)
+    assert sum(event["dollars"] for event in events) == pytest.approx(server.batch_dollars)
     assert all(reply.cached for reply in again)
     assert not server.bodies, "nothing was sent live"
     assert not jobs_on_disk(tmp_path)
 
 
-def test_rows_with_transient_errors_go_into_another_job_and_others_do_not(pool_for, kind):
+def test_rows_with_transient_errors_go_into_another_job_and_others_do_not(pool_for, events, kind):
     def faults(text, times):
         by_number = {"number 3": "500", "number 4": "400", "number 5": "expired", "number 6": "missing"}
         return by_number.get(text) if times == 1 or text == "number 4" else None
@@ -99,7 +84,7 @@ def test_rows_with_transient_errors_go_into_another_job_and_others_do_not(pool_f
     twice = {text for text, times in server.batches.submitted.items() if times == 2}
     assert twice == {"number 3", "number 5", "number 6"}
     assert max(server.batches.submitted.values()) == 2
-    assert sorted(e["status"] for e in pool.events if e["status"] != "ok")[:2] == ["400", "500"]
+    assert sorted(e["status"] for e in events if e["status"] != "ok")[:2] == ["400", "500"]
     assert pool.spent == pytest.approx(server.batch_dollars)
 
 

@@ -7,7 +7,7 @@ from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.endpoints.pool import raise_for_outage
 from tests.support.fake_openai import FakeOpenAI, always
 
 
@@ -15,20 +15,6 @@ from tests.support.fake_openai import FakeOpenAI, always
 def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(first_s=0.02))
     monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
-
-
-@pytest.fixture
-def pool_for(tmp_path):
-    pools, events = [], []
-
-    def make(**endpoints):
-        pools.append(EndpointPool(endpoints, tmp_path / "replies", lambda kind, **row: events.append(row)))
-        pools[-1].events = events
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
 
 
 def ask(count=30, purpose="teacher"):
@@ -46,7 +32,7 @@ def servers():
         yield first, second
 
 
-def test_a_fallback_answers_while_the_first_is_down_and_the_ledger_names_it(pool_for, servers):
+def test_a_fallback_answers_while_the_first_is_down_and_the_ledger_names_it(pool_for, events, servers):
     first, second = servers
     first.faults = always("500")
     result, other = endpoint(first, "a", fallback=("second",), concurrency=4), endpoint(second, "b")
@@ -57,7 +43,7 @@ def test_a_fallback_answers_while_the_first_is_down_and_the_ledger_names_it(pool
     assert {reply.endpoint for reply in replies} == {"second"}
     assert [reply.digest for reply in replies] == [request_digest(request, other) for request in requests]
     assert second.answered == 30
-    kept = [row for row in pool.events if row["status"] == "ok"]
+    kept = [row for row in events if row["status"] == "ok"]
     assert {(row["endpoint"], row["model"], row["in_place_of"]) for row in kept} == {("second", "b", "first")}
     assert len(first.bodies) < 20, "once it is known to be down it is only probed"
     raise_for_outage(replies)

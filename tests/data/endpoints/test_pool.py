@@ -15,7 +15,7 @@ from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
-from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.endpoints.pool import raise_for_outage
 from tests.support import asking_process
 from tests.support.fake_openai import FakeOpenAI, always, mixed, script
 from tests.support.replies import unknown_rows
@@ -29,41 +29,12 @@ def _quick(monkeypatch):
     monkeypatch.setattr(circuit_breaker, "OUTAGE_S", 0.3)
 
 
-class Events(list):
-    """An `Emit` that collects the fields of ledger events; the only others warn of the budget."""
-
-    def __call__(self, kind, **fields):
-        if kind == "call":
-            self.append(fields)
-        else:
-            assert (kind, fields["name"]) == ("metric", "budget_spent_share")
-
-
-@pytest.fixture
-def events():
-    return Events()
-
-
 def request(text="hello there", endpoint="fake", **fields):
     return ChatRequest(endpoint, ({"role": "user", "content": text},), **{"max_tokens": 20, **fields})
 
 
 def openai(server, **fields):
     return EndpointConfig(kind="openai", model="fake", url=server.url, **{"timeout_s": 60.0, **fields})
-
-
-@pytest.fixture
-def pool_for(tmp_path, events):
-    """Makes pools that share a file of replies; all are closed at the end."""
-    pools = []
-
-    def make(budget=0.0, cache="replies", **endpoints):
-        pools.append(EndpointPool(endpoints, tmp_path / cache, events, budget))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
 
 
 def test_replies_come_in_the_order_of_the_requests_and_are_reported_as_they_come(pool_for, events):

@@ -15,6 +15,7 @@ from data.endpoints import circuit_breaker
 from data.endpoints.batch import queue
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool, raise_for_outage
+from tests.data.endpoints.conftest import Events
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.replies import reply_rows, unknown_rows
 
@@ -58,14 +59,6 @@ def replaced(answer, place, value):
     return {**answer, place: value}
 
 
-class Ledger(list):
-    """An `Emit` that collects the rows of attempts."""
-
-    def __call__(self, kind, **row):
-        if kind == "call":
-            self.append(row)
-
-
 def requests(count):
     return [ChatRequest("fake", ({"role": "user", "content": f"number {i}"},), 20) for i in range(count)]
 
@@ -104,7 +97,7 @@ def test_live_requests_always_end_and_every_cent_is_counted(fault_list, odd, dat
     with tempfile.TemporaryDirectory() as at, FakeOpenAI(per_million=PER_MILLION, reshape=reshape) as server:
         server.faults = lambda arrival: fault_list[arrival] if arrival < len(fault_list) else None
         config = EndpointConfig(kind="openai", model="fake", url=server.url, timeout_s=60.0, **PRICES, **fields)
-        events = Ledger()
+        events = Events()
         for _ in range(data.draw(st.integers(1, 3))):  # lives of the process
             with EndpointPool({"fake": config}, Path(at), events, budget) as pool:
                 results = ask(pool, count)
@@ -151,7 +144,7 @@ def test_batch_jobs_always_end_and_every_cent_is_counted(odd, data):
             kind=kind, model="fake", url=server.url, mode="batch", batch=batch, attempts=2, key_variable="FAKE_KEY",
             **PRICES,
         )  # fmt: skip
-        events = Ledger()
+        events = Events()
         for _ in range(3):  # lives of the process
             with EndpointPool({"fake": config}, Path(at), events, budget) as pool:
                 results = ask(pool, count)

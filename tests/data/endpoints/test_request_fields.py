@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
 from data.endpoints.chat_types import ChatFailure, ChatReply, ChatRequest, request_digest
-from data.endpoints.pool import EndpointPool, raise_for_outage
+from data.endpoints.pool import raise_for_outage
 from tests.support.fake_openai import FakeOpenAI, always
 from tests.support.replies import reply_rows, unknown_rows
 
@@ -17,19 +17,9 @@ def openai(server, **fields):
     return EndpointConfig(kind="openai", model="fake", url=server.url, **fields)
 
 
-@pytest.fixture
-def pool_for(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
     monkeypatch.setenv("FAKE_KEY", "sk-planted-0123456789abcdef")
-    pools = []
-
-    def make(events=None, **endpoints):
-        emit = (lambda kind, **row: None) if events is None else (lambda kind, **row: events.append(row))
-        pools.append(EndpointPool(endpoints, tmp_path / "replies", emit))
-        return pools[-1]
-
-    yield make
-    for pool in pools:
-        pool.close()
 
 
 def test_the_digest_of_a_request_without_fields_of_its_own_is_as_it_was():
@@ -41,12 +31,11 @@ def test_the_digest_of_a_request_without_fields_of_its_own_is_as_it_was():
     assert len(digests) == 4
 
 
-def test_an_endpoint_sends_its_own_fields_and_leaves_out_what_the_model_refuses(pool_for):
+def test_an_endpoint_sends_its_own_fields_and_leaves_out_what_the_model_refuses(pool_for, events):
     extra = {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}
     fields = {"extra": extra, "token_limit": "max_completion_tokens", "omit": ("temperature", "seed")}
-    events = []
     with FakeOpenAI(refuses=["max_tokens", "temperature", "seed"]) as server:
-        (reply,) = pool_for(events, fake=openai(server, **fields)).ask([REQUEST])
+        (reply,) = pool_for(fake=openai(server, **fields)).ask([REQUEST])
         (refused,) = pool_for(fake=openai(server)).ask([REQUEST])
     assert isinstance(reply, ChatReply)
     assert server.bodies[0] == {
@@ -128,14 +117,13 @@ def test_a_reply_without_content_is_told_apart_from_a_refusal(pool_for, kind):
         assert (reply.text, reply.finish) == ("I will not.", "refusal")
 
 
-def test_reasoning_tokens_are_counted_also_from_the_cache(pool_for, tmp_path):
-    events = []
+def test_reasoning_tokens_are_counted_also_from_the_cache(pool_for, events, tmp_path):
     with FakeOpenAI(usage={"completion_tokens_details": {"reasoning_tokens": 3}}) as server:
-        (reply,) = pool_for(events, fake=openai(server)).ask([REQUEST])
-        (cached,) = pool_for(events, fake=openai(server)).ask([REQUEST])
+        (reply,) = pool_for(fake=openai(server)).ask([REQUEST])
+        (cached,) = pool_for(fake=openai(server)).ask([REQUEST])
         assert reply.tokens_reasoning == cached.tokens_reasoning == 3
         server.usage = {}
-        (reply,) = pool_for(events, fake=openai(server)).ask(many(1))
+        (reply,) = pool_for(fake=openai(server)).ask(many(1))
         assert reply.tokens_reasoning is None, "not stated"
     assert [event.get("tokens_reasoning") for event in events] == [3, 3, None]
     assert sorted("tokens_reasoning" in row for row in reply_rows(tmp_path / "replies")) == [False, True]
