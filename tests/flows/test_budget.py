@@ -1,26 +1,19 @@
 """A distillation whose money runs out, with the shipped settings of nautile_370m: it goes on with less, or pauses."""
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import ConfigError
-from configs.base import TaskConfig
 from configs.load import load
-from data.sources.corpus_source import synth_record
-from data.sources.reasoning_gym import problems
-from data.tokens.exemplar_sample import write_exemplars
 from flows import pipeline
 from flows.operate import approval
 from flows.pipeline import StageFailed, _StepRunner
 from flows.selection import Selection, prepare_run
 from flows.starts import dag_in
-from store.artifacts import Store
 from tasks.engine.attempt import run_stage
-from tasks.engine.job import Job
-from tasks.index import index
+from tests.support.exemplar_index import index_exemplars
 from tests.support.fake_openai import FakeOpenAI
 
 pytestmark = pytest.mark.slow
@@ -55,20 +48,13 @@ def config_of(server, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store(config_of, tmp_path):
+def store(store, config_of, tmp_path):
     """With what the distillation reads: the index of eight exemplars, and no questions."""
-    store = Store(tmp_path / "store")
-    store.prepare()
-    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
-    section = {"index": SHIPPED.index.model_dump(mode="json")}
-    inputs = {"exemplars": tmp_path / "exemplars"}
-    index.work(Job("index", "key", "e", section, inputs, tmp_path / "indexing", lambda kind, **fields: None))
     (tmp_path / "questions").mkdir()
     (tmp_path / "questions" / "questions.jsonl").touch()
     keys = {step.label: step.key for step in dag_in(store, config_of(1.0))}
     for stage, kind, folder in (
-        ("index", "retrieval", tmp_path / "indexing" / "output" / "retrieval"),
+        ("index", "retrieval", index_exemplars(tmp_path, SHIPPED.index)),
         ("held_out", "questions", tmp_path / "questions"),
     ):
         store.publish(kind, keys[stage], folder, stage=stage, version=1, config={}, inputs={}, facts={})

@@ -1,6 +1,5 @@
 """The distill stage against a fake teacher on a real socket: artifacts, facts, going on after an outage, bad input."""
 
-import itertools
 import json
 import shutil
 
@@ -8,18 +7,14 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
-from configs.base import TaskConfig
 from configs.distill import IndexConfig
 from configs.load import load
 from configs.model import TokenizerConfig
 from data.endpoints import circuit_breaker
-from data.sources.corpus_source import synth_record
-from data.sources.reasoning_gym import problems
-from data.tokens.exemplar_sample import write_exemplars
 from data.tokens.loader import Loader
 from tasks.distill import distill
 from tasks.engine.job import Job
-from tasks.index import index
+from tests.support.exemplar_index import index_exemplars
 from tests.support.fake_openai import FakeOpenAI, always, useful
 from tests.support.replies import reply_rows
 
@@ -35,13 +30,7 @@ def _quick(monkeypatch):
 @pytest.fixture(scope="module")
 def retrieval(tmp_path_factory):
     """The index of eight exemplars, which every distillation here reads."""
-    folder = tmp_path_factory.mktemp("index")
-    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(folder / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
-    section = {"index": IndexConfig().model_dump(mode="json")}
-    inputs = {"exemplars": folder / "exemplars"}
-    index.work(Job("index", "key", "e", section, inputs, folder / "indexing", lambda kind, **fields: None))
-    return folder / "indexing" / "output" / "retrieval"
+    return index_exemplars(tmp_path_factory.mktemp("index"))
 
 
 @pytest.fixture

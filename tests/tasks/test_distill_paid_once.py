@@ -1,22 +1,16 @@
 """A distillation in a store, run in every way that must not pay again: the teacher counts what it was asked."""
 
-import itertools
 import os
 
 import pytest
 
-from configs.base import TaskConfig
 from configs.distill import IndexConfig
-from data.sources.corpus_source import synth_record
-from data.sources.reasoning_gym import problems
-from data.tokens.exemplar_sample import write_exemplars
 from store.catalog import Catalog
 from store.garbage import collect, find_garbage
 from tasks.distill import distill
 from tasks.engine.attempt import run_stage
-from tasks.engine.job import Job
 from tasks.engine.stage import RunContext
-from tasks.index import index
+from tests.support.exemplar_index import index_exemplars
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.stage_store import key_of
 
@@ -27,12 +21,7 @@ PRICES = {"dollars_per_million_in": 1.0, "dollars_per_million_out": 2.0}
 @pytest.fixture
 def retrieval(store, tmp_path):
     """The id of an index of eight exemplars."""
-    drawn = itertools.islice(problems([TaskConfig(name="chain_sum")], 1, "train"), 8)
-    write_exemplars(tmp_path / "exemplars" / "exemplars.jsonl", map(synth_record, drawn))
-    section, inputs = {"index": IndexConfig().model_dump(mode="json")}, {"exemplars": tmp_path / "exemplars"}
-    job = Job("index", "key", "e", section, inputs, store.staging(key_of("index")), lambda kind, **fields: None)
-    index.work(job)
-    folder = job.output("retrieval")
+    folder = index_exemplars(tmp_path)
     return store.publish(
         "retrieval", key_of("index"), folder, stage="index", version=1, config={}, inputs={}, facts={}
     ).id
