@@ -38,7 +38,7 @@ def test_an_operation_of_an_unknown_stage_is_refused():
 def test_the_launches_of_the_documents_load(document, tmp_path):
     text = (Path(__file__).parents[2] / "docs" / f"{document}.md").read_text(encoding="utf-8")
     snippets = re.findall(r"^    (?:extends = [^\[]*)?\[launch\]\n(?:    .*\n)+", text, re.MULTILINE)
-    assert len(snippets) == text.count("    [launch]")
+    assert len(snippets) == text.count("    [launch]") > 0
     for snippet in snippets:
         extends = "" if "extends" in snippet else 'extends = "nautile_370m"\n'
         (tmp_path / "run.toml").write_text(extends + textwrap.dedent(snippet), encoding="utf-8")
