@@ -206,7 +206,7 @@ def short_helpers(path: Path, longest: int = 3) -> Iterator[str]:
 
     A generator, and a function that returns early, could not stand in their caller as they are.
     """
-    nodes = list(ast.walk(tree_of(path)))
+    nodes = nodes_of(path)
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     uses: dict[str, list[ast.Name]] = defaultdict(list)
     for node in nodes:
