@@ -397,11 +397,10 @@ def test_a_spent_teacher_stops_neither_the_easier_nor_the_harder_one(run):
         assert output.counts["unasked"] == 0, "a larger budget asks what was left"
 
 
-def forget(tmp_path):
-    """Remove what a run has written, its replies too; its prompts stay."""
-    for path in [*(tmp_path / "work").glob("documents-*"), *(tmp_path / "out").iterdir()]:
-        path.unlink()
-    for path in (tmp_path / "replies").glob("*/*.jsonl"):
+def forget(tmp_path, *, replies=True):
+    """Remove what a run has written; its prompts stay."""
+    paths = [*(tmp_path / "work").glob("documents-*"), *(tmp_path / "out").iterdir()]
+    for path in [*paths, *(tmp_path / "replies").glob("*/*.jsonl")] if replies else paths:
         path.unlink()
 
 
@@ -510,8 +509,7 @@ def test_verdicts_in_processes_are_those_of_this_one(run, tmp_path, monkeypatch)
 
     with FakeOpenAI(reply=reply) as server:
         here = run({"t": openai(server)}, chunk=4)
-        for path in [*(tmp_path / "work").glob("documents-*"), *(tmp_path / "out").iterdir()]:
-            path.unlink()
+        forget(tmp_path, replies=False)
         monkeypatch.setattr(window, "WORTH_PROCESSES", 1)
         elsewhere = run({"t": openai(server)}, chunk=4)
         assert len(server.bodies) == 20
