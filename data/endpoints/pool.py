@@ -121,10 +121,10 @@ class EndpointPool:
         """How many requests to have open in a session so that each of these endpoints is kept busy: many for every
         connection of a live one; all the jobs that a batch one may have in progress, and the next."""
         sizes = [
-            config.batch.requests_per_job * (config.batch.jobs_at_once + 1)
-            if config.mode == "batch"
-            else WINDOW_PER_CONNECTION * config.concurrency
-            for config in map(self.config, names)
+            self._batch_queues[name].capacity
+            if name in self._batch_queues
+            else WINDOW_PER_CONNECTION * self.config(name).concurrency
+            for name in names
         ]
         return max([SMALLEST_WINDOW, *sizes])
 
