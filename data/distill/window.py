@@ -48,7 +48,7 @@ class _OpenPrompt:
 
     file: OpenFile
     index: int
-    item: PreparedPrompt | None
+    item: PreparedPrompt
     probe_replies: list[AskResult | None]
     task: TeacherTask | None = None
     reply: ChatReply | None = None  # that is being checked
@@ -126,7 +126,7 @@ class PromptWindow:
             if probes:
                 requests += [((open_prompt, sample), request) for sample, request in enumerate(probes)]
             else:
-                open_prompt.task, open_prompt.item = self._teachers.first_task(item, []), None
+                open_prompt.task = self._teachers.first_task(item, [])
                 requests.append(((open_prompt, None), open_prompt.task.request))
         session.submit(requests, more_follow=more_follow and self._has_room)
 
@@ -141,7 +141,6 @@ class PromptWindow:
             probe_replies[sample] = reply
             if None in probe_replies:
                 return
-            assert open_prompt.item is not None
             task = self._teachers.first_task(open_prompt.item, cast(list[AskResult], probe_replies))
         else:
             assert open_prompt.task is not None
