@@ -68,7 +68,6 @@ class BatchQueue:
         self._jobs: dict[str, PendingJob] = {}  # by label
         self._digests_in_jobs: set[str] = set()
         self._job_tasks: dict[str, asyncio.Task[None]] = {}  # by label
-        self._left_jobs = set[str]()  # labels of jobs that nobody polls, until the next call; their money is parked
         for job in pending_jobs(self._folder, endpoint.name, cache.locks.acquire):
             self._register(job)
             endpoint.budget.hold(job.reserved)
@@ -220,8 +219,7 @@ class BatchQueue:
         """The task of a job; a new one if it has none that runs."""
         task = self._job_tasks.get(job.label)
         if task is None or task.done():
-            if job.label in self._left_jobs:
-                self._left_jobs.remove(job.label)
+            if task is not None:  # it left the job, whose money is parked
                 self._endpoint.budget.unpark()
             task = self._job_tasks[job.label] = asyncio.create_task(self._finish_job(job))
         return task
@@ -243,7 +241,6 @@ class BatchQueue:
                 failure = ChatFailure(error.reason, f"endpoint {self._endpoint.name!r}: {error.message}", 1)
             else:
                 self._log_error(error, f"batch job {job.id or job.label} is left for the next attempt")
-            self._left_jobs.add(job.label)
             await self._endpoint.budget.park()
             for digest in job.requests:
                 self._set_result(digest, failure)
