@@ -52,7 +52,7 @@ class Teachers:
             return []
         teachers = {teacher.endpoint: teacher for teacher in self.config.teachers}
         return [
-            replace(self._request(teachers.get(name, TeacherConfig(endpoint=name)), item, sample), purpose="probe")
+            self._request(teachers.get(name, TeacherConfig(endpoint=name)), item, sample, "probe")
             for name in probe.endpoints
             for sample in range(probe.samples)
         ]
@@ -91,7 +91,7 @@ class Teachers:
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
         return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid)
 
-    def _request(self, teacher: TeacherConfig, item: PreparedPrompt, sample: int) -> ChatRequest:
+    def _request(self, teacher: TeacherConfig, item: PreparedPrompt, sample: int, purpose: str) -> ChatRequest:
         config = self.config
         return teacher_request(
             template_for(teacher, self.pool.config(teacher.endpoint)),
@@ -101,11 +101,12 @@ class Teachers:
             config.max_tokens,
             config.temperature,
             self.seed + sample,
+            purpose,
         )
 
     def _task(self, item: PreparedPrompt, probe: float | None, teacher: TeacherConfig) -> TeacherTask:
         template = template_for(teacher, self.pool.config(teacher.endpoint))
-        request = self._request(teacher, item, 0)
+        request = self._request(teacher, item, 0, "teacher")
         return TeacherTask(item.prompt, item.neighbours, item.difficulty, probe, teacher, template, request)
 
 

@@ -95,6 +95,7 @@ def teacher_request(
     max_tokens: int,
     temperature: float,
     seed: int,
+    purpose: str = "teacher",
 ) -> ChatRequest:
     """The request for one document."""
     write = _compact if template.name == COMPACT else _full
@@ -106,7 +107,7 @@ def teacher_request(
         seed=seed,
         schema=SCHEMA,
         grammar=_grammar(template, prompt),
-        purpose="teacher",
+        purpose=purpose,
         tag=prompt.id,
     )
 
