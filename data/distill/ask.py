@@ -9,7 +9,7 @@ from data.distill.parse_reply import parse_reply
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import teacher_request, template_for
 from data.distill.types import UNASKED, PaidReply, PromptResult, TeacherTask
-from data.distill.verdicts import ReplyVerdict
+from data.distill.verdicts import ReplyVerdict, injection_signs
 from data.endpoints.chat_types import UNPAID, ChatFailure, ChatReply, ChatRequest
 from data.endpoints.pool import EndpointPool
 from data.endpoints.session import AskResult
@@ -81,15 +81,17 @@ class Teachers:
 
     def failed(self, task: TeacherTask, failure: ChatFailure, probe_replies: Sequence[AskResult]) -> PromptResult:
         """The result of a task without a reply."""
-        reason = UNASKED if failure.reason in UNPAID else f"failed_{failure.reason}"
-        return PromptResult(task, failure, None, reason, _paid(probe_replies))
+        if failure.reason in UNPAID:
+            return PromptResult(task, failure, None, UNASKED, _paid(probe_replies))
+        signs = injection_signs(task.prompt, task.neighbours, "")
+        return PromptResult(task, failure, None, f"failed_{failure.reason}", _paid(probe_replies), signs)
 
     def judged(
         self, task: TeacherTask, reply: ChatReply, probe_replies: Sequence[AskResult], verdict: ReplyVerdict
     ) -> PromptResult:
         """The result of a task whose reply was checked."""
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
-        return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid)
+        return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid, verdict.signs)
 
     def _request(self, teacher: TeacherConfig, item: PreparedPrompt, sample: int, purpose: str) -> ChatRequest:
         config = self.config

@@ -16,7 +16,6 @@ from data.distill.teacher_prompt import template_for
 from data.distill.types import UNASKED, PromptResult
 from data.endpoints.chat_types import ChatReply, reply_cost
 from data.endpoints.embedded import STAND_IN
-from data.endpoints.outgoing import hostile_signs
 from data.endpoints.pool import EndpointPool
 from data.screening.language import detect_language
 
@@ -55,7 +54,7 @@ class DistillStats:
     probes: Counter[str] = field(default_factory=Counter)
     reasoning_words: Counter[str] = field(default_factory=Counter)  # of documents, in powers of two
     answer_words: Counter[str] = field(default_factory=Counter)
-    hostile: Counter[str] = field(default_factory=Counter)  # prompts with "sign/where", see `hostile_signs`
+    hostile: Counter[str] = field(default_factory=Counter)  # prompts with "sign/where", see `injection_signs`
     hostile_kept: Counter[str] = field(default_factory=Counter)  # of them, those that became documents
     curve: list[list[float]] = field(default_factory=list)  # [unix time, dollars since the one before]
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # "kept", or the reason
@@ -100,7 +99,7 @@ class DistillStats:
             self.rejected[result.reason or "unparsable"] += 1
         if result.reason == "contaminated":
             self.contaminated[result.evidence["benchmark"]] += 1
-        for sign in _hostile_signs_of(result):
+        for sign in result.signs:
             self.hostile[sign] += 1
             self.hostile_kept[sign] += result.reason is None
         group = self.samples.setdefault(result.reason or "kept", [])
@@ -268,18 +267,6 @@ def sample_of(result: PromptResult) -> dict[str, Any]:
     if document is None:
         row["reply"] = reply.text[:SAMPLE_CHARACTERS] if isinstance(reply, ChatReply) else reply.message
     return row
-
-
-def _hostile_signs_of(result: PromptResult) -> list[str]:
-    """ "sign/where" for every sign of an injection in what the teacher was sent or wrote."""
-    prompt, records = result.task.prompt, [neighbour.record for neighbour in result.task.neighbours]
-    texts = {
-        "query": prompt.query,
-        "passage": prompt.passage or "",
-        "exemplars": "\n".join(f"{r.query}\n{r.synthetic_reasoning}\n{r.synthetic_answer}" for r in records),
-        "reply": result.reply.text if isinstance(result.reply, ChatReply) else "",
-    }
-    return [f"{sign}/{where}" for where, text in texts.items() for sign in hostile_signs(text)]
 
 
 def _bin(share: float) -> str:

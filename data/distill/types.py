@@ -1,6 +1,7 @@
 """Types of a distillation: how a prompt is asked, what came back, what became of it, and the JSON rows on disk."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +46,8 @@ class PaidReply:
 class PromptResult:
     """What became of a task. `reason`: why the document is rejected, None if it is kept.
 
-    `document` is set for most rejected replies too; `evidence` shows what the rejection rests on.
+    `document` is set for most rejected replies too; `evidence` shows what the rejection rests on; `signs`: of
+    injection, in what the teacher was sent or wrote.
     """
 
     task: TeacherTask
@@ -53,6 +55,7 @@ class PromptResult:
     document: ParsedDocument | None
     reason: str | None
     paid: tuple[PaidReply, ...] = ()
+    signs: Sequence[str] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
 
 

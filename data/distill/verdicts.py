@@ -17,6 +17,7 @@ from data.distill.checks import reject_reason
 from data.distill.parse_reply import ParsedDocument, parse_reply, reason_without_document
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import Template
+from data.endpoints.outgoing import hostile_signs
 from data.retrieval.exemplar_index import Neighbour
 
 WORTH_PROCESSES = 4096  # prompts; two processes take 2 s of a core to start
@@ -27,10 +28,11 @@ _config: DistillConfig | None = None  # in a process of `VerdictProcesses`
 
 @dataclass(frozen=True)
 class ReplyVerdict:
-    """A reply's document, and why it is rejected (None: it is kept)."""
+    """A reply's document, why it is rejected (None: it is kept), and the signs of injection (see `injection_signs`)."""
 
     document: ParsedDocument | None
     reason: str | None
+    signs: list[str]
 
 
 def judge_reply(
@@ -38,11 +40,26 @@ def judge_reply(
 ) -> ReplyVerdict:
     """Parse and check a reply."""
     document = parse_reply(text)
+    reason: str | None
     if finish in ("refusal", "content_filter"):
-        return ReplyVerdict(document, "refusal")
-    if document is None and finish != "length":
-        return ReplyVerdict(None, reason_without_document(text))
-    return ReplyVerdict(document, reject_reason(document, finish, prompt, neighbours, template, config))
+        reason = "refusal"
+    elif document is None and finish != "length":
+        reason = reason_without_document(text)
+    else:
+        reason = reject_reason(document, finish, prompt, neighbours, template, config)
+    return ReplyVerdict(document, reason, injection_signs(prompt, neighbours, text))
+
+
+def injection_signs(prompt: Prompt, neighbours: Sequence[Neighbour], reply: str) -> list[str]:
+    """ "sign/where" for every sign of an injection in what the teacher was sent or wrote."""
+    records = [neighbour.record for neighbour in neighbours]
+    texts = {
+        "query": prompt.query,
+        "passage": prompt.passage or "",
+        "exemplars": "\n".join(f"{r.query}\n{r.synthetic_reasoning}\n{r.synthetic_answer}" for r in records),
+        "reply": reply,
+    }
+    return [f"{sign}/{where}" for where, text in texts.items() for sign in hostile_signs(text)]
 
 
 class VerdictProcesses:
