@@ -83,18 +83,16 @@ class StagingMirror:
     def push(self, *, changes: bool = False) -> bool:
         """Send a snapshot if more is finished than in the last one, with `changes` also otherwise; whether one was."""
         files = _files_of_one_moment(self._folder)
-        finished = _finished(files)
-        if finished == self._finished and not (changes and files != self._sent):
+        if _finished(files) == self._finished and not (changes and files != self._sent):
             return False
         self._before()
         at_remote = self._remote.names(self._prefix)
         sent = {name: stamp for name, stamp in self._sent_before().items() if name in at_remote}
-        is_there = {n: _STEP.fullmatch(n) and n in at_remote and at_remote[n].bytes == files[n][0] for n in files}
-        sent |= {name: stamp for name, stamp in files.items() if is_there[name]}
+        steps = {name: stamp for name, stamp in files.items() if _STEP.fullmatch(name) and name in at_remote}
+        sent |= {name: stamp for name, stamp in steps.items() if at_remote[name].bytes == stamp[0]}
         while not self._send(files, sent):
             # An item has used a file up, so it may have finished: the snapshot must have its result.
             files = _files_of_one_moment(self._folder)
-        finished = _finished(files)
         snapshot = uuid.uuid4().hex
         content = {
             "id": snapshot,
