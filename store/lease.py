@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, read_json, write_json
+from common.files import read_json, write_json
 from store.manifest import host
 from store.remote import Remote
 
@@ -89,7 +89,7 @@ class Lease:
     def _newest(self) -> tuple[int, dict[str, Any]]:
         """The greatest fence, 0 if there is none, and its state."""
         fence = max(map(_fence_of, self._remote.names(self._folder)), default=0)
-        state = parse_json(self._remote.read(self._name(fence), LARGEST_LEASE) or b"{}") if fence else None
+        state = self._remote.read_json(self._name(fence), LARGEST_LEASE) if fence else None
         return fence, state if isinstance(state, dict) else {}
 
     def _create(self, fence: int) -> bool:
@@ -98,7 +98,7 @@ class Lease:
         content = json.dumps({**self._state, "state": "held", "renewed": 0}).encode()
         if not self._remote.create(self._name(fence), content):
             # It may have been us, by a request whose answer was lost.
-            state = parse_json(self._remote.read(self._name(fence), LARGEST_LEASE) or b"{}")
+            state = self._remote.read_json(self._name(fence), LARGEST_LEASE)
             if not isinstance(state, dict) or state.get("holder") != self._state["holder"]:
                 return False
         self.fence, self._renewed_at = fence, began

@@ -371,8 +371,7 @@ class MirroredStore(Store):
             lambda name: self.remote.digest(f"{payload_prefix(artifact.manifest)}/{name}"), others
         )
         changed = [name for name, digest in zip(others, digests, strict=True) if digest != files[name]["sha256"]]
-        raw = self.remote.read(_manifest_name(artifact), LARGEST_MANIFEST)
-        intact = raw is not None and parse_json(raw) == artifact.manifest
+        intact = self.remote.read_json(_manifest_name(artifact), LARGEST_MANIFEST) == artifact.manifest
         faults = [] if intact else [f"{MANIFEST} (missing or changed)"]
         faults += [*misfits, *(f"{name} (its digest differs)" for name in changed)]
         return [f"{fault} at the remote" for fault in faults]

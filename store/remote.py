@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from common.errors import ConfigError, Retryable
-from common.files import not_writable, read_json, write_json
+from common.files import not_writable, parse_json, read_json, write_json
 from common.retry import Backoff, retry
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,10 @@ class Remote:
                 return None
 
         return self._request(get, f"reading {name}")
+
+    def read_json(self, name: str, limit: int) -> Any | None:
+        """The JSON in a small object, None if there is none or it is not JSON; raises as `read`."""
+        return parse_json(self.read(name, limit) or b"null")
 
     def write(self, name: str, data: bytes) -> None:
         """Put a small object, whole or not at all."""

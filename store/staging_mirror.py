@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, read_json, write_json, writing
+from common.files import read_json, write_json, writing
 from store.manifest import LARGEST_MANIFEST, is_safe_name
 from store.remote import Remote
 
@@ -157,7 +157,7 @@ class StagingMirror:
         self._remote.delete(f"{hosts}/{name}" for name in self._remote.names(hosts))
 
     def _snapshot(self) -> Any:
-        return parse_json(self._remote.read(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST) or b"null")
+        return self._remote.read_json(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
 
     def _sent_before(self) -> Stamps:
         """What this machine has sent, unless another one has sent a snapshot since."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, read_json, write_json
+from common.files import read_json, write_json
 from common.processes import ExitCode
 from store.file_cache import FileCache
 from store.manifest import LARGEST_MANIFEST
@@ -66,7 +66,7 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
 def take_results(store: MirroredStore, request: dict[str, Any], code: int) -> None:
     """Bring here what the first host has made, or the error of the host that failed."""
     staging = Path(request["staging"])
-    error = parse_json(store.remote.read(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST) or b"null")
+    error = store.remote.read_json(f"{host_files(request['key'])}/error.json", LARGEST_MANIFEST)
     if isinstance(error, dict):
         write_json(staging / "error.json", error)
     store.pull_events()
@@ -78,7 +78,7 @@ def watch_progress(store: MirroredStore, request: dict[str, Any], ended: threadi
     """Keep `live.json` and the events of the first host up to date here."""
     while not ended.wait(LIVE_EVERY_S):
         try:
-            live = parse_json(store.remote.read(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST) or b"null")
+            live = store.remote.read_json(f"{host_files(request['key'])}/live.json", LARGEST_MANIFEST)
             if live is not None:
                 write_json(Path(request["staging"]) / "live.json", live, durable=False)
             store.pull_events()
@@ -124,7 +124,7 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
     """The request for hosts that share no disk, with the paths of this one, once its inputs are here."""
     store.prepare()
     store.refresh()
-    request = parse_json(store.remote.read(f"{host_files(key)}/request.json", LARGEST_MANIFEST) or b"null")
+    request = store.remote.read_json(f"{host_files(key)}/request.json", LARGEST_MANIFEST)
     if not isinstance(request, dict):
         raise Retryable(f"{store.url}/{host_files(key)}/request.json is not there: its run is over")
     stage = load_stage(request["module"], request["attribute"])

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import parse_json, read_json, write_json
+from common.files import read_json, write_json
 from configs.operation import LaunchConfig
 from store.manifest import is_safe_name
 from store.mirror import MirroredStore
@@ -74,11 +74,11 @@ def _lease_check(store: MirroredStore, item: WorkItem, key: str) -> Callable[[],
             return
         checked_at = monotonic()
         try:
-            raw = store.remote.read(f"{host_files(key)}/attempt.json", 2**16)
+            in_charge = store.remote.read_json(f"{host_files(key)}/attempt.json", 2**16)
         except Retryable as error:
             logger.warning("whether the attempt goes on cannot be seen: %s", error)
             return
-        if parse_json(raw or b"null") != {"attempt": item.attempt}:
+        if in_charge != {"attempt": item.attempt}:
             raise StageCancelled(f"{item}: its attempt is over")
 
     return check
