@@ -252,8 +252,7 @@ class MirroredStore(Store):
     def remove_from_remote(self, artifact: Artifact) -> None:
         """Remove a version from the remote: its manifest first, so that nobody sees half of it."""
         self.remote.delete([_manifest_name(artifact)])
-        prefix = payload_prefix(artifact.manifest)
-        self.remote.delete([f"{prefix}/{name}" for name in self.remote.names(prefix)])
+        self.remote.delete_folder(payload_prefix(artifact.manifest))
 
     def unfinished_uploads(self, older_than: float) -> dict[str, tuple[int, list[str]]]:
         """Files at the remote without a manifest, all written before `older_than` (seconds since 1970).

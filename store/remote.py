@@ -176,6 +176,10 @@ class Remote:
         if doomed:
             self._request(remove, "deleting")
 
+    def delete_folder(self, folder: str) -> None:
+        """Remove every object under `folder`."""
+        self.delete(f"{folder}/{name}" for name in self.names(folder))
+
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
         """`function` of each item, in parallel; results in order, the first error raised."""
         with ThreadPoolExecutor(max_workers=PARALLEL_REQUESTS) as pool:

@@ -153,8 +153,7 @@ class StagingMirror:
         if SNAPSHOT in names:
             self._remote.delete([f"{self._prefix}/{SNAPSHOT}"])
         self._remote.delete(f"{self._prefix}/{name}" for name in names if name != SNAPSHOT)
-        hosts = f"hosts/{self._folder.name}"  # what several hosts told each other
-        self._remote.delete(f"{hosts}/{name}" for name in self._remote.names(hosts))
+        self._remote.delete_folder(host_files(self._folder.name))
 
     def _snapshot(self) -> Any:
         return self._remote.read_json(f"{self._prefix}/{SNAPSHOT}", LARGEST_MANIFEST)
@@ -178,6 +177,11 @@ class StagingMirror:
             except (ConfigError, Retryable, OSError) as error:
                 # A checkpoint may have been removed meanwhile for a newer one.
                 logger.info("unfinished work is sent later: %s", error)
+
+
+def host_files(key: str) -> str:
+    """The folder at the remote through which the hosts of a stage and the launching machine know of each other."""
+    return f"hosts/{key}"
 
 
 def _files_of_one_moment(folder: Path) -> Stamps:

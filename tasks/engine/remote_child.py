@@ -27,7 +27,7 @@ from common.processes import ExitCode
 from store.file_cache import FileCache
 from store.manifest import LARGEST_MANIFEST
 from store.mirror import MirroredStore, open_store
-from store.staging_mirror import StagingMirror
+from store.staging_mirror import StagingMirror, host_files
 from tasks.engine.child_main import begin, failed, leave, load_stage, process_rank, work
 
 logger = logging.getLogger("tasks.engine.remote_child")
@@ -46,11 +46,6 @@ def main(arguments: list[str]) -> int:
     return work(request, [], _file_cache(open_remote(request["store"]), request))
 
 
-def host_files(key: str) -> str:
-    """The folder at the remote through which the hosts of a stage and the launching machine know of each other."""
-    return f"hosts/{key}"
-
-
 def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[str, Any]) -> None:
     """Tell the hosts what to do, without any path of this machine. `execution`: the content of `execution.json`."""
     inputs = {name: "/".join(Path(folder).parts[-2:]) for name, folder in request["inputs"].items()}
@@ -59,7 +54,7 @@ def send_request(store: MirroredStore, request: dict[str, Any], execution: dict[
         StagingMirror(store.remote, Path(request["staging"])).remove()  # of an execution that is not continued
     for_hosts = request | {"inputs": inputs, "events": events, "sys_path": [], "record": execution}
     folder = host_files(request["key"])
-    store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
+    store.remote.delete_folder(folder)
     store.remote.write(f"{folder}/request.json", json.dumps(for_hosts).encode())
 
 

@@ -27,11 +27,12 @@ from common.files import read_json, write_json
 from configs.operation import LaunchConfig
 from store.manifest import is_safe_name
 from store.mirror import MirroredStore
+from store.staging_mirror import host_files
 from tasks.engine.errors import StageCancelled
 from tasks.engine.fanout.executor import Executor, ExecutorFactory, Future
 from tasks.engine.fanout.items import FanOut
 from tasks.engine.fanout.work_item import ItemResult, WorkItem, run_child_of
-from tasks.engine.remote_child import host_files, open_remote, request_of, send_request
+from tasks.engine.remote_child import open_remote, request_of, send_request
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ def through_remote(
                     store.remote.delete([f"{folder}/attempt.json"])
         finally:
             with suppress(ConfigError, Retryable):
-                store.remote.delete(f"{folder}/{name}" for name in store.remote.names(folder))
+                store.remote.delete_folder(folder)
                 store.pull_events()
 
     return opened

@@ -8,12 +8,12 @@ import pytest
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
 from store.catalog import Catalog
+from store.staging_mirror import host_files
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled
 from tasks.engine.fanout import own_disk
 from tasks.engine.fanout.executor import Executor
 from tasks.engine.fanout.work_item import WorkItem
-from tasks.engine.remote_child import host_files
 from tasks.engine.stage import RunContext
 from tests.support.stage_pieces import joined, pieces, section
 
