@@ -117,7 +117,6 @@ def _work_on_own_disk(url: str, key: str) -> int:
 
 def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
     """The request for hosts that share no disk, with the paths of this one, once its inputs are here."""
-    store.prepare()
     store.refresh()
     request = store.remote.read_json(f"{host_files(key)}/request.json", LARGEST_MANIFEST)
     if not isinstance(request, dict):

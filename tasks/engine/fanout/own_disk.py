@@ -45,7 +45,6 @@ CHECK_EVERY_S = 5.0
 def run_item(item: WorkItem, earlier_tries: int = 0) -> ItemResult:
     """As `work_item.run_item`, in a folder that is removed afterwards; names in the result what was sent."""
     store = open_remote(item.url)
-    store.prepare()
     key = item.staging.name
     check = _lease_check(store, item, key)
     check()
