@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any
 
 from common.errors import ConfigError, Retryable
-from common.files import read_json, write_json
+from common.files import atomic_path, read_json, write_json
 from configs.operation import LaunchConfig
 from store.manifest import is_safe_name
 from store.mirror import MirroredStore
@@ -125,11 +125,10 @@ def _fetch(store: MirroredStore, files: dict[str, str], staging: Path) -> None:
 
     def fetch(name: str) -> None:
         target = staging / name
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not store.remote.get(files[name], temporary):
-            raise Retryable(f"{store.url}/{files[name]} is gone: the run has ended, or begun anew")
-        temporary.replace(target)
+        with atomic_path(target, durable=False) as temporary:
+            if not store.remote.get(files[name], temporary):
+                raise Retryable(f"{store.url}/{files[name]} is gone: the run has ended, or begun anew")
 
     if unsafe := [name for name in files if not is_safe_name(name)]:
         raise ConfigError(f"a work item's file cannot be called {unsafe[0]!r}")
