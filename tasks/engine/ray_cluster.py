@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError
+from common.text import first_line
 from configs.operation import LaunchConfig
 
 CONNECT_S = 10.0
@@ -65,7 +66,7 @@ def connection_problem(error: BaseException) -> str:
                 "it needs a token: copy the head's to ~/.ray/auth_token or to the file that RAY_AUTH_TOKEN_PATH names"
             )
         cause = cause.__cause__ or cause.__context__
-    return str(error).splitlines()[0]
+    return first_line(error)
 
 
 def check_hosts(launch: LaunchConfig, stage: str) -> None:
