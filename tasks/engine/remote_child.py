@@ -136,15 +136,14 @@ def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | No
     """The request, and with `mirror` also the work so far in the staging folder of this host."""
     request = request_of(store, key)
     folder = store.staging(key)
-    known = read_json(folder / "execution.json")
-    if mirror and (known is None or known["execution"] != request["execution"]):
-        store.discard(folder)
     if mirror:
+        known = read_json(folder / "execution.json")
+        if known is None or known["execution"] != request["execution"]:
+            store.discard(folder)
         mirror.pull()
-    store.staging(key)
-    (folder / "error.json").unlink(missing_ok=True)
-    if mirror:
+        store.staging(key)
         write_json(folder / "execution.json", request["record"])
+    (folder / "error.json").unlink(missing_ok=True)
     return request | {"staging": str(folder)}
 
 
@@ -173,7 +172,7 @@ def open_remote(location: str) -> MirroredStore:
     return store
 
 
-def _file_cache(store: MirroredStore, request: dict[str, Any]) -> FileCache | None:
+def _file_cache(store: MirroredStore, request: dict[str, Any]) -> FileCache:
     """The cache of this machine, of the size that the request names."""
     return FileCache(store, int(request["launch"]["cache_gigabytes"] * BYTES_PER_GIGABYTE))
 
