@@ -87,8 +87,14 @@ def load_stage(module: str, attribute: str) -> Stage:
     return stage
 
 
+def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
+    """The variables by which a process knows its rank. Without a coordinator, JAX asks the TPU slice."""
+    settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
+    return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
+
+
 def process_rank() -> int | None:
-    """Rank among the hosts' processes of one stage; None if this one works alone. `tasks.engine.multihost` sets it."""
+    """Rank among the hosts' processes of one stage; None if this one works alone. `host_environment` has it."""
     rank = os.environ.get("NAUTILE_PROCESS")
     return None if rank is None else int(rank)
 

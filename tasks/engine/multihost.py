@@ -29,7 +29,7 @@ from common.errors import ConfigError, Retryable
 from common.files import read_json, write_json
 from common.processes import ExitCode, die_with_parent, free_port
 from configs.operation import LaunchConfig
-from tasks.engine.child_main import STOP
+from tasks.engine.child_main import STOP, host_environment
 from tasks.engine.ray_cluster import connected
 from tasks.engine.ray_hosts import print_line, start_actors
 from tasks.engine.remote_child import open_remote, send_request, take_results, watch_progress
@@ -143,12 +143,6 @@ def check_commit(request: dict[str, Any]) -> None:
             f"launch.command checks out {{commit}} on the hosts, and this code's is {commit}: commit (and push) what "
             "is changed, so that every host runs the same"
         )
-
-
-def host_environment(launch: dict[str, Any], host: int) -> dict[str, str]:
-    """The variables by which a process knows its rank. Without a coordinator, JAX asks the TPU slice."""
-    settings = {"NAUTILE_PROCESSES": str(launch["processes"]), "NAUTILE_PROCESS": str(host)}
-    return settings | ({"NAUTILE_COORDINATOR": launch["coordinator"]} if launch["coordinator"] else {})
 
 
 def host_command(request: dict[str, Any], path: Path, host: int) -> list[str]:

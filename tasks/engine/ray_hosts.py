@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from common.errors import ConfigError, Retryable
 from common.processes import free_port
 from configs.operation import LaunchConfig
-from tasks.engine.child_main import STOP
+from tasks.engine.child_main import STOP, host_environment
 from tasks.engine.child_process import child_environment
 from tasks.engine.fanout.work_item import check_same_commit
 from tasks.engine.ray_cluster import address_of, host_bundle, nodes_with
@@ -202,9 +202,9 @@ def start_actors(request: dict[str, Any], path: Path) -> list[RayHost]:
     try:
         placed = reserve(launch)
         _, node = placed[0]
-        settings = {"NAUTILE_PROCESSES": str(len(placed)), "NAUTILE_COORDINATOR": f"{node.address}:{node.free_port}"}
+        settings = request["launch"] | {"coordinator": f"{node.address}:{node.free_port}"}
         started = [
-            actor.start.remote(request, str(path), {**settings, "NAUTILE_PROCESS": str(rank)})
+            actor.start.remote(request, str(path), host_environment(settings, rank))
             for rank, (actor, _) in enumerate(placed)
         ]
         if refusals := list(filter(None, ray.get(started, timeout=PLACE_S))):
