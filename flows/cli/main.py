@@ -130,7 +130,10 @@ def plan(
     quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints."""
+    """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
+
+    Where the chips cannot be planned for, the rest is shown all the same, and the exit code is 2.
+    """
     from dataclasses import asdict
 
     from configs.load import load
@@ -143,19 +146,26 @@ def plan(
     steps = pipeline_steps(run_config)
     missing = [*refuse_missing_rows(steps), *missing_settings(steps)]
     prices = price_differences(steps)
+    refused = None
     with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
-        folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
+        try:
+            folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
+        except (ConfigError, Retryable) as error:
+            refused = error
     calls = forecast_calls(steps, store)
     if as_json:
-        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
+        plan = {"refused": str(refused)} if refused else json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         print(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
     else:
-        print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
+        if refused is None:
+            print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
         for line in forecast_lines(calls):
             print(line)
         for heading, lines in (("still to be set", missing), ("prices that differ from the list", prices)):
             print("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
+    if refused is not None:
+        raise refused
 
 
 def chat(

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from common.errors import ConfigError
+from flows.cli import capacity
 from flows.cli import main as cli
 from model.capacity.planner import CompiledStep, _largest
 from store.artifacts import Store
@@ -23,13 +25,23 @@ prompts = 4
 [self_distill.rollout]
 prompts = 4
 """
+PAID_TEACHER = """
+[distill]
+teachers = [{ endpoint = "paid" }]
+[endpoints.paid]
+kind = "mistral"
+model = "mistral-large-2512"
+key_variable = "PAID_KEY"
+dollars_per_million_in = 0.5
+dollars_per_million_out = 1.5
+"""
 
 
 @pytest.fixture
 def nautile(tmp_path, monkeypatch, capfd):
-    def call(*arguments):
+    def call(*arguments, more=""):
         monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
-        (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+        (tmp_path / "small.toml").write_text(SMALL + more, encoding="utf-8")
         monkeypatch.setattr(sys, "argv", ["nautile", "plan", str(tmp_path / "small.toml"), *arguments])
         with pytest.raises(SystemExit) as ending:
             cli.main()
@@ -61,6 +73,25 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert "It fits" in out
     assert "Estimated, not measured: at a utilisation of 40%" in out
     assert len(Store(tmp_path / "store").list("plan")) == 1
+
+
+def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tmp_path, monkeypatch):
+    message = "v4:2x4x4: its compiler (libtpu) is not installed: run `make ahead`"
+
+    def refuse(*arguments):
+        raise ConfigError(message)
+
+    monkeypatch.setattr(capacity, "plan_pretraining", refuse)
+    monkeypatch.delenv("PAID_KEY", raising=False)
+    code, out, err = nautile(more=PAID_TEACHER)
+    assert code == 2
+    assert err.strip() == message
+    assert "distill, paid (teacher): 64 requests" in out
+    assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
+    code, out, _ = nautile("--json", more=PAID_TEACHER)
+    plan = json.loads(out)
+    assert (code, plan["refused"], plan["calls"][0]["endpoint"]) == (2, message, "paid")
+    assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
 
 
 @pytest.mark.slow
