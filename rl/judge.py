@@ -25,7 +25,7 @@ from data.endpoints.pool import EndpointPool, raise_for_outage
 logger = logging.getLogger(__name__)
 
 CRITERIA = ("reason", "answer", "follow")
-QUESTION_CHARACTERS, ANSWER_CHARACTERS = 6000, 12000  # of each, at most, in the prompt
+QUESTION_CHARACTERS, ANSWER_CHARACTERS = 6000, 12000  # of each, at most, in the prompt; of more, beginning and end
 RUBRICS = {
     "nautile-judge-2": (
         "You grade an answer to a question. Give JSON with four whole numbers.\n"
@@ -94,8 +94,8 @@ class Judge:
     def request(self, item: JudgeItem) -> ChatRequest:
         """The request about one item."""
         sections = [
-            ("question", item.question[:QUESTION_CHARACTERS]),
-            ("answer to grade", item.answer[:ANSWER_CHARACTERS]),
+            ("question", shortened(item.question, QUESTION_CHARACTERS)),
+            ("answer to grade", shortened(item.answer, ANSWER_CHARACTERS)),
         ]
         if item.reference:  # after the answer, which could otherwise add another one to it
             sections.append(("right answer", item.reference))
@@ -120,6 +120,17 @@ class Judge:
         if score is None:
             logger.warning("unscored: no marks in the judge's reply %r", reply.text[:120])
         return score
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or its first and last `most / 2` characters with a line between them that says how many are left out.
+
+    The end is kept because the result of an answer, and what a long question asks, stand there.
+    """
+    if len(text) <= most:
+        return text
+    head = most - most // 2
+    return f"{text[:head]}\n[{len(text) - most:,} characters left out here]\n{text[-(most // 2) :]}"
 
 
 def parse(text: str) -> JudgeScore | None:
