@@ -2,7 +2,8 @@
 
 Their linear weights are (out, in), the columns of their queries have (re, im) last, and their ids are ours + 1 (0 is
 padding). Their decay is measured to the end of the context and clipped: `decay="window"` computes the same. Tensors are
-read from safetensors or a numpy archive (.npz): nothing is ever unpickled.
+read from safetensors or a numpy archive (.npz): nothing is ever unpickled. A file may also hold what a plain conversion
+of their state dict keeps: the tied output matrix and RoPE's tables, which have to be those of this model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,9 @@ from model.layers.sca import projected
 from model.nautile import sca_names
 from model.weights.files import refuse_occupied, save_weights
 
+ROPE = ("cos_emb", "sin_emb")  # their tables of RoPE, (positions, half a head)
+LARGEST_CONTEXT = 1 << 17  # rows of such a table: a few bytes of an archive can unpack to any amount of zeros
+
 
 def load_author_weights(
     path: Path, model: ModelConfig | None = None, tokenizer: TokenizerConfig | None = None
@@ -34,6 +38,7 @@ def load_author_weights(
     changes = {"vocabulary": tokenizer.vocabulary, "decay": "window"}
     model = ModelConfig(**changes) if model is None else model.model_copy(update=changes)
     tensors = _read(path, model)
+    _check_redundant(path, tensors, model)
     table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
     table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
     names = [*sca_names(model), "attention"]
@@ -148,10 +153,40 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelConf
         rows_fit = name == "embedding.weight" and actual[1:] == shape[1:] and shape[0] <= actual[0] <= spare
         if actual != shape and not rows_fit:
             raise ConfigError(f"{path}: `{name}` has shape {actual}, and this model's is {shape}")
+    redundant = _redundant_shapes(shapes, names, model)
     for name in names:
-        if name not in expected:
+        if name not in expected and name not in redundant:
             raise ConfigError(f"{path}: holds the tensor `{name}`, which this model does not have")
+        if name in redundant and shapes[names[name]] != redundant[name]:
+            raise ConfigError(
+                f"{path}: `{name}` has shape {shapes[names[name]]}, and this model's is {redundant[name]}"
+            )
     return names
+
+
+def _redundant_shapes(
+    shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], model: ModelConfig
+) -> dict[str, tuple[int, ...]]:
+    """What their state dict holds besides the parameters: a copy of the embedding, and RoPE's row of each position."""
+    tables: dict[str, tuple[int, ...]] = {}
+    for name in (name for name in ROPE if name in names):
+        positions, *_ = (*shapes[names[name]], 0)
+        tables[name] = (min(positions, LARGEST_CONTEXT), model.attention_head_dim // 2)
+    return {"lm_head.weight": shapes[names["embedding.weight"]], **tables}
+
+
+def _check_redundant(path: Path, tensors: Mapping[str, np.ndarray], model: ModelConfig) -> None:
+    """Raise `ConfigError` if a redundant tensor is not what this model computes from its own."""
+    if not np.array_equal(tensors.get("lm_head.weight", tensors["embedding.weight"]), tensors["embedding.weight"]):
+        raise ConfigError(
+            f"{path}: `lm_head.weight` is not equal to `embedding.weight`, and this model has one matrix for both"
+        )
+    half = model.attention_head_dim // 2
+    for name in (name for name in ROPE if name in tensors):
+        # In float64: at position 2,000 the model's own float32 angles are already 2e-4 off. bfloat16 is 4e-3 off.
+        angles_LH = np.arange(len(tensors[name]))[:, None] * model.rope_base ** (-np.arange(half) / half)
+        if not np.allclose(tensors[name], np.cos(angles_LH) if name == "cos_emb" else np.sin(angles_LH), atol=1e-2):
+            raise ConfigError(f"{path}: `{name}` is not RoPE's table with base {model.rope_base:g}")
 
 
 def _grid_name(model: ModelConfig) -> str:

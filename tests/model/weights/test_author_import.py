@@ -55,6 +55,43 @@ def test_safetensors_and_a_prefix_read_the_same(tensors, archive, tmp_path):
     assert ours[1:] == prefixed[1:]
 
 
+def redundant(tensors):
+    """What their state dict holds besides the parameters: the output matrix is the embedding, and RoPE's tables."""
+    half = SHAPE.attention_head_dim // 2
+    angles_LH = np.arange(40)[:, None] / 10000 ** (np.arange(half) / half)
+    return {
+        "lm_head.weight": tensors["embedding.weight"],
+        "cos_emb": np.cos(angles_LH).astype(np.float32),
+        "sin_emb": np.sin(angles_LH).astype(np.float32),
+    }
+
+
+def test_a_plain_conversion_of_their_state_dict_is_read(tensors, archive, tmp_path):
+    everything = {f"model.{name}": tensor for name, tensor in {**tensors, **redundant(tensors)}.items()}
+    save_file({name: tensor.copy() for name, tensor in everything.items()}, tmp_path / "theirs.safetensors")
+    plain, converted = (
+        load_author_weights(path, SHAPE, TOKENIZER)[0] for path in (archive, tmp_path / "theirs.safetensors")
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, converted)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("lm_head.weight", lambda array: array + 1e-3, r"`lm_head.weight` is not equal to `embedding.weight`"),
+        ("lm_head.weight", lambda array: array[:-1], r"`lm_head.weight` has shape \(269, 32\), .* is \(270, 32\)"),
+        ("cos_emb", lambda array: array**2, r"`cos_emb` is not RoPE's table with base 10000"),
+        ("sin_emb", lambda array: array[:, :2], r"`sin_emb` has shape \(40, 2\), and this model's is \(40, 4\)"),
+        ("sin_emb", lambda array: np.float32(0), r"`sin_emb` has shape \(\), and this model's is \(0, 4\)"),
+    ],
+)
+def test_a_redundant_tensor_of_another_model_is_refused(tensors, tmp_path, name, change, message):
+    others = redundant(tensors)
+    np.savez(tmp_path / "theirs.npz", **tensors, **{**others, name: change(others[name])})
+    with pytest.raises(ConfigError, match=message):
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
