@@ -111,13 +111,16 @@ def sql(
 
 
 def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
-    """Count the parameters of a configuration's model, by part."""
+    """Count the parameters of a configuration's model, by part, and the bytes that decoding keeps of a sequence."""
     from configs.load import load
     from flows.cli.tables import count_table
+    from model.capacity.decoding_state import state_bytes
     from model.nautile import parameter_counts
 
-    counts = parameter_counts(load(config).model)
-    show_as({**counts, "total": sum(counts.values())}, as_json, count_table)
+    model = load(config).model
+    counts = parameter_counts(model)
+    state = {f"state_bytes.{name}": size for name, size in state_bytes(model).items()}
+    show_as({**counts, "total": sum(counts.values()), **state}, as_json, count_table)
 
 
 def plan(

@@ -1,0 +1,14 @@
+"""The bytes of a sequence's decoding state, against those counted by hand for the published shape."""
+
+from configs.load import load
+from model.capacity.decoding_state import state_bytes
+
+
+def test_the_published_model_keeps_these_bytes_of_a_sequence():
+    """K = K' = 16, H = 64, M = 2 in 16 SCA layers; 4 heads of 64 for keys and values in 8 attention layers, bfloat16."""
+    layers, inputs = 16, 16 * (64 + 1) + 16 * 64 * 2 * 2
+    assert state_bytes(load("nautile_370m").model) == {
+        "sca_sums": layers * 4 * (2 * 16 * 64 * 2 + 16),
+        "convolution_history": layers * 2 * 3 * inputs,
+        "kv_per_token": 8 * 2 * 2 * 4 * 64,
+    }
