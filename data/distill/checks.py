@@ -8,15 +8,18 @@ kept about four in five are right.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import islice
 from typing import Literal
 
+from common.patterns import FilteredPattern, ignoring_case
 from configs.distill import DistillConfig
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import LONGEST_UNROLLED, Template
 from data.retrieval.exemplar_index import Neighbour
 from data.screening.language import detect_language
+from data.screening.words import lower_words
 
 RejectReason = Literal[
     "unparsable",
@@ -61,28 +64,45 @@ _ASKS_FOR_A_VOICE = re.compile(
     re.IGNORECASE,
 )
 # What only the teacher was shown: markers of its chat, the lines of its prompt whole, the keys of its reply.
-_LEAKED_MARKER = re.compile(
-    r"<\|[a-z_]+\|>|</?think>|</?document \d+>|=== [a-z2-7]{8} (?:document|passage|query|end)", re.IGNORECASE
+_LEAKED_MARKER = FilteredPattern(
+    re.compile(
+        r"<\|[a-z_]+\|>|</?think>|</?document \d+>|=== [a-z2-7]{8} (?:document|passage|query|end)", re.IGNORECASE
+    ),
+    (b"<|", b"think>", b"<document ", b"</document ", b"=== "),
 )
-_LEAKED_PROMPT = re.compile(
-    r"^\W*(?:documents of the collection(?:, and a query\b| ?:)|exercises of the same kind ?:)"
-    r"|\bwrite the document for this query\b|\bwhich the reader will not see\b|\bbase it on this passage\b"
-    r"|\bthe collection that yours will join\b|\bkeep to their form, tone and length\b"
-    r"|\btake nothing of their content\b|\blet the answer stand by itself\b|\banswer from the passage, as json\b",
-    re.IGNORECASE | re.MULTILINE,
+_LEAKED_PROMPT = FilteredPattern(
+    re.compile(
+        r"^\W*(?:documents of the collection(?:, and a query\b| ?:)|exercises of the same kind ?:)"
+        r"|\bwrite the document for this query\b|\bwhich the reader will not see\b|\bbase it on this passage\b"
+        r"|\bthe collection that yours will join\b|\bkeep to their form, tone and length\b"
+        r"|\btake nothing of their content\b|\blet the answer stand by itself\b|\banswer from the passage, as json\b",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    (
+        *(b"of the collection", b"the same kind", b"document for this query", b"the reader will not"),
+        *(b"on this passage", b"yours will join", b"keep to their form", b"of their content", b"stand by itself"),
+        b"from the passage",
+    ),
 )
-_LEAKED_REPLY = re.compile(
-    r"\"reasoning\"\s*:|\bjson object with the strings\b|\bjson\b[^.\n]{0,30}\breasoning\b[^.\n]{0,20}\banswer\b"
-    r"|\b(?:i|we)(?: must| should| need to| have to| will|['’]ll) (?:now )?"
-    r"(?:reply|respond|answer|output|return|produce)\b[^.\n]{0,40}\bjson\b",
-    re.IGNORECASE,
+_LEAKED_REPLY = FilteredPattern(
+    re.compile(
+        r"\"reasoning\"\s*:|\bjson object with the strings\b|\bjson\b[^.\n]{0,30}\breasoning\b[^.\n]{0,20}\banswer\b"
+        r"|\b(?:i|we)(?: must| should| need to| have to| will|['’]ll) (?:now )?"
+        r"(?:reply|respond|answer|output|return|produce)\b[^.\n]{0,40}\bjson\b",
+        re.IGNORECASE,
+    ),
+    (b"json", b'"reasoning"'),
 )
-_LEAKED_PASSAGE = re.compile(
-    r"\b(?:the|this|that|your|(?:the )?(?:given|provided|above)) passage\b(?! (?:of|from|through|between|to|into)\b)"
-    r"|^\W*passage ?:|\bthe (?:given|provided) (?:text|context)\b",
-    re.IGNORECASE | re.MULTILINE,
+_LEAKED_PASSAGE = FilteredPattern(
+    re.compile(
+        r"\b(?:the|this|that|your|(?:the )?(?:given|provided|above)) passage\b"
+        r"(?! (?:of|from|through|between|to|into)\b)|^\W*passage ?:|\bthe (?:given|provided) (?:text|context)\b",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    (b"passage", b"given text", b"given context", b"provided text", b"provided context"),
 )
-_CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")  # a full stop that only the grammar put there
+# A full stop that only the grammar put there; of the last four characters, the line break that may be there included.
+_CUT_SHORT = re.compile(r"(?:[\s,;:(/\-–]|\.\.)\.$|…$")
 _ASKS_FOR_LANGUAGE = re.compile(
     r"\b(?:transl|tradu|übersetz|languages?\b|in (?:arabic|chinese|dutch|english|french|german|greek|hindi|italian"
     r"|japanese|korean|latin|polish|portuguese|russian|spanish|swedish|turkish)\b)",
@@ -117,7 +137,7 @@ def reject_reason(
         return "empty"
     text = f"{reasoning}\n{answer}"
     repeats_question = prompt.passage is not None and has_nothing_new(answer, prompt.query)
-    if len(_WORD.findall(reasoning)) < MIN_REASONING_WORDS or repeats_question:
+    if sum(1 for _ in islice(_WORD.finditer(reasoning), MIN_REASONING_WORDS)) < MIN_REASONING_WORDS or repeats_question:
         return "too_short"
     if is_too_long(document, template, config.longest_answer):
         return "too_long"
@@ -161,7 +181,7 @@ def is_in_another_language(document: ParsedDocument, prompt: Prompt) -> bool:
 
 def is_cut_short(text: str, limit: int) -> bool:
     """Whether the limit on the length ended the text, and not the teacher."""
-    return bool(_CUT_SHORT.search(text)) or (limit <= LONGEST_UNROLLED and len(text) >= limit - 1)
+    return bool(_CUT_SHORT.search(text[-4:])) or (limit <= LONGEST_UNROLLED and len(text) >= limit - 1)
 
 
 def has_nothing_new(answer: str, query: str) -> bool:
@@ -184,50 +204,68 @@ def is_refusal(document: ParsedDocument, prompt: Prompt) -> bool:
 def leaks_template(text: str, prompt: Prompt) -> bool:
     """Whether the document shows what only the teacher was shown, and the question did not speak of."""
     query, passage = prompt.query.lower(), (prompt.passage or "").lower()
-    if any(leak.group().lower() not in query for leak in _LEAKED_MARKER.finditer(text)) or _LEAKED_PROMPT.search(text):
+    lowered = ignoring_case(text)
+    if any(leak.group().lower() not in query for leak in _LEAKED_MARKER.finditer(text, lowered)):
         return True
-    if "json" not in query and _LEAKED_REPLY.search(text):
+    if _LEAKED_PROMPT.search(text, lowered):
+        return True
+    if "json" not in query and _LEAKED_REPLY.search(text, lowered):
         return True
     return (
         bool(passage)
         and "passage" not in query
-        and any(leak.group().lower() not in passage for leak in _LEAKED_PASSAGE.finditer(text))
+        and any(leak.group().lower() not in passage for leak in _LEAKED_PASSAGE.finditer(text, lowered))
     )
 
 
 def is_repetitive(text: str) -> bool:
     """Whether the same four words occur three times, or a long text consists of few different words."""
-    words = [word.lower() for word in _WORD.findall(text)]
-    grams = Counter(zip(*(words[i:] for i in range(LOOP_NGRAM)), strict=False))
-    if grams and max(grams.values()) >= max(3, len(words) // 100):
+    words = lower_words(text)
+    counts, times = Counter(words), max(3, len(words) // 100)
+    if 24 <= len(words) <= 400 and len(counts) / len(words) < 0.2:
         return True
-    return 24 <= len(words) <= 400 and len(set(words)) / len(words) < 0.2
+    often = {word for word, count in counts.items() if count >= times}
+    return max(Counter(_grams_of(words, often, LOOP_NGRAM)).values(), default=0) >= times
 
 
 def is_grounded(document: ParsedDocument, prompt: Prompt) -> bool:
     """Whether every name and number in the document stands in the passage or the question."""
     known = set(_WORD.findall(f"{prompt.passage} {prompt.query}".lower()))
-    for sentence in re.split(r"(?<=[.:!?])\s+", f"{document.reasoning} {document.answer}"):
-        for match in _NAME_OR_NUMBER.finditer(sentence):
-            words = set(_WORD.findall(match.group().lower()))
-            if not words <= (known | _STARTERS if match.start() == 0 else known):
+    text = f"{document.reasoning} {document.answer}"
+    starters = set()
+    for name in set(_NAME_OR_NUMBER.findall(text)):
+        words = set(_WORD.findall(name.lower()))
+        if not words <= known:
+            if not words <= known | _STARTERS:
                 return False
-    return True
+            starters.add(name)
+    # What may begin a sentence without standing in the passage has to do so wherever it stands.
+    return not starters or all(
+        match.start() == 0 or match.group() not in starters
+        for sentence in re.split(r"(?<=[.:!?])\s+", text)
+        for match in _NAME_OR_NUMBER.finditer(sentence)
+    )
 
 
 def copied_share(text: str, neighbours: Sequence[Neighbour]) -> float:
     """Share of the text's 8-grams of words that also stand in one of the exemplars; 0 for a text shorter than that."""
-    grams = set(_grams(text))
-    if not grams:
+    words = lower_words(text)
+    known = set(words)
+    shared = {
+        gram
+        for neighbour in neighbours
+        for shown in (neighbour.record.query, neighbour.record.synthetic_reasoning, neighbour.record.synthetic_answer)
+        for gram in _grams_of(lower_words(shown), known, COPY_NGRAM)
+    }
+    if not shared:
         return 0.0
-    copied: set[tuple[str, ...]] = set()
-    for neighbour in neighbours:
-        record = neighbour.record
-        for shown in (record.query, record.synthetic_reasoning, record.synthetic_answer):
-            copied |= grams.intersection(_grams(shown))
-    return len(copied) / len(grams)
+    grams = set(_grams_of(words, known, COPY_NGRAM))
+    return len(grams & shared) / len(grams) if grams else 0.0
 
 
-def _grams(text: str) -> Iterator[tuple[str, ...]]:
-    words = list(map(str.lower, _WORD.findall(text)))
-    return zip(*(words[i:] for i in range(COPY_NGRAM)), strict=False)
+def _grams_of(words: Sequence[bytes], known: Set[bytes], length: int) -> Iterator[tuple[bytes, ...]]:
+    """The n-grams of words that are all among the known ones, in order."""
+    is_known = bytes(map(known.__contains__, words))
+    for run in re.finditer(rb"\x01{%d,}" % length, is_known):
+        part = words[run.start() : run.end()]
+        yield from zip(*(part[i:] for i in range(length)), strict=False)

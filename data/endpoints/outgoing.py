@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from common.patterns import FilteredPattern, ignoring_case
+
 _BAR = "|｜"
 _MARKER = re.compile(
     rf"<(?=[{_BAR}][^\s<>]{{1,64}}[{_BAR}]>)"  # <|im_end|>, <|eot_id|>, <|channel|>
@@ -20,12 +22,17 @@ _MARKER = re.compile(
     r"|\[(?=/?(?:SYSTEM|AVAILABLE|TOOL|IMG|BEGIN|MODEL)_[A-Z]+\])"
 )
 _SIGNS = {
-    "chat markers": _MARKER,
-    "roles": re.compile(r"^\W{0,4}(?:system|assistant)\W{0,4}:", re.IGNORECASE | re.MULTILINE),
-    "orders to a model": re.compile(
-        r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,40}\b(?:instructions?|prompts?|rubric|rules|above|previous)\b"
-        r"|\bsystem prompt\b|\byou are now\b[^.\n]{0,30}\b(?:ai|model|assistant|dan)\b",
-        re.IGNORECASE,
+    "chat markers": FilteredPattern(_MARKER, (b"<", b"[")),
+    "roles": FilteredPattern(
+        re.compile(r"\n\W{0,4}(?:system|assistant)\W{0,4}:", re.IGNORECASE), (b"system", b"assistant")
+    ),
+    "orders to a model": FilteredPattern(
+        re.compile(
+            r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,40}\b(?:instructions?|prompts?|rubric|rules|above|previous)\b"
+            r"|\bsystem prompt\b|\byou are now\b[^.\n]{0,30}\b(?:ai|model|assistant|dan)\b",
+            re.IGNORECASE,
+        ),
+        (b"ignore", b"disregard", b"forget", b"override", b"system prompt", b"you are now"),
     ),
 }
 _HEADING = re.compile(r"^(?==== )", re.MULTILINE)
@@ -50,4 +57,6 @@ def fenced(sections: Sequence[tuple[str, str]]) -> str:
 
 def hostile_signs(text: str) -> list[str]:
     """What in a text looks as if it were meant for the model that reads it: for counts, not a verdict."""
-    return [sign for sign, pattern in _SIGNS.items() if pattern.search(text)]
+    text = f"\n{text}"  # so that every line follows a line break, which is searched for faster than the place after it
+    lowered = ignoring_case(text)
+    return [sign for sign, pattern in _SIGNS.items() if pattern.search(text, lowered)]

@@ -14,7 +14,7 @@ LONGEST_FEATURE = 6  # bytes; the model's automaton has no state that depends on
 
 def detect_language(text: str) -> str | None:
     """ISO 639-1 code; None if no language is at least `LEAST_PROBABILITY` likely."""
-    if sum(map(str.isalpha, text[:400])) < LEAST_LETTERS and text.isascii():
+    if text.isascii() and sum(map(str.isalpha, text[:400])) < LEAST_LETTERS:
         return None
     code, probability = _identifier().classify(text[:4000])
     return code if probability >= LEAST_PROBABILITY and code != "zxx" else None
@@ -26,6 +26,10 @@ class _Identifier(LanguageIdentifier):
     The automaton finds the longest feature that ends at a position (Aho-Corasick), so its state there follows from the
     last six bytes alone: six steps of array operations in place of one step of Python a byte, 4 to 8 times as fast.
     """
+
+    def __init__(self, nb_ptc: np.ndarray, *arguments: Any, **options: Any) -> None:
+        # The file has half precision, which each score would convert once more: a third of the time of a text.
+        super().__init__(nb_ptc.astype(np.float32), *arguments, **options)
 
     def _raw_score(self, text: bytes) -> Any:
         next_states, rows, outputs = _tables()

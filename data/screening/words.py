@@ -21,6 +21,7 @@ MOST_REPLACEMENTS = 24  # distinct characters replaced one by one; with more of 
 BLOCK = 1 << 20  # bytes worked on at once: more would leave the processor's cache
 _ASCII = bytes(range(128))
 _COMMON = (range(0x80, 0x1100), range(0x1E00, 0xA000))  # Latin, Greek, Cyrillic, Arabic … punctuation, ideographs
+_WORD = re.compile(r"\w+")
 _NOT_A_WORD = re.compile(r"\W")
 _FIRST, _LAST, _LENGTH = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 _MARGIN = b" " * 8  # so that eight bytes can be read at every position
@@ -64,6 +65,21 @@ class FastFolding:
 fold_to_words = FastFolding(  # casefolded, everything that is not a word character replaced by a space
     lambda c: _NOT_A_WORD.sub(" ", c.casefold()), lambda text: _NOT_A_WORD.sub(" ", text.casefold())
 )
+
+
+def _in_lower_case(c: str) -> str | None:
+    """None where it depends on the neighbours of a character, as a sigma does, or gives several, as İ does."""
+    if _NOT_A_WORD.match(c):
+        return " "
+    return c.lower() if c != "Σ" and len(c.lower()) == 1 else None
+
+
+_fold_to_lower_case = FastFolding(_in_lower_case, lambda text: " ".join(word.lower() for word in _WORD.findall(text)))
+
+
+def lower_words(text: str) -> list[bytes]:
+    r"""The runs of `\w` in a text, each in lower case and UTF-8: the words of short texts, to compare and to count."""
+    return _fold_to_lower_case(text).split()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """The checks of a teacher's document, each with its reason for rejection."""
 
+import re
+from collections import Counter
+from random import Random
+
 import pytest
 
 from configs.distill import DistillConfig, TeacherConfig
-from data.distill.checks import copied_share, is_refusal, is_repetitive, leaks_template, reject_reason
+from data.distill.checks import copied_share, is_grounded, is_refusal, is_repetitive, leaks_template, reject_reason
 from data.distill.parse_reply import ParsedDocument
 from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, FULL, TEMPLATES
@@ -86,6 +90,46 @@ def test_a_long_text_may_repeat_its_words():
     steps = " ".join(f"Then {n} plus {n} is {2 * n}." for n in range(60))
     assert not is_repetitive(steps)
     assert is_repetitive("it is the same as before " * 30)
+
+
+def plain_grams(text, length):
+    words = [word.lower() for word in re.findall(r"\w+", text)]
+    return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+
+
+def test_checks_that_count_words_follow_their_definitions():
+    """On texts of few words, which repeat and copy one another, and where sentences begin with names."""
+    random, kinds = Random(1), Counter()
+    for n in range(600):
+        words = ["a", "b", "The", "x1", "İ", "5", "Ada", "Bob,", "end.", "Of", "Σς"][: random.randrange(2, 12)]
+        texts = [
+            " ".join(random.choices(words, k=random.choice((3, 9, 30, 500 if n % 20 == 0 else 60)))) for _ in range(4)
+        ]
+        reasoning, answer, passage, shown = texts
+        grams = plain_grams(reasoning, 4)
+        counted, times = Counter(grams), max(3, len(re.findall(r"\w+", reasoning)) // 100)
+        single = plain_grams(reasoning, 1)
+        poor = 24 <= len(single) <= 400 and len(set(single)) / len(single) < 0.2
+        repeats = max(counted.values(), default=0) >= times
+        assert is_repetitive(reasoning) == (repeats or poor)
+        copied, own = set(plain_grams(shown, 8)) | set(plain_grams(passage, 8)), set(plain_grams(answer, 8))
+        share = len(copied & own) / len(own) if own else 0
+        assert copied_share(answer, [neighbour(shown, passage, "10")]) == share
+        known = {word for (word,) in plain_grams(f"{passage} What?", 1)}
+        invented = [
+            name
+            for sentence in re.split(r"(?<=[.:!?])\s+", f"{reasoning} {answer}")
+            for name in re.finditer(r"\b[A-Z][\w'’-]*|\d[\d.,]*", sentence)
+            if not {w for (w,) in plain_grams(name[0], 1)} <= known | ({"the", "of"} if name.start() == 0 else set())
+        ]
+        assert is_grounded(ParsedDocument(reasoning, answer), Prompt("g", "What?", "definition", passage)) == (
+            not invented
+        )
+        kinds.update(
+            repeats=repeats, poor=poor, copied=0 < share < 1, invented=bool(invented), rich=not (repeats or poor)
+        )
+    assert min(kinds.values()) > 20, kinds
+    assert kinds["invented"] < 550
 
 
 def test_a_word_of_the_template_may_stand_in_the_question():

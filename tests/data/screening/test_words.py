@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.screening import words
-from data.screening.words import grams, words_of
+from data.screening.words import grams, lower_words, words_of
 
 MIXED = st.text(
     st.sampled_from("aB _7.,-\n\u00e9\u00c9\u00df\u0130\u2019\u2014\u0301\u00a0\u4e2d\u03a3\u212a\ud800\U0001f600")
@@ -24,6 +24,12 @@ def test_words_are_those_of_the_regular_expression(texts, block):
         blocks = list(words_of(texts))
     split = [b.text(begin, end) for b in blocks for begin, end in zip(b.first, b.first[1:], strict=False)]
     assert split == [re.findall(r"\w+", text.casefold()) for text in texts]
+
+
+@settings(max_examples=150)
+@given(MIXED | st.text("\u0130\u03a3'aA\u0307 \u24b6\u2167\u0643\uac00") | st.text())
+def test_words_in_lower_case_are_those_of_the_regular_expression(text):
+    assert lower_words(text) == [word.lower().encode() for word in re.findall(r"\w+", text)]
 
 
 @given(TEXTS)
