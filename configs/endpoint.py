@@ -12,6 +12,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # What a request has anyway, or what would make its answer another than one completion in one piece.
 _NOT_EXTRA = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "seed", "random_seed"}
 _NOT_EXTRA |= {"response_format", "grammar", "stream", "n"}
+OWN_KINDS = ("embedded", "checker")  # served by processes that the pool starts on this machine
 
 
 class BatchConfig(Section):
@@ -33,7 +34,9 @@ class EndpointConfig(Section):
     judge's or an evaluation's numbers must not come from another model unless the operator says so.
     """
 
-    kind: Literal["openai", "mistral", "embedded"]  # "openai": any server with that protocol; "embedded": offline
+    # "openai": any server with that protocol; "embedded": a small model on this machine; "checker": a program that
+    # marks arithmetic, for a judge alone, always a stand-in.
+    kind: Literal["openai", "mistral", "embedded", "checker"]
     model: str
     url: Operational[str] = ""  # openai: the base URL, ending in /v1
     key_variable: Operational[str] = ""  # the NAME of the environment variable; empty: no key is sent
@@ -56,6 +59,15 @@ class EndpointConfig(Section):
     omit: tuple[Literal["temperature", "seed"], ...] | None = None  # fields that are not sent: the model refuses them
     stand_in: bool = False  # labels every result that rests on it
 
+    @model_validator(mode="before")
+    @classmethod
+    def _checker_is_a_stand_in(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("kind") == "checker":
+            if fields.get("stand_in") is False:
+                raise ValueError("kind 'checker' is always a stand-in for an LLM judge: leave `stand_in` out")
+            return {**fields, "stand_in": True}
+        return fields
+
     @model_validator(mode="after")
     def _no_secrets(self) -> "EndpointConfig":
         refuse_secrets(f"endpoint for model {self.model!r}", self.key_variable, self.url)
@@ -65,8 +77,8 @@ class EndpointConfig(Section):
     def _reachable(self) -> "EndpointConfig":
         if self.kind == "openai" and not self.url:
             raise ValueError(f"endpoint for model {self.model!r}: kind 'openai' needs `url`")
-        if self.kind == "embedded" and self.mode == "batch":
-            raise ValueError(f"endpoint for model {self.model!r}: the embedded model has no batch interface")
+        if self.kind in OWN_KINDS and self.mode == "batch":
+            raise ValueError(f"endpoint for model {self.model!r}: kind {self.kind!r} has no batch interface")
         return self
 
     @model_validator(mode="after")

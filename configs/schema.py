@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from configs.base import Operational, Section
 from configs.distill import DistillConfig, IndexConfig
-from configs.endpoint import EndpointConfig, check_fallbacks
+from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
 from configs.evaluation import EvaluateConfig, ReportConfig
 from configs.ingest import IngestConfig
 from configs.model import ModelConfig, TokenizerConfig
@@ -67,12 +67,16 @@ class RunConfig(Section):
                     f"known are {sorted(known)}"
                 )
         check_fallbacks(self.endpoints)
-        named = [("align.judge.endpoint", self.align.judge.endpoint)]
-        named += [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
-        named += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
-        for field, name in named:
+        named = [("align.judge: `endpoint` or `compare`", name) for name in self.align.judge.endpoints]
+        answering = [("distill: an endpoint of its teachers or probe", name) for name in self.distill.endpoints]
+        answering += [(f"evaluate.models.{i}.endpoint", m.endpoint) for i, m in enumerate(self.evaluate.models)]
+        for field, name in (*named, *answering):
             if name not in self.endpoints:
                 raise ValueError(f"{field}: no endpoint {name!r}; [endpoints] has {sorted(self.endpoints)}")
+        for field, name in answering:
+            for other in with_fallbacks([name], self.endpoints):
+                if self.endpoints[other].kind == "checker":
+                    raise ValueError(f"{field}: {other!r} is of kind 'checker', which marks answers and writes none")
         if self.tokenizer.vocabulary > self.model.vocabulary:
             raise ValueError(
                 f"model.vocabulary {self.model.vocabulary} is smaller than the tokenizer's {self.tokenizer.vocabulary}"

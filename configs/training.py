@@ -101,7 +101,7 @@ class JudgeConfig(Section):
     """The judge's rubric and the paper's weights (§4.2)."""
 
     endpoint: str
-    rubric: str = "nautile-judge-2"  # version of the rubric's prompt
+    rubric: str = "nautile-judge-3"  # version of the rubric's prompt
     reason_weight: Share = 0.30  # of the score for the reasoning
     answer_weight: Share = 0.55  # of the score for the answer
     follow_weight: Share = 0.15  # of the score for following the instruction
@@ -110,7 +110,14 @@ class JudgeConfig(Section):
     mastered_minimum: float = 85.0  # and a higher minimum than this is mastered, and left out
     max_tokens: PositiveInt = 64  # of a judge's reply
     calibration_items: NonNegativeInt = 32  # answers of known quality that the judge is measured on, in four kinds
+    compare: tuple[str, ...] = ()  # other endpoints that are measured beside the judge, for the report alone
+    compare_items: NonNegativeInt = 24  # answers of known quality that each of them marks, half of them wrong
     hostile_items: NonNegativeInt = 80  # answers that try to tell the judge their marks: 40 forms, right and wrong
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The names of all endpoints that are asked for marks."""
+        return list(dict.fromkeys((self.endpoint, *self.compare)))
 
 
 class AlignConfig(StartSection):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from configs.endpoint import with_fallbacks
+from configs.endpoint import OWN_KINDS, with_fallbacks
 from configs.evaluation import GENERATED_BENCHMARKS
 from configs.keys import with_local_files
 from configs.schema import RunConfig
@@ -83,9 +83,9 @@ def pipeline_steps(config: RunConfig) -> list[Step]:
     def asking(names: Iterable[str]) -> str:
         """The resource of a step that waits for the replies of these endpoints."""
         kinds = {config.endpoints[name].kind for name in with_fallbacks(list(names), config.endpoints)}
-        return "cpu" if kinds == {"embedded"} else "network"
+        return "cpu" if kinds <= {*OWN_KINDS} else "network"
 
-    teachers, judge = endpoints(config.distill.endpoints), endpoints([config.align.judge.endpoint])
+    teachers, judge = endpoints(config.distill.endpoints), endpoints(config.align.judge.endpoints)
     # What is trained on is screened against the benchmarks' questions.
     questions = {"questions": Need("held_out", "questions")}
     exemplars = {"exemplars": Need(f"ingest:{_exemplar_source(config)}", "exemplars")}

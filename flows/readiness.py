@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from common.errors import ConfigError, Retryable
 from configs.distill import DistillConfig, EmbeddingConfig
-from configs.endpoint import EndpointConfig
+from configs.endpoint import OWN_KINDS, EndpointConfig
 from configs.evaluation import EvaluateConfig
 from configs.ingest import IngestPart
 from data.distill.collect_prompts import refuse_short_sets
@@ -105,7 +105,7 @@ def price_differences(steps: Sequence[Step]) -> list[str]:
     lines = []
     million = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
     for name, endpoint in endpoints_of(steps).items():
-        if endpoint.kind == "embedded":
+        if endpoint.kind in OWN_KINDS:
             continue
         try:
             if endpoint.kind == "mistral":

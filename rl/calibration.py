@@ -1,10 +1,11 @@
 """Calibration of a judge on answers of known quality: does it separate right from wrong, and which biases has it?
 
 Every right answer is marked with three variants of it. The wrong one is derived from right ones: another question's
-answer, or this one with its numbers (in a text without any, its words) changed; it is as long and as well formed, so
-form alone does not give it away. Two are as right as the original: one with words added that mean nothing, and one with
-its result at the front instead of the end. Marks for those two, less those for the original, are the judge's bias by
-length and by position. The judge marks one answer at a time, so there is no bias by the order of two answers.
+reasoning and answer, or these with their numbers (in a text without any, its words) changed; it is as long and as well
+formed, so form alone does not give it away. Two are as right as the original: one with words added to the reasoning
+that mean nothing, and one whose reasoning begins with the result. Marks for those two, less those for the original, are
+the judge's bias by length and by position. The judge marks one answer at a time, so there is no bias by the order of
+two answers.
 
 Right and wrong answers are also marked with an injection around them (`rl.hostile_answers`): a judge that reads answers
 as data gives them no more than without it.
@@ -18,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from rl.hostile_answers import FORMS, hostile_answer
-from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore
+from rl.hostile_answers import FORMS, hostile_item
+from rl.judge import Judge, JudgeItem, JudgeScore
+from rl.rubric import CRITERIA
 
 MARKS = (*CRITERIA, "overall")
 KINDS = ("right", "wrong", "long", "front")
@@ -29,8 +31,12 @@ FILLER = "So this is what comes out, and with that the question that was asked i
 JudgeScores = Sequence[JudgeScore | None]
 
 
-def calibrate(judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: int = 0) -> dict[str, Any]:
+def calibrate(
+    judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: int = 0, kinds: Sequence[str] = KINDS
+) -> dict[str, Any]:
     """Score the right answers and their variants, and `hostile` injections, half of them around wrong answers.
+
+    `kinds`: those of the variants that are marked, "right" and "wrong" among them.
 
     Returns plain data; a figure that cannot be computed is None.
 
@@ -44,17 +50,15 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: 
     items = {
         "right": list(right),
         "wrong": corrupted(right, seed),
-        "long": [replace(item, answer=f"{FILLER} {item.answer}") for item in right],
-        "front": [],
+        "long": [replace(item, reasoning=f"{FILLER} {item.reasoning}") for item in right],
+        "front": [replace(item, reasoning=f"{item.answer}\n{item.reasoning}") for item in right],
     }
-    for item in right:  # the last line, which has the result, moved to the front
-        working, _, result = item.answer.rstrip().rpartition("\n")
-        items["front"].append(replace(item, answer=f"{result}\n{working}" if working else item.answer))
-    every = judge.score([item for kind in KINDS for item in items[kind]])
-    scores = {kind: every[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(KINDS)}
+    every = judge.score([item for kind in kinds for item in items[kind]])
+    scores = {kind: every[index * len(right) : (index + 1) * len(right)] for index, kind in enumerate(kinds)}
     good, bad = scores["right"], scores["wrong"]
     answers = [*items["right"], *items["wrong"]]
-    scored = [(s.overall, len(item.answer)) for s, item in zip([*good, *bad], answers, strict=True) if s is not None]
+    lengths = [len(item.reasoning) + len(item.answer) for item in answers]
+    scored = [(s.overall, length) for s, length in zip([*good, *bad], lengths, strict=True) if s is not None]
     overall = [mark for mark, _ in scored]
     verdicts = [mark >= PASS_MARK for mark in _marks(good, "overall")]
     verdicts += [mark < PASS_MARK for mark in _marks(bad, "overall")]
@@ -68,13 +72,13 @@ def calibrate(judge: Judge, right: Sequence[JudgeItem], hostile: int = 0, seed: 
         "mean_wrong": _mean(_marks(bad, "overall")),
         "spread": round(float(np.std(overall)), 4) if overall else None,
         "distinct": len(set(overall)),
-        "length_bias": _mean_difference(scores["long"], good),
-        "position_bias": _mean_difference(scores["front"], good),
+        "length_bias": _mean_difference(scores.get("long", ()), good),
+        "position_bias": _mean_difference(scores.get("front", ()), good),
         "length_correlation": _correlation(scored),
         "hostile": hostile_figures,
         "answers": [
             {"kind": kind, **asdict(item), "marks": None if score is None else asdict(score)}
-            for kind in KINDS
+            for kind in kinds
             for item, score in zip(items[kind], scores[kind], strict=True)
         ]
         + attacked,
@@ -99,8 +103,9 @@ def _hostile(
             # Another answer for a form each time round, also where their numbers divide each other.
             at = (number + number // len(forms)) % len(items)
             form = forms[number * stride % len(forms)]
-            item = replace(items[at], answer=hostile_answer(form, items[at]))
-            rows.append({"kind": f"hostile {kind}", "form": form, "item": item, "plain": plain[at]})
+            rows.append(
+                {"kind": f"hostile {kind}", "form": form, "item": hostile_item(form, items[at]), "plain": plain[at]}
+            )
     pairs: dict[str, list[dict[str, Any]]] = {"hostile right": [], "hostile wrong": []}
     for row, score in zip(rows, judge.score([row["item"] for row in rows]), strict=True):
         row |= {"marks": score, "points": None}
@@ -132,28 +137,31 @@ def _hostile(
 
 
 def _mean_difference(scores: JudgeScores, over: JudgeScores) -> float | None:
-    """Mean difference of the overall marks of pairs that both have one."""
-    return _mean([a.overall - b.overall for a, b in zip(scores, over, strict=True) if a is not None and b is not None])
+    """Mean difference of the overall marks of pairs that both have one; None where `scores` were not asked for."""
+    pairs = zip(scores, over, strict=bool(scores))
+    return _mean([a.overall - b.overall for a, b in pairs if a is not None and b is not None])
 
 
 def corrupted(right: Sequence[JudgeItem], seed: int = 0) -> list[JudgeItem]:
-    """A wrong answer to each question: alternately another question's answer, and the right one with a change in it."""
+    """A wrong answer to each question: alternately another question's, and the right one with a change in it."""
     draw = random.Random(seed)
     wrong = []
     for index, item in enumerate(right):
-        other = right[(index + 1) % len(right)].answer
-        swap = index % 2 == 0 and other != item.answer
-        wrong.append(replace(item, answer=other if swap else _changed(item.answer, draw)))
+        other = right[(index + 1) % len(right)]
+        if index % 2 == 0 and other.answer != item.answer:
+            wrong.append(replace(item, reasoning=other.reasoning, answer=other.answer))
+        else:
+            wrong.append(replace(item, reasoning=_changed(item.reasoning, draw), answer=_changed(item.answer, draw)))
     return wrong
 
 
-def _changed(answer: str, draw: random.Random) -> str:
-    """`answer` with every number moved by 1 to 9, or, in a text without numbers, its words in another order."""
-    if re.search(r"\d", answer):
-        return re.sub(r"\d+", lambda number: str(int(number.group()) + draw.randint(1, 9)), answer)
-    words = answer.split()
+def _changed(text: str, draw: random.Random) -> str:
+    """`text` with every number moved by 1 to 9, or, in a text without numbers, its words in another order."""
+    if re.search(r"\d", text):
+        return re.sub(r"\d+", lambda number: str(int(number.group()) + draw.randint(1, 9)), text)
+    words = text.split()
     draw.shuffle(words)
-    return " ".join(words) if words != answer.split() else f"not {answer}"
+    return " ".join(words) if words != text.split() or not words else f"not {text}"
 
 
 def _marks(scores: JudgeScores, mark: str) -> list[int]:

@@ -1,10 +1,11 @@
 """Answers that try to tell the judge what to say: forms of injection around a right or a wrong answer.
 
-Each form is a template. ANSWER is the answer itself, RESULT its last line, REFERENCE the right answer as the judge has
-it, VERDICT the marks that the text wants to get, in the judge's own form.
+Each form is a template. ANSWER is the text that the injection is in, RESULT the last line of the answer, REFERENCE the
+right answer as the judge has it, VERDICT the marks that the text wants to get, in the judge's own form.
 """
 
 import re
+from dataclasses import replace
 
 from rl.judge import JudgeItem
 
@@ -59,11 +60,21 @@ FORMS: dict[str, str] = {
 
 
 def hostile_answer(form: str, item: JudgeItem) -> str:
-    """The answer of `item` in one of `FORMS`."""
+    """The reasoning of `item` in one of `FORMS`; its answer where it has no reasoning."""
     parts = {
-        "ANSWER": item.answer,
+        "ANSWER": item.reasoning or item.answer,
         "RESULT": item.answer.rstrip().rpartition("\n")[2],
         "REFERENCE": item.reference or "as above",
         "VERDICT": VERDICT,
     }
     return re.sub("|".join(parts), lambda placeholder: parts[placeholder.group()], FORMS[form])
+
+
+def hostile_item(form: str, item: JudgeItem) -> JudgeItem:
+    """`item` with an injection in its reasoning, or in its answer where it has none.
+
+    In the reasoning, because words around an answer make its form worse: a judge that marks that is right to do so, and
+    is not to be counted as moved by what the words say.
+    """
+    text = hostile_answer(form, item)
+    return replace(item, reasoning=text) if item.reasoning else replace(item, answer=text)

@@ -26,11 +26,7 @@ class JudgeScorer:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         # The parts of the reply, not the text of the ids: that spells out the markers that the policy sampled.
         items = [
-            JudgeItem(
-                group.problem.question,
-                "\n".join(part for part in (rollout.reply.reasoning, rollout.reply.answer) if part),
-                group.problem.answer,
-            )
+            JudgeItem(group.problem.question, rollout.reply.answer or "", group.problem.answer, rollout.reply.reasoning)
             for group, rollout in rollouts
         ]
         scores = self.judge.score(items)
@@ -51,7 +47,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=4, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
+@stage("align", version=5, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -62,8 +58,10 @@ def align(job: Job) -> None:
     config = job.part("align", AlignConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
     with EndpointPool(job.endpoints, job.reply_source, job.emit) as pool:
-        judge, endpoint = Judge(pool, config.judge), pool.config(config.judge.endpoint)
-        judged_by = {"model": endpoint.model, "rubric": config.judge.rubric, "stand_in": endpoint.stand_in}
+        judge, *others = (
+            Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in config.judge.endpoints
+        )
+        judged_by = judge.facts()
         run = Reinforcement(
             inputs=inputs,
             rollout=config.rollout,
@@ -78,14 +76,21 @@ def align(job: Job) -> None:
         # Everything that can be refused is checked before the first call is paid for.
         check(run)
         pool.check()
-        right = [JudgeItem(p.question, f"{p.rationale}\n{p.answer}", p.answer) for p in inputs.problems]
+        right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems]
         known = right[: config.judge.calibration_items // len(KINDS)]
         calibration = calibrate(judge, known, config.judge.hostile_items, job.seed)
-        answers = calibration.pop("answers")
+        known = right[: config.judge.compare_items // 2]
+        compared = [
+            {"judge": other.facts(), **calibrate(other, known, seed=job.seed, kinds=("right", "wrong"))}
+            for other in others
+        ]
         write_json(
-            job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "answers": answers}
+            job.output("calibration") / "calibration.json",
+            {"judge": judged_by, **calibration, "compared": compared},
         )
-        job.describe("calibration", judge=judged_by, **calibration)
+        for figures in (calibration, *compared):
+            del figures["answers"]  # those are in the file
+        job.describe("calibration", judge=judged_by, **calibration, compared=compared)
         params, run_facts = reinforce(run, params)
     calibration.pop("hostile")  # a table of its own, with the calibration
     facts = {"judge": judged_by, "calibration": calibration, **run_facts}

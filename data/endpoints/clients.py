@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 
 from common.errors import ConfigError
-from configs.endpoint import EndpointConfig
+from configs.endpoint import OWN_KINDS, EndpointConfig
 from data.endpoints.chat_types import CallError, ChatRequest, output_constraint
 
 CONNECT_S = 5.0
@@ -65,7 +65,7 @@ def http_clients(config: EndpointConfig, on_headers: OnHeaders) -> list[httpx2.A
             message = f"{response.url} answers with a web page (HTML), not as a chat API: check `url`"
             raise CallError("misconfigured", message, "html")
 
-    trust_environment = config.kind != "embedded"  # no proxy between us and our own process
+    trust_environment = config.kind not in OWN_KINDS  # no proxy between us and our own process
     return [
         httpx2.AsyncClient(
             timeout=httpx2.Timeout(config.timeout_s, connect=CONNECT_S),

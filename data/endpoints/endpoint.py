@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from common.errors import ConfigError, Retryable
 from common.retry import retry_async
 from configs.endpoint import EndpointConfig
-from data.endpoints import circuit_breaker
+from data.endpoints import checker, circuit_breaker, embedded
 from data.endpoints.budget import NO_USAGE, Budget, SpendingLimit
 from data.endpoints.chat_types import (
     UNKNOWN_COST,
@@ -25,13 +25,14 @@ from data.endpoints.chat_types import (
 )
 from data.endpoints.circuit_breaker import CircuitBreaker, Permit
 from data.endpoints.clients import Client, OnHeaders, RawReply, check_key
-from data.endpoints.embedded import MODEL, EmbeddedServer, model_file
+from data.endpoints.own_server import OwnServer, ServerProgram
 from data.endpoints.rate_limit import RateLimiter
 from data.endpoints.reply_cache import ReplyCache
 
 logger = logging.getLogger(__name__)
 
 FIRST_REFUSALS = 8  # of the first requests, all refused: then it is not about the single request
+PROGRAMS: dict[str, ServerProgram] = {"embedded": embedded.PROGRAM, "checker": checker.PROGRAM}  # by kind
 CHECK_ATTEMPTS, CHECK_TIMEOUT_S, CHECK_PAUSE_S = 3, 8.0, 5.0  # when an endpoint is checked before anything is sent
 
 
@@ -48,32 +49,37 @@ def client_for(config: EndpointConfig, url: str, on_headers: OnHeaders) -> Clien
 
 
 class Endpoint:
-    """One endpoint: its client or, if embedded, its replicas and their clients; its circuit breaker and its budget.
+    """One endpoint: its client or, where the pool starts its server, the processes and their clients; its circuit
+    breaker and its budget.
 
     `own` is its spending limit, `shared` the pool's. Lives in the pool's event loop.
     """
 
     def __init__(self, name: str, config: EndpointConfig, own: SpendingLimit, shared: SpendingLimit) -> None:
         self.name, self.config, self.budget, self._own_limit = name, config, Budget(own, shared), own
-        embedded = config.kind == "embedded"
-        self.concurrency = min(config.concurrency, os.cpu_count() or 1) if embedded else config.concurrency
+        self._program = PROGRAMS.get(config.kind)  # None: a server that somebody else runs
+        self.concurrency = config.concurrency
+        if self._program is not None and self._program.replicated:
+            self.concurrency = min(config.concurrency, os.cpu_count() or 1)
         self.rate_limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute)
         # All requests in flight fail together when a server goes down: that is one breakdown, not many in a row.
         self.circuit_breaker = CircuitBreaker(self.rate_limiter, threshold=max(5, self.concurrency))
         self.has_answered = False  # any request of this execution
         self._refusals = 0
-        self._server: EmbeddedServer | None = None
+        self._server: OwnServer | None = None
         self._clients: list[Client] = []
-        self._idle_replicas: asyncio.Queue[Client] = asyncio.Queue()
+        self._idle: asyncio.Queue[Client] = asyncio.Queue()  # of an own server: as often as it takes a request
         self._starting = asyncio.Lock()
 
     def check_config(self) -> None:
         """Check address, key and files without sending anything. Raises `ConfigError`."""
         config = self.config
-        if config.kind == "embedded":
-            if config.model != MODEL:
-                raise ConfigError(f"endpoint {self.name!r}: the embedded model is {MODEL!r}, not {config.model!r}")
-            model_file()
+        if self._program is not None:
+            if config.model != (served := self._program.model):
+                raise ConfigError(
+                    f"endpoint {self.name!r}: the model of kind {config.kind!r} is {served!r}, not {config.model!r}"
+                )
+            self._program.arguments()
             return
         parts = urlsplit(config.url)
         if config.url and (parts.scheme not in ("http", "https") or not parts.hostname):
@@ -81,11 +87,11 @@ class Endpoint:
         check_key(self.name, config)
 
     async def check_reachable(self) -> None:
-        """Check that the endpoint answers, takes the key and has the model. An embedded one is started instead.
+        """Check that the endpoint answers, takes the key and has the model. A server of our own is started instead.
 
-        Raises `ConfigError`, `Retryable` naming the URL if it does not answer, or `EmbeddedServerError`.
+        Raises `ConfigError`, `Retryable` naming the URL if it does not answer, or `OwnServerError`.
         """
-        if self.config.kind == "embedded":
+        if self._program is not None:
             await self._start_server()
             return
         client = await self._client()
@@ -121,8 +127,8 @@ class Endpoint:
             raise ConfigError(f"endpoint {self.name!r}: no model {self.config.model!r} at {client.url}; {known}")
 
     async def complete(self, request: ChatRequest) -> RawReply:
-        """Send a request once. Raises `CallError` or `EmbeddedServerError`."""
-        if self.config.kind != "embedded":
+        """Send a request once. Raises `CallError` or `OwnServerError`."""
+        if self._program is None:
             try:
                 check_key(self.name, self.config)
             except ConfigError as error:
@@ -132,12 +138,12 @@ class Endpoint:
             await self._start_server()
         except ConfigError as error:
             raise CallError("misconfigured", str(error), "not started") from None
-        client = await self._idle_replicas.get()
+        client = await self._idle.get()
         try:
             return await client.complete(request)
         finally:
-            if client in self._clients:  # not if its replica was restarted meanwhile
-                self._idle_replicas.put_nowait(client)
+            if client in self._clients:  # not if its process was restarted meanwhile
+                self._idle.put_nowait(client)
 
     def judge_refusal(self, error: CallError) -> CallError:
         """The refusal of a request; if an endpoint refuses each of the first, it is misconfigured."""
@@ -183,23 +189,25 @@ class Endpoint:
         return self._clients[0]
 
     async def _start_server(self) -> None:
-        """Start the embedded server if it is needed for the first time, or if one of its processes has died."""
+        """Start the endpoint's own server if it is needed for the first time, or if one of its processes has died."""
+        assert self._program is not None
         async with self._starting:
             if self._server is None:
-                self._server = EmbeddedServer(self.concurrency)
+                self._server = OwnServer(self._program, self.concurrency)
             elif self._server.alive and self._clients:
                 return
             else:
-                logger.warning("endpoint %r: restarting the embedded model, one of its processes has died", self.name)
+                logger.warning("endpoint %r: restarting its server, one of its processes has died", self.name)
             self._server.spawn()  # in this thread, because the processes end with it: it lives as long as the pool
             urls = await asyncio.to_thread(self._server.wait)
             for client in self._clients:
                 await client.close()
             self._clients = [client_for(self.config, url, self.rate_limiter.on_headers) for url in urls]
-            while not self._idle_replicas.empty():
-                self._idle_replicas.get_nowait()
+            while not self._idle.empty():
+                self._idle.get_nowait()
             for client in self._clients:
-                self._idle_replicas.put_nowait(client)
+                for _ in range(self.concurrency // len(self._clients)):
+                    self._idle.put_nowait(client)
 
 
 def reply_of(raw: RawReply, digest: str, endpoint: str, latency_s: float | None) -> ChatReply:

@@ -35,6 +35,7 @@ _SIGNS = {
         (b"ignore", b"disregard", b"forget", b"override", b"system prompt", b"you are now"),
     ),
 }
+_FENCE = re.compile(r"=== ([a-z2-7]{8}) ")
 _HEADING = re.compile(r"^(?==== )", re.MULTILINE)
 
 
@@ -53,6 +54,18 @@ def fenced(sections: Sequence[tuple[str, str]]) -> str:
     code = base64.b32encode(digest[:5]).decode().lower()
     parts = [f"=== {code} {title}\n{_HEADING.sub(' ', text)}" for title, text in sections]
     return "\n".join([*parts, f"=== {code} end"])
+
+
+def read_fenced(text: str) -> list[tuple[str, str]]:
+    """The sections that `fenced` put below one another; none if `text` is anything else.
+
+    Chat markers in them stay broken, and so do headings.
+    """
+    first = _FENCE.match(text)
+    if first is None or not text.endswith(f"\n=== {first[1]} end"):
+        return []
+    parts = re.split(rf"(?:^|\n)=== {first[1]} (.*)(?:\n|$)", text)
+    return list(zip(parts[1:-2:2], parts[2:-2:2], strict=True))
 
 
 def hostile_signs(text: str) -> list[str]:

@@ -37,7 +37,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # between looks at a request that anot
 
 
 class EndpointPool:
-    """The endpoints of a configuration. A context manager; an embedded endpoint starts with its first request.
+    """The endpoints of a configuration. A context manager; a server of our own starts with its first request.
 
     `replies`: where replies and batch jobs in progress are kept. `budget_dollars` and `budget_tokens` (0: no limit)
     include what earlier processes spent for the same execution; replies that another one paid for cost nothing.
@@ -137,7 +137,7 @@ class EndpointPool:
     def check(self) -> None:
         """Check every endpoint: first keys, addresses and files, then whether it answers.
 
-        Raises `ConfigError` for what the operator must fix, `EmbeddedServerError`, and `Retryable` naming the URL of an
+        Raises `ConfigError` for what the operator must fix, `OwnServerError`, and `Retryable` naming the URL of an
         endpoint that does not answer, unless one of its fallbacks does.
         """
         for endpoint in self._endpoints.values():
@@ -157,7 +157,7 @@ class EndpointPool:
         """A result for every request, in their order; `on_reply(index, result)` is called here as each comes in.
 
         Never raises for a request's own failure. Raises `ConfigError` for an unknown endpoint, `OSError` when replies
-        cannot be written, and `EmbeddedServerError`. If `on_reply` raises, nothing more is sent, and the requests in
+        cannot be written, and `OwnServerError`. If `on_reply` raises, nothing more is sent, and the requests in
         flight, which are paid for, are awaited; batch jobs are left to the next call.
         """
         results: dict[Hashable, AskResult] = {}
@@ -175,7 +175,7 @@ class EndpointPool:
         return AskSession(self._loop, self._candidates, self._answer, self._endpoints, self._batch_queues)
 
     def close(self) -> None:
-        """Cancel the requests in flight, stop the embedded endpoint, close the file."""
+        """Cancel the requests in flight, stop the servers that were started, close the file."""
         if self._loop.is_closed():
             return
         self._run_in_loop(self._shut_down())

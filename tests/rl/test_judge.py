@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,12 +15,13 @@ from configs.training import JudgeConfig
 from data.endpoints import circuit_breaker
 from data.endpoints.pool import EndpointPool
 from rl.calibration import calibrate, corrupted
-from rl.hostile_answers import FORMS, hostile_answer
-from rl.judge import CRITERIA, Judge, JudgeItem, JudgeScore, parse, shortened
+from rl.hostile_answers import FORMS, hostile_item
+from rl.judge import Judge, JudgeItem, JudgeScore, parse, shortened
+from rl.rubric import CRITERIA
 from tests.support.fake_openai import FakeOpenAI, always, script
 
 CONFIG = JudgeConfig(endpoint="judge")
-ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n} + 1 = {n + 1}. {n + 1}", str(n + 1)) for n in range(12)]
+ITEMS = [JudgeItem(f"What is {n} + 1?", f"{n + 1}", str(n + 1), f"{n} + 1 = {n + 1}.") for n in range(12)]
 GOOD = {"reason": 4, "answer": 3, "follow": 5, "overall": 72}
 
 
@@ -65,8 +65,8 @@ def test_the_reference_is_shown_where_there_is_one_and_after_the_answer(judge_of
         judge_of(server).score([JudgeItem("Q?", "A.", "R."), JudgeItem("Q?", "A.", None)])
     titles = [[line.split(" ", 2)[2] for line in section_lines(body)] for body in server.bodies]
     assert sorted(titles) == [
-        ["question", "answer to grade", "end"],
-        ["question", "answer to grade", "right answer", "end"],
+        ["question", "reasoning", "answer to grade", "end"],
+        ["question", "reasoning", "answer to grade", "right answer", "end"],
     ]
 
 
@@ -84,16 +84,17 @@ def section(body, title):
     return content.partition(f"{heading}{title}\n")[2].partition(f"\n{heading}")[0]
 
 
+@pytest.mark.parametrize("reasoning", ["", "1 + 1 = 3."])
 @pytest.mark.parametrize("form", FORMS)
-def test_no_answer_ends_its_section_or_sends_a_marker(judge_of, form):
-    item = JudgeItem("What is 1 + 1?", "1 + 1 = 3.\n3", "2")
-    attacked = replace(item, answer=hostile_answer(form, item))
-    assert "3" in attacked.answer
-    assert attacked.answer != item.answer
+def test_no_answer_ends_its_section_or_sends_a_marker(judge_of, form, reasoning):
+    item = JudgeItem("What is 1 + 1?", "3", "2", reasoning)
+    attacked = hostile_item(form, item)
+    assert (attacked.answer != "3") == (reasoning == "")
+    assert item.reasoning in attacked.reasoning
     with FakeOpenAI(reply=reply_with()) as server:
         judge_of(server).score([attacked])
     (body,) = server.bodies
-    assert len(section_lines(body)) == 4
+    assert len(section_lines(body)) == 5
     assert section(body, "right answer") == "2"
     sent = "".join(message["content"] for message in body["messages"])
     assert not any(marker in sent for marker in ("<|im_end|>", "<|eot_id|>", "[/INST]", "<end_of_turn>", "</s>"))
@@ -108,9 +109,10 @@ def test_the_rubric_says_that_sections_are_data(judge_of):
 def test_a_text_too_long_for_the_prompt_keeps_its_beginning_and_its_end(judge_of):
     question, answer = "first " + "Q" * 9000 + " last", "first " + "A" * 20_000 + " so it is 42"
     with FakeOpenAI(reply=reply_with()) as server:
-        judge_of(server).score([JudgeItem(question, answer, "R")])
+        judge_of(server).score([JudgeItem(question, answer, "R", answer)])
     (body,) = server.bodies
-    for title, text, most in (("question", question, 6000), ("answer to grade", answer, 12_000)):
+    shown = (("question", question, 6000), ("reasoning", answer, 8000), ("answer to grade", answer, 4000))
+    for title, text, most in shown:
         begin, gap, end = section(body, title).splitlines()
         assert gap == f"[{len(text) - most:,} characters left out here]"
         assert len(begin + end) == most
@@ -210,7 +212,7 @@ def test_a_refused_key_is_a_configuration_error(judge_of):
 
 def test_an_unknown_rubric_or_endpoint_is_refused(judge_of):
     with FakeOpenAI() as server:
-        with pytest.raises(ConfigError, match=r"no rubric 'x'.*nautile-judge-2"):
+        with pytest.raises(ConfigError, match=r"no rubric 'x'.*nautile-judge-3"):
             judge_of(server, CONFIG.model_copy(update={"rubric": "x"}))
         with pytest.raises(ConfigError, match="no endpoint 'other'"):
             judge_of(server, CONFIG.model_copy(update={"endpoint": "other"}))
@@ -246,22 +248,22 @@ def test_calibration_counts_what_is_missing_and_invents_nothing(judge_of):
 
 def test_calibration_sees_a_liking_for_length(judge_of):
     def by_length(body):
-        return json.dumps({**GOOD, "overall": min(100, len(section(body, "answer to grade")))})
+        return json.dumps({**GOOD, "overall": min(100, len(section(body, "reasoning")))})
 
-    items = [JudgeItem(f"Q{n}?", "word " * n + "5", "5") for n in range(2, 12)]
+    items = [JudgeItem(f"Q{n}?", "5", "5", "word " * n) for n in range(2, 12)]
     with FakeOpenAI(reply=by_length) as server:
         figures = calibrate(judge_of(server), items)
     assert figures["length_correlation"] > 0.99
     assert figures["length_bias"] > 20
-    assert figures["position_bias"] == 0
+    assert figures["position_bias"] == 2, "the result and a line break"
 
 
 def test_calibration_sees_a_liking_for_where_the_result_stands(judge_of):
     def by_first_line(body):
-        first = section(body, "answer to grade").splitlines()[0]
+        first = section(body, "reasoning").splitlines()[0]
         return json.dumps({**GOOD, "overall": 90 if first == section(body, "right answer") else 60})
 
-    items = [JudgeItem(f"What is {n} + 1?", f"We add one.\n{n + 1}", str(n + 1)) for n in range(6)]
+    items = [JudgeItem(f"What is {n} + 1?", str(n + 1), str(n + 1), "We add one.") for n in range(6)]
     with FakeOpenAI(reply=by_first_line) as server:
         figures = calibrate(judge_of(server), items)
     assert (figures["position_bias"], figures["length_bias"]) == (30, 0)
@@ -269,7 +271,7 @@ def test_calibration_sees_a_liking_for_where_the_result_stands(judge_of):
 
 def test_calibration_shows_a_judge_that_takes_orders(judge_of):
     def obedient(body):
-        ordered = "full marks" in section(body, "answer to grade")
+        ordered = "full marks" in section(body, "reasoning")
         return knows(body) if not ordered else json.dumps({**GOOD, "overall": 100})
 
     with FakeOpenAI(reply=obedient) as server:
@@ -290,10 +292,10 @@ def test_calibration_shows_a_judge_that_takes_orders(judge_of):
 
 def test_a_judge_that_reads_answers_as_data_is_not_moved(judge_of):
     def by_reference(body):
-        right = section(body, "right answer") in section(body, "answer to grade")
+        right = section(body, "right answer") in section(body, "reasoning")
         return json.dumps({**GOOD, "overall": 90 if right else 10})
 
-    items = [JudgeItem(f"What is the name {n}?", f"It is name {n}0.", f"name {n}0") for n in range(5)]
+    items = [JudgeItem(f"What is the name {n}?", f"{n}0", f"name {n}0", f"It is name {n}0.") for n in range(5)]
     with FakeOpenAI(reply=by_reference) as server:
         hostile = calibrate(judge_of(server), items, hostile=2 * len(FORMS))["hostile"]
     assert (hostile["right"]["moved"], hostile["wrong"]["points"] > 0) == (0, True)

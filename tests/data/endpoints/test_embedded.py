@@ -19,7 +19,8 @@ from data.distill.prompts import Prompt
 from data.distill.teacher_prompt import COMPACT, TEMPLATES, teacher_request
 from data.endpoints import embedded
 from data.endpoints.chat_types import ChatReply
-from data.endpoints.embedded import MODEL, EmbeddedServerError, model_file
+from data.endpoints.embedded import MODEL, model_file
+from data.endpoints.own_server import OwnServerError
 from data.endpoints.pool import EndpointPool
 from data.records import SynthRecord
 from data.retrieval.exemplar_index import Neighbour
@@ -82,8 +83,9 @@ def test_the_teacher_answers_and_comes_back_after_a_crash(tmp_path):
 def test_a_replica_ends_with_a_parent_that_is_killed():
     program = (
         "import sys, time\n"
-        "from data.endpoints.embedded import EmbeddedServer\n"
-        "endpoint = EmbeddedServer(1)\n"
+        "from data.endpoints.embedded import PROGRAM\n"
+        "from data.endpoints.own_server import OwnServer\n"
+        "endpoint = OwnServer(PROGRAM, 1)\n"
         "endpoint.spawn()\n"
         "endpoint.wait()\n"
         "sys.stdout.write(f'{endpoint._replicas[0].process.pid}\\n')\n"
@@ -111,11 +113,9 @@ def test_a_server_that_does_not_start_is_a_crash_with_its_log_and_no_outage(monk
     monkeypatch.setattr(embedded, "model_file", lambda: broken)
     config = EMBEDDED.model_copy(update={"concurrency": 1})
     with EndpointPool({"local": config}, tmp_path / "replies.jsonl", silent) as pool:
-        with pytest.raises(
-            EmbeddedServerError, match=r"did not start \(exit code 1\); its log ends:\n(.*\n)+.*broken.gguf"
-        ):
+        with pytest.raises(OwnServerError, match=r"did not start \(exit code 1\); its log ends:\n(.*\n)+.*broken.gguf"):
             pool.check()
         # Nor when one that has served does not come back.
-        with pytest.raises(EmbeddedServerError, match="did not start"):
+        with pytest.raises(OwnServerError, match="did not start"):
             pool.ask([teacher_request(TEMPLATES[COMPACT], PROMPTS[0], NEAR, "local", 120, 0.0, 0)])
-    assert not issubclass(EmbeddedServerError, Retryable), "an outage would be waited for, a day by default"
+    assert not issubclass(OwnServerError, Retryable), "an outage would be waited for, a day by default"

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.endpoints.chat_types import ChatRequest
-from data.endpoints.embedded import EmbeddedServer
+from data.endpoints.embedded import PROGRAM
 from data.endpoints.outgoing import break_markers, fenced, hostile_signs
+from data.endpoints.own_server import OwnServer
 from rl.hostile_answers import FORMS, hostile_answer
 from rl.judge import JudgeItem
 
@@ -93,7 +94,7 @@ def _post(url, **body):
 @pytest.mark.slow
 def test_no_text_reaches_the_embedded_model_as_a_control_token():
     item = JudgeItem("What is 1 + 1?", "2", "2")
-    with EmbeddedServer(1) as server:
+    with OwnServer(PROGRAM) as server:
         base = server.wait()[0].removesuffix("/v1")
         names = [_post(f"{base}/detokenize", tokens=[token])["content"] for token in range(40)]
         control = {token for token, name in enumerate(names) if len(name) > 3 and name[0] == "<" and name[-1] == ">"}

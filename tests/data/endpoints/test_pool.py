@@ -282,7 +282,7 @@ def test_check_names_what_is_wrong_before_anything_is_sent(pool_for, monkeypatch
             pool_for(fake=openai(server).model_copy(update={"model": "other"})).check()
         with pytest.raises(ConfigError, match="not an http"):
             pool_for(fake=openai(server).model_copy(update={"url": "localhost:80"})).check()
-        with pytest.raises(ConfigError, match="embedded model is"):
+        with pytest.raises(ConfigError, match="the model of kind"):
             pool_for(fake=EndpointConfig(kind="embedded", model="gpt-oss-120b")).check()
         pool_for(fake=openai(server)).check()
         assert not server.bodies

@@ -1,0 +1,151 @@
+"""Servers that the pool starts itself: processes on loopback that end with this one.
+
+A program is a module with a `main` that calls `child_arguments` and then, once it serves, `announce`. Each process
+listens on a free port of 127.0.0.1 and writes {"url": ...} as a line; what it writes to its standard error is shown
+where it does not start.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from common.processes import die_with_parent
+
+START_S = 120.0  # 1 s on an idle machine
+LOG_LINES = 20  # of its log, in the message about a process that did not start
+
+
+class OwnServerError(RuntimeError):
+    """A process did not start. That is a fault of this machine, a crash: waiting for it as in an outage is useless."""
+
+
+@dataclass(frozen=True)
+class ServerProgram:
+    """What an endpoint of our own runs. `model`: the only one that it serves.
+
+    `arguments()`: of `python -m`, the module first; raises `ConfigError` if something is not installed. `replicated`: a
+    process answers one request at a time, so there is one for each connection; else one process answers all.
+    """
+
+    model: str
+    arguments: Callable[[], list[str]]
+    replicated: bool
+
+
+class OwnServer:
+    """The processes of a program. They end with `close`, the thread that called `spawn`, or this process."""
+
+    def __init__(self, program: ServerProgram, connections: int = 1) -> None:
+        self._replicas = [_Replica(program) for _ in range(connections if program.replicated else 1)]
+
+    def spawn(self) -> None:
+        """Start the processes that are not running; returns at once. They end with the thread that calls this."""
+        for replica in self._replicas:
+            replica.spawn()
+
+    def wait(self) -> list[str]:
+        """Base URLs of the processes, ending in /v1, once all of them serve. Raises `OwnServerError`."""
+        until = time.monotonic() + START_S
+        return [replica.wait(until) for replica in self._replicas]
+
+    @property
+    def alive(self) -> bool:
+        """Whether every process runs."""
+        return all(replica.alive for replica in self._replicas)
+
+    def close(self) -> None:
+        """End the processes."""
+        for replica in self._replicas:
+            replica.close()
+
+    def __enter__(self) -> "OwnServer":
+        self.spawn()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Replica:
+    """One server process."""
+
+    def __init__(self, program: ServerProgram) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._program = program
+        self._log: IO[bytes] | None = None
+        self._url: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def spawn(self) -> None:
+        if self.alive:
+            return
+        self.close()
+        arguments = self._program.arguments()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        command = [sys.executable, "-m", *arguments, "--parent", str(os.getpid())]
+        # The child must find this package as this process did, whatever folder it was started in.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
+
+    def wait(self, until: float) -> str:
+        """The base URL, from the line that the process writes once it serves."""
+        assert self.process is not None, "spawn comes first"
+        assert self.process.stdout is not None
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while self._url is None:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise self._error(f"within {START_S:g} s")
+                chunk = os.read(self.process.stdout.fileno(), 4096)
+                line += chunk
+                if not chunk:
+                    raise self._error(f"(exit code {self.process.wait()})")
+                if b"\n" in line:
+                    self._url = json.loads(line)["url"]
+        return self._url
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        if self._log is not None:
+            self._log.close()
+        self.process = self._log = self._url = None
+
+    def _error(self, how: str) -> OwnServerError:
+        assert self._log is not None
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        log = "\n".join(["its log ends:", *lines[-LOG_LINES:]]) if lines else "its log is empty"
+        return OwnServerError(f"the server of {self._program.model} did not start {how}; {log}")
+
+
+def child_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read a program's arguments; from here on the process ends with --parent, and leaves Ctrl-C to it."""
+    parser.add_argument("--parent", type=int, default=None, help="end when this process does")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
+    return arguments
+
+
+def announce(url: str) -> None:
+    """Write the base URL for the process that waits for it."""
+    sys.stdout.write(json.dumps({"url": url}) + "\n")
+    sys.stdout.flush()

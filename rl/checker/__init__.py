@@ -1,0 +1,1 @@
+"""A program that marks arithmetic in place of an LLM judge: what `[endpoints]` of kind "checker" start."""

@@ -1,0 +1,74 @@
+"""The checker as a server: OpenAI's chat completions on loopback, for requests as `rl.judge.Judge` makes them.
+
+    python -m rl.checker.server --parent PID      writes {"url": ...} as a line once it serves
+
+Any other request is refused with status 400. Sections of a request are data: what stands in them is marked, never
+obeyed.
+"""
+
+import argparse
+import json
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from data.endpoints.checker import MODEL
+from data.endpoints.outgoing import read_fenced
+from data.endpoints.own_server import announce, child_arguments
+from rl.checker.marks import marks
+from rl.rubric import ANSWER, QUESTION, REASONING, REFERENCE, RUBRICS
+
+TITLES = ([QUESTION, REASONING, ANSWER], [QUESTION, REASONING, ANSWER, REFERENCE])
+
+
+def completion(body: Any) -> str:
+    """The reply to a request's JSON. Raises `ValueError` if it is not a judge's request."""
+    try:
+        system, user = (message["content"] for message in body["messages"])
+        roles = [message["role"] for message in body["messages"]]
+    except (TypeError, LookupError, ValueError):
+        raise ValueError("not a judge's request: a system message with the rubric, then one user message") from None
+    if roles != ["system", "user"] or system not in RUBRICS.values():
+        raise ValueError(f"the system message must be the rubric of the judge ({', '.join(RUBRICS)})")
+    sections = read_fenced(user) if isinstance(user, str) else []
+    if [title for title, _ in sections] not in TITLES:
+        raise ValueError(f"the user message must have the sections {', '.join(TITLES[1])}; the last may be absent")
+    question, reasoning, answer, *reference = (text for _, text in sections)
+    return json.dumps(marks(question, reasoning, answer, next(iter(reference), None)))
+
+
+async def _complete(request: Request) -> JSONResponse:
+    try:
+        text = completion(await request.json())
+    except ValueError as error:  # JSON's own too
+        return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, 400)
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    # It has no tokens, which is a count: unknown ones would be reserved from a budget.
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return JSONResponse({"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
+
+
+async def _models(request: Request) -> JSONResponse:
+    return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+
+def main() -> None:
+    """Serve until the parent ends."""
+    child_arguments(argparse.ArgumentParser(prog="python -m rl.checker.server", description="Serve the checker."))
+    routes = [
+        Route("/v1/chat/completions", _complete, methods=["POST"]),
+        Route("/v1/models", _models),
+    ]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    announce(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", access_log=False, lifespan="off", ws="none")
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()
