@@ -7,6 +7,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
+SMALLEST_GUARD = 8  # problems: with fewer the guard's test never rejects (2 / 2**8 < 0.01)
+MOST_GUARD = 400  # problems of a guard split that are read unless a configuration asks for more; GSM8K has 393
+
 
 class StartSection(Section):
     """The section of a step that may begin from a checkpoint of the store instead of the one made before it.
@@ -90,8 +93,9 @@ class PolicyConfig(Section):
     refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
     save_every: Operational[PositiveInt] = 10  # steps between checkpoints to resume from
     guard_every: PositiveInt | None = None  # steps between evaluations of the guard set; None: no guard
-    guard_problems: PositiveInt = 128  # in the guard set
-    guard_action: Literal["stop", "roll_back"] = "stop"  # when a reading falls below the interval of the best one
+    # In the guard set; None: all of the guard split, at most MOST_GUARD.
+    guard_problems: int | None = Field(default=None, ge=SMALLEST_GUARD)
+    guard_action: Literal["stop", "roll_back"] = "stop"  # when two readings in a row are worse than the best one
     guard_returns: PositiveInt = 2  # "roll_back": times to return to the best policy before stopping after all
     train: tuple[str, ...] = ()  # names of parameters or blocks ("blocks.7", "blocks.attention"); empty: all of them
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

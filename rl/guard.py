@@ -1,17 +1,22 @@
 """The guard: accuracy on problems that training never sees, to keep a run's best policy and to stop when it falls.
 
-The guard split is apart from the training split and from everything that is evaluated.
+The guard split is apart from the training split and from everything that is evaluated. Every reading asks the same
+problems, so two policies are compared by McNemar's exact test on the problems whose outcome differs: far fewer of
+those are needed than for two intervals apart. A policy has fallen when two readings in a row are worse than the best
+one. One reading is not enough, for the best of many readings was lucky as well (tests/rl/test_guard.py has the rates).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
 from configs.training import RolloutConfig
 from data.chat_template import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
-from evals.scoring.intervals import wilson
+from evals.scoring.intervals import paired
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.layers.common import Params
@@ -19,26 +24,54 @@ from model.weights.files import load_weights, save_weights
 from rl.rewards import verifiable
 from rl.stage_inputs import StageInputs
 
+LEVEL = 0.01  # a reading is worse than the best one below this probability, two-sided
+IN_A_ROW = 2  # worse readings that end a run, or send it back
+
 
 @dataclass(frozen=True)
 class GuardReading:
-    """Greedy accuracy on the guard problems after `step` updates, with its 95 % Wilson interval.
+    """Greedy outcomes on the guard problems after `step` updates: "1" for each solved problem, "0" for each other.
 
-    `went_back`: it was so low that the run restored the best policy before it.
+    `p`: McNemar's exact test against the best reading before, if this one solves fewer; else None. `went_back`: the run
+    restored its best policy after this reading.
     """
 
     step: int
-    correct: int
-    n: int
+    outcomes: str
+    p: float | None = None
     went_back: bool = False
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / self.n
+    def correct(self) -> int:
+        return self.outcomes.count("1")
 
     @property
-    def interval(self) -> tuple[float, float]:
-        return wilson(self.correct, self.n)
+    def accuracy(self) -> float:
+        return self.correct / len(self.outcomes)
+
+    def row(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        fields = {"step": self.step, "correct": self.correct, "n": len(self.outcomes), "p": self.p}
+        return {**fields, "went_back": self.went_back, "outcomes": self.outcomes}
+
+
+def best_of(readings: Sequence[GuardReading]) -> GuardReading:
+    """The reading with most problems solved; the later of equals, which is trained longer."""
+    return max(readings, key=lambda reading: (reading.correct, reading.step))
+
+
+def compared(step: int, outcomes: str, earlier: Sequence[GuardReading]) -> GuardReading:
+    """The reading of these outcomes, tested against the best of the earlier ones."""
+    reading = GuardReading(step, outcomes)
+    if not earlier or reading.correct >= best_of(earlier).correct:
+        return reading
+    return replace(reading, p=paired([*map(int, best_of(earlier).outcomes)], [*map(int, outcomes)]).p)
+
+
+def has_fallen(readings: Sequence[GuardReading]) -> bool:
+    """Whether the last readings in a row were all worse than the best one, and none led to a return."""
+    last = readings[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(r.p is not None and r.p < LEVEL and not r.went_back for r in last)
 
 
 class Guard:
@@ -63,21 +96,21 @@ class Guard:
         prompts = [encode_prompt(self._tokenizer, problem.question) for problem in problems]
         completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
         replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
-        correct = sum(verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True))
-        reading = GuardReading(step, correct, len(problems))
-        self.readings = [*(r for r in self.readings if r.step < step), reading]
+        solved = [verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True)]
+        earlier = [reading for reading in self.readings if reading.step < step]
+        reading = compared(step, "".join("1" if right else "0" for right in solved), earlier)
+        self.readings = [*earlier, reading]
         if self.best == reading:
             save_weights(self.folder, params, self.inputs.model, self.inputs.tokenizer)
         return reading
 
     @property
     def best(self) -> GuardReading:
-        """The best reading; the later of equals, which is trained longer."""
-        return max(self.readings, key=lambda r: (r.correct, r.step))
+        return best_of(self.readings)
 
     def fell(self) -> bool:
-        """Whether the last reading is below the interval of the best one."""
-        return self.readings[-1].accuracy < self.best.interval[0]
+        """Whether the policy has fallen, and the run has not gone back since."""
+        return has_fallen(self.readings)
 
     @property
     def returns(self) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from configs.training import PolicyConfig, ProblemsConfig
+from configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig
 from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
@@ -57,16 +57,21 @@ class ProblemScreen:
 
 
 def load(
-    config: ProblemsConfig, seed: int, split: ProblemSplit = "train", screen: ProblemScreen | None = None
+    config: ProblemsConfig,
+    seed: int,
+    split: ProblemSplit = "train",
+    screen: ProblemScreen | None = None,
+    *,
+    or_fewer: bool = False,
 ) -> list[Problem]:
     """`config.count` problems of the split that pass `screen`, GSM8K's with the benchmark's own prompt.
 
-    Raises `ConfigError` if there are fewer, or if one of them has no answer to check.
+    Raises `ConfigError` if there are fewer (unless `or_fewer`), or if one of them has no answer to check.
     """
     screen = screen or ProblemScreen(None)
     candidates = itertools.islice(_READERS[config.source](config, seed, split), READ_AT_MOST * config.count)
     problems = list(itertools.islice(screen.clean(candidates), config.count))
-    if len(problems) < config.count:
+    if len(problems) < config.count and not or_fewer:
         rejected = sum(screen.facts().get("contaminated", {}).values())
         note = f" ({rejected} more overlap a benchmark)" if rejected else ""
         raise ConfigError(
@@ -87,7 +92,9 @@ def load_guard(
     """The problems that the guard measures; none where `policy` has no guard. Errors as `load`."""
     if policy.guard_every is None:
         return []
-    return load(config.model_copy(update={"count": policy.guard_problems}), seed, "guard", screen)
+    count = policy.guard_problems or MOST_GUARD
+    guard = config.model_copy(update={"count": count})
+    return load(guard, seed, "guard", screen, or_fewer=policy.guard_problems is None)
 
 
 class ProblemOrder:

@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 
 from common.errors import ConfigError
 from common.events import Emit, flush, silent
-from configs.training import PolicyConfig, RolloutConfig
+from configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
 from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.sharding import make_mesh
 from model.training.checkpoint import TrainCheckpoints
-from rl.guard import Guard, GuardReading
+from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
 from rl.objectives import BalanceMode
 from rl.parameter_subset import ParameterSubset
@@ -73,6 +73,11 @@ def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
             f"policy.micro_rows {config.policy.micro_rows} does not divide among the {mesh.size} devices of this run"
         )
     inputs = config.inputs
+    if config.policy.guard_every is not None and len(inputs.guard_problems) < SMALLEST_GUARD:
+        raise ConfigError(
+            f"policy.guard_every: the guard split has {len(inputs.guard_problems)} problems, and a fall can only show "
+            f"on {SMALLEST_GUARD} or more; give more problems, or leave guard_every out"
+        )
     ParameterSubset(inputs.model, config.policy.train)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), config.rollout, config.seed, mesh)
     engine.check([*inputs.problems, *inputs.guard_problems])
@@ -107,7 +112,7 @@ class _Run:
         steps = self.config.policy.steps
         self._read_guard()
         while self.step < steps:
-            if self.guard is not None and self.guard.fell() and not self.guard.readings[-1].went_back:
+            if self.guard is not None and self.guard.fell():
                 break
             groups, metrics = self._draw_groups()
             metrics |= self.learner.update(groups)
@@ -124,7 +129,7 @@ class _Run:
         if self.guard is None:
             return self.learner.params, facts
         best = self.guard.best
-        facts |= {"guard": [asdict(reading) for reading in self.guard.readings], "published_step": best.step}
+        facts |= {"guard": [reading.row() for reading in self.guard.readings], "published_step": best.step}
         return self.guard.best_params(), facts
 
     def _draw_groups(self) -> tuple[list[Group], dict[str, float]]:
@@ -190,13 +195,16 @@ class _Run:
             return
         reading = self.guard.read(self.learner.params, self.step)
         self.config.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
+        if reading.p is not None:
+            self.config.emit("metric", name="guard_p", step=self.step, value=reading.p)
         if not self.guard.fell():
             return
         policy, best = self.config.policy, self.guard.best
         back = policy.guard_action == "roll_back" and self.guard.returns < policy.guard_returns
         logger.warning(
-            "guard accuracy %.3f is below the interval of step %d (%.3f): %s",
-            reading.accuracy, best.step, best.accuracy, "restoring that policy" if back else "stopping",
+            "guard accuracy %.3f: %d readings in a row are worse than that of step %d (%.3f), p < %g each: %s",
+            reading.accuracy, IN_A_ROW, best.step, best.accuracy, LEVEL,
+            "restoring that policy" if back else "stopping",
         )  # fmt: skip
         if back:
             self.learner.set(on_device(self.guard.go_back()))

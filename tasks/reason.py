@@ -25,7 +25,7 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=3, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=4, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

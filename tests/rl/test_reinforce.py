@@ -144,16 +144,17 @@ def test_token_weights_of_groups_with_missing_scores(seed):
 
 @pytest.mark.parametrize(("action", "returns"), [("stop", 0), ("roll_back", 1)])
 def test_the_guard_stops_or_goes_back_when_the_policy_falls(tmp_path, monkeypatch, action, returns):
-    """Scripted readings (the tiny model solves nothing): 4 of 4 at the start, none after the first update."""
-    right = iter([True] * 4 + [False] * 4 + [True] * 40)
+    """Scripted readings (the tiny model solves nothing): 8 of 8 at the start, none after the first two updates."""
+    right = iter([True] * 8 + [False] * 16 + [True] * 8)
     monkeypatch.setattr("rl.guard.verifiable", lambda problem, reply: float(next(right)))
-    settings = {"guard_every": 1, "guard_problems": 4, "guard_action": action, "guard_returns": 1}
+    settings = {"guard_every": 1, "guard_problems": 8, "guard_action": action, "guard_returns": 1}
     with FakeOpenAI(reply=marks_of) as server:
-        facts = run(tmp_path, server.url, steps=2, **settings)
-    assert [reading["correct"] for reading in facts["guard"]] == [4, 0, 4][: 2 + returns]
-    assert facts["guard"][1]["went_back"] is bool(returns)
-    assert facts["steps"] == 1 + returns
-    assert facts["published_step"] == 2 * returns  # the later of equals; the start where nothing came after the fall
+        facts = run(tmp_path, server.url, steps=3, **settings)
+    readings = facts["guard"]
+    assert [reading["correct"] for reading in readings] == [8, 0, 0, 8][: 3 + returns]
+    assert [reading["went_back"] for reading in readings[:3]] == [False, False, bool(returns)]
+    assert facts["steps"] == 2 + returns
+    assert facts["published_step"] == 3 * returns  # the later of equals; the start where nothing came after the fall
 
 
 def test_keep_steps_drops_later_rows_and_a_torn_line(tmp_path):

@@ -20,7 +20,7 @@ from model.nautile import initialise
 from model.weights.files import save_weights
 from rl.judge import Judge
 from rl.learner import Learner
-from rl.problems import load
+from rl.problems import load, load_guard
 from rl.reinforce import Reinforcement, reinforce
 from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs
@@ -42,7 +42,7 @@ def run(folder: Path, url: str, steps: int = 4, emit: Emit = silent, **changes: 
                 model,
                 TOKENIZER,
                 load(ProblemsConfig(tasks=SUMS, count=12), 0),
-                load(ProblemsConfig(tasks=SUMS, count=4), 0, "guard") if "guard_every" in changes else (),
+                load_guard(ProblemsConfig(tasks=SUMS), policy(steps=steps, **changes), 0),
             ),
             rollout=RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6),
             policy=policy(steps=steps, kl=0.1, **{"save_every": 2, "refill": 1, **changes}),
