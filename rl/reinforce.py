@@ -6,12 +6,10 @@ are cached where they cost, so a run that was killed anywhere resumes to the sam
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
@@ -21,26 +19,16 @@ from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.sharding import make_mesh
 from model.training.checkpoint import TrainCheckpoints
+from rl.group_draw import GroupDraw, Scorer
 from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
 from rl.objectives import BalanceMode
 from rl.parameter_subset import ParameterSubset
 from rl.problems import ProblemOrder
-from rl.rewards import advantages, carries_signal
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
 
 logger = logging.getLogger(__name__)
-
-CORRECT = "correct"  # the part of a reward that records whether the strict grader accepts the answer
-
-
-class Scorer(Protocol):
-    """Sets `reward` and `parts` of every rollout of the groups; `mastered` is true for groups to skip."""
-
-    def score(self, groups: Sequence[Group]) -> None: ...
-
-    def mastered(self, group: Group) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -99,13 +87,13 @@ class _Run:
         self.mesh, self.engine = check(config)
         length = config.rollout.prompt_length + config.rollout.max_tokens
         self.learner = Learner(self.inputs.model, config.policy, params, length, config.mode, self.mesh, config.epsilon)
-        self.order = ProblemOrder(len(self.inputs.problems), config.seed)
+        order = ProblemOrder(len(self.inputs.problems), config.seed)
+        self.groups = GroupDraw(self.inputs.problems, order, self.engine, config.scorer, config.policy.refill)
         self.checkpoints = TrainCheckpoints(config.work / "checkpoints", keep=2, identity=config.identity)
         self.guard: Guard | None = None
         if config.policy.guard_every is not None:
             self.guard = Guard(self.inputs, config.rollout, config.work / "best", self.mesh)
-        self.step, self.cursor, self.draw = 0, 0, 0
-        self.totals = dict.fromkeys(("groups", "mastered", "no_signal", "dropped", "unscored", "rollouts"), 0)
+        self.step = 0
 
     def run(self) -> tuple[Params, dict[str, Any]]:
         self._resume()
@@ -114,62 +102,29 @@ class _Run:
         while self.step < steps:
             if self.guard is not None and self.guard.fell():
                 break
-            groups, metrics = self._draw_groups()
-            metrics |= self.learner.update(groups)
+            live, every, metrics = self.groups.step(self.learner.params, self.config.rollout.prompts)
+            self._record(every)
+            metrics |= self.learner.update(live)
             self.step += 1
             self._report(metrics)
             self._read_guard()
             if self.step % self.config.policy.save_every == 0 or self.step == steps:
                 readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
-                extra = {"cursor": self.cursor, "draw": self.draw, "totals": self.totals, "guard": readings}
+                drawn = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
+                extra = {**drawn, "guard": readings}
                 flush(self.config.emit)
                 self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
         self.checkpoints.close()
-        facts: dict[str, Any] = {"steps": self.step, **self.totals}
+        facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         if self.guard is None:
             return self.learner.params, facts
         best = self.guard.best
         facts |= {"guard": [reading.row() for reading in self.guard.readings], "published_step": best.step}
         return self.guard.best_params(), facts
 
-    def _draw_groups(self) -> tuple[list[Group], dict[str, float]]:
-        """Draw until `rollout.prompts` groups carry a signal, at most 1 + `policy.refill` times."""
-        wanted, kept, every = self.config.rollout.prompts, list[Group](), list[Group]()
-        for _ in range(1 + self.config.policy.refill):
-            positions = range(self.cursor, self.cursor + wanted)
-            problems = [(position, self.inputs.problems[self.order[position]]) for position in positions]
-            groups = self.engine.sample(self.learner.params, problems, self.draw)
-            self.cursor, self.draw = self.cursor + wanted, self.draw + 1
-            self.config.scorer.score(groups)
-            kept += [group for group in groups if self._carries_signal(group)]
-            every += groups
-            if len(kept) >= wanted:
-                break
-        self._record(every)
-        return kept[:wanted], _measure(every)
-
-    def _carries_signal(self, group: Group) -> bool:
-        """Give the rollouts their advantages, count the group; returns whether the step trains on it."""
-        self.totals["groups"] += 1
-        self.totals["rollouts"] += len(group.rollouts)
-        group_advantages = advantages([rollout.reward for rollout in group.rollouts])
-        self.totals["unscored"] += sum(rollout.reward is None for rollout in group.rollouts)
-        if all(advantage is None for advantage in group_advantages):
-            self.totals["dropped"] += 1
-            return False
-        for rollout, advantage in zip(group.rollouts, group_advantages, strict=True):
-            rollout.advantage = advantage
-        if self.config.scorer.mastered(group):
-            self.totals["mastered"] += 1
-            return False
-        if not carries_signal(group_advantages):
-            self.totals["no_signal"] += 1
-            return False
-        return True
-
     def _record(self, groups: list[Group]) -> None:
         """Append the step's rollouts to the log in one write, and emit them as events."""
-        first = self.totals["rollouts"] - sum(len(group.rollouts) for group in groups)
+        first = self.groups.totals["rollouts"] - sum(len(group.rollouts) for group in groups)
         rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
         with self.config.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -216,28 +171,8 @@ class _Run:
             like = {"params": self.learner.trained, "state": self.learner.state}
             state, extra = self.checkpoints.restore(latest, like)
             self.learner.trained, self.learner.state = state["params"], state["state"]
-            self.step, self.cursor, self.draw, self.totals = latest, extra["cursor"], extra["draw"], extra["totals"]
+            self.groups.cursor, self.groups.draw = extra["cursor"], extra["draw"]
+            self.groups.totals, self.step = extra["totals"], latest
             if self.guard:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
         keep_steps(self.config.rollouts, self.step)
-
-
-def _measure(groups: Sequence[Group]) -> dict[str, float]:
-    """The metrics that a practitioner looks at first. A mean over nothing is left out, not zero."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    live = sum(carries_signal([rollout.advantage for rollout in group.rollouts]) for group in groups)
-    metrics = {
-        "zero_signal_share": 1 - live / len(groups),
-        "unscored": float(len(rollouts) - len(rewards)),
-        "truncated_share": sum(rollout.truncated for rollout in rollouts) / len(rollouts),
-        "length": float(np.mean([len(rollout.ids) for rollout in rollouts])),
-        "finished_thinking_share": sum(r.reply.finished_thinking for r in rollouts) / len(rollouts),
-    }
-    if rewards:
-        metrics |= {"reward": float(np.mean(rewards)), "reward_deviation": float(np.std(rewards))}
-    for name in sorted({name for rollout in rollouts for name in rollout.parts}):
-        values = [r.parts[name] for r in rollouts if isinstance(r.parts.get(name), int | float)]
-        if values:
-            metrics["solve_rate" if name == CORRECT else f"reward_{name}"] = float(np.mean(values))
-    return metrics

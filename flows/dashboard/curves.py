@@ -24,10 +24,8 @@ HEALTH = {
     "balance factor": ("factor", ("balance_factor",)),
     "entropy, KL": ("nats a token", ("entropy", "kl")),
     "sampler gap": ("nats a token", ("sampler_gap",)),
-    "shares": (
-        "share of rollouts",
-        ("zero_signal_share", "truncated_share", "clip_share", "finished_thinking_share"),
-    ),
+    "groups": ("share of groups", ("zero_signal_share", "mastered_share", "dropped_share")),
+    "shares": ("share of rollouts", ("truncated_share", "clip_share", "finished_thinking_share")),
     "length": ("tokens", ("length",)),
     "unscored": ("rollouts without a score", ("unscored",)),
     "speed": ("tokens/s", ("rollout_tokens_per_second", "update_tokens_per_second")),

@@ -55,7 +55,7 @@ REINFORCEMENT = (
     _Plot("entropy", "entropy", "nats per token", _REINFORCED),
     _Plot("norms of g+ and g-", "norm_(positive|negative)", "norm", ("reason",)),
     _Plot("factor on g-", "balance_factor", "factor", ("reason",)),
-    _Plot("shares of a step", "(zero_signal|truncated|finished_thinking)_share", "share", _REINFORCED),
+    _Plot("shares of a step", "(zero_signal|mastered|truncated|finished_thinking)_share", "share", _REINFORCED),
     _Plot("length of completions", "length", "tokens", _REINFORCED),
     _Plot("gradient", "(grad|update)_norm", "norm", _REINFORCED),
     _Plot("clipped tokens", "clip_share", "share", _REINFORCED),

@@ -1,0 +1,67 @@
+"""What a step draws: never more than it lacks, every group with a signal is used, and each group counts once."""
+
+import pytest
+
+from data.sources.reasoning_gym import Problem
+from rl.group_draw import GroupDraw
+from rl.problems import ProblemOrder
+from tests.rl.conftest import group
+
+MIXED, EQUAL, HIGH, UNSCORED = [0.0, 1.0], [0.5, 0.5], [0.95, 0.9], [None, 0.5]
+
+
+class Scripted:
+    """Sampler and scorer: groups with the rewards given, in turn."""
+
+    def __init__(self, rewards):
+        self.rewards, self.asked, self.scored = iter(rewards), [], []
+
+    def sample(self, params, problems, draw):
+        self.asked.append([position for position, _ in problems])
+        return [group([None, None], seed=position) for position, _ in problems]
+
+    def score(self, groups):
+        for each in groups:
+            self.scored.append(each)
+            for rollout, reward in zip(each.rollouts, next(self.rewards), strict=True):
+                rollout.reward = reward
+
+    def mastered(self, group):
+        return min(rollout.reward for rollout in group.rollouts) > 0.85
+
+
+def draw_of(rewards, refill=3):
+    scripted = Scripted(rewards)
+    problems = [Problem("sum", index, "1 + 1?", "2", "") for index in range(20)]
+    return GroupDraw(problems, ProblemOrder(20, 0), scripted, scripted, refill), scripted
+
+
+def test_a_refill_draws_what_is_missing_and_nothing_scored_is_thrown_away():
+    draw, scripted = draw_of([MIXED, EQUAL, EQUAL, MIXED, EQUAL, MIXED, MIXED])
+    live, every, _ = draw.step({}, 4)
+    assert scripted.asked == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [each.position for each in live] == [0, 3, 5, 6]
+    assert every == scripted.scored
+    assert (draw.cursor, draw.draw) == (7, 3)
+    assert draw.totals["groups"] == len(live) + draw.totals["no_signal"] == 7
+    assert (draw.totals["refilled"], draw.totals["missing"]) == (3, 0)
+
+
+def test_a_step_that_stays_short_is_counted():
+    draw, scripted = draw_of([MIXED, EQUAL, EQUAL, EQUAL, EQUAL], refill=1)
+    live, _, _ = draw.step({}, 3)
+    assert ([each.position for each in live], scripted.asked) == ([0], [[0, 1, 2], [3, 4]])
+    assert (draw.totals["refilled"], draw.totals["missing"]) == (2, 2)
+
+
+def test_mastered_groups_have_a_share_of_their_own():
+    draw, _ = draw_of([MIXED, EQUAL, HIGH, UNSCORED, EQUAL], refill=0)
+    live, _, metrics = draw.step({}, 5)
+    assert len(live) == 1
+    assert metrics["mastered_share"] == 0.2, "it has advantages, and is left out all the same"
+    assert metrics["zero_signal_share"] == 0.4
+    assert metrics["dropped_share"] == 0.2
+    assert {name: draw.totals[name] for name in ("mastered", "no_signal", "dropped", "unscored")} == {
+        "mastered": 1, "no_signal": 2, "dropped": 1, "unscored": 1,
+    }  # fmt: skip
+    assert metrics["reward"] == pytest.approx((1 + 1 + 1.85 + 0.5 + 1) / 9)
