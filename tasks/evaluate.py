@@ -31,7 +31,7 @@ ROWS, LIKELIHOOD_ROWS = "rows.jsonl", "likelihood.jsonl"
 SHOWN_BAD_ROWS = 20  # in the manifest; all are in the log
 
 
-@stage("evaluate", version=3, outputs=("evaluation",), accelerator=True)
+@stage("evaluate", version=4, outputs=("evaluation",), accelerator=True)
 def evaluate(job: Job) -> None:
     """Ask the model every question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)

@@ -19,8 +19,9 @@ class BenchmarkItem:
     """A question with its expected answer. `index` is the record's position in the reported split.
 
     `expected`: the number, letter, LaTeX, first alias or text. `question`: what `prompt` asks, in the benchmark's own
-    words, without options and without our wording. `own_check`: the data set's own scorer (reasoning-gym), recorded
-    beside our verdict.
+    words, without options and without our wording. `options`: what a "choice" is made among; of another kind, the texts
+    whose likelihoods are compared beside the generated answer, `expected` among them. `own_check`: the data set's own
+    scorer (reasoning-gym), recorded beside our verdict.
     """
 
     benchmark: str
@@ -43,8 +44,13 @@ class BenchmarkItem:
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing among the options; 0 without options."""
-        return 1 / len(self.options) if self.options else 0.0
+        """Accuracy of guessing among the options that the prompt shows; 0 where it shows none."""
+        return 1 / len(self.options) if self.kind == "choice" and self.options else 0.0
+
+    @property
+    def right_letter(self) -> str:
+        """The letter of the right option."""
+        return self.expected if self.kind == "choice" else self.letters[self.options.index(self.expected)]
 
 
 @dataclass(frozen=True)

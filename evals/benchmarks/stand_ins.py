@@ -84,8 +84,14 @@ def wiki_choice(seed: int, count: int | None) -> list[BenchmarkItem]:
 
 
 def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
-    """Build cloze questions: the title is blanked out of an article's first sentence, with or without brackets."""
+    """Build cloze questions: the title is blanked out of an article's first sentence, with or without brackets.
+
+    The options, which only the likelihood is asked for, are the title and three others of its topic.
+    """
     items: list[BenchmarkItem] = []
+    by_topic: dict[str | None, dict[str, None]] = defaultdict(dict)  # distinct titles, in order
+    for article in articles(seed):
+        by_topic[article.topic][_PARENTHESES.sub("", article.title).strip()] = None
     for article in articles(seed):
         sentence = article.extract.split(". ")[0].strip().rstrip(".")
         bare = _PARENTHESES.sub("", article.title).strip()
@@ -94,7 +100,11 @@ def wiki_trivia(seed: int, count: int | None) -> list[BenchmarkItem]:
             continue
         aliases = tuple(dict.fromkeys((article.title, bare)))
         prompt = ALIAS_PROMPT.format(question=f"What is the blank? {masked}.")
-        item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, aliases=aliases)
+        rng = random.Random(f"wiki_trivia/{seed}/{article.title}")
+        others = [title for title in by_topic[article.topic] if title != bare]
+        options = [bare, *rng.sample(others, 3)] if len(others) >= 3 else []
+        rng.shuffle(options)
+        item = BenchmarkItem("wiki_trivia", len(items), article.title, prompt, "exact", bare, tuple(options), aliases)
         items.append(replace(item, category=article.topic, question=f"{masked}."))
         if len(items) == (count or DEFAULT_COUNT):
             break

@@ -101,8 +101,8 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
         "way": "likelihood",
         "prompt": likelihood_prompt(item),
         "prompt_digest": digest(likelihood_prompt(item)),
-        "expected": item.expected,
-        "chance": item.chance,
+        "expected": item.right_letter,
+        "chance": 1 / len(item.options),
         "options": list(item.options),
         "left_out": None if likelihoods else "too_long",
         "problem": None,
@@ -114,12 +114,12 @@ def likelihood_row(item: BenchmarkItem, model: str, likelihoods: OptionLikelihoo
     if likelihoods is None:
         return row | dict.fromkeys(("logprobs", "bytes", "parsed", "strict", "lenient", "strict_by_sum"))
     picked, by_sum = item.letters[likelihoods.by_bytes], item.letters[likelihoods.by_sum]
-    right = picked == item.expected
+    right = picked == item.right_letter
     return row | {
         "logprobs": [round(logprob, 6) for logprob in likelihoods.logprobs],
         "bytes": list(likelihoods.lengths),
         "parsed": picked,
         "strict": right,
         "lenient": right,
-        "strict_by_sum": by_sum == item.expected,
+        "strict_by_sum": by_sum == item.right_letter,
     }

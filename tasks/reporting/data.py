@@ -13,6 +13,7 @@ from typing import Any
 
 from common.files import read_json
 from common.text import visible
+from data.endpoints.checker import STAND_IN as CHECKER
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 
@@ -152,7 +153,11 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
     for item in inputs:
         if not by_label[item.label]:
             endpoints = item.artifact.manifest["config"].get("endpoints", {}).values()
-            by_label[item.label] = [f"{e['model']} stands in for a large model" for e in endpoints if e.get("stand_in")]
+            by_label[item.label] = [
+                CHECKER if e.get("kind") == "checker" else f"{e['model']} stands in for a large model"
+                for e in endpoints
+                if e.get("stand_in")
+            ]
     return [{"label": label, "note": note} for label, notes in by_label.items() for note in dict.fromkeys(notes)]
 
 

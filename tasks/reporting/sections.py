@@ -173,10 +173,11 @@ def _judge(stages: Sequence[Facts]) -> Iterator[Paragraph]:
             measured = (
                 f"; on answers of known quality its AUC was {auc:.2f}, where 0.5 is chance" if auc is not None else ""
             )
-            yield Paragraph(
-                f"{row['label']}: the judge is {judge['model']}, a small stand-in{measured}. Its rewards exercise "
-                "the pipeline and are a weak signal."
-            )
+            what, worth = "a small stand-in", "Its rewards exercise the pipeline and are a weak signal."
+            if judge.get("kind") == "checker":
+                what = "a program that checks arithmetic, the answer and its form, as a stand-in for an LLM judge"
+                worth = "It knows the right answers and marks nothing that it cannot verify."
+            yield Paragraph(f"{row['label']}: the judge is {judge['model']}, {what}{measured}. {worth}")
 
 
 _CALIBRATED = (
@@ -193,17 +194,38 @@ _CALIBRATED = (
 
 
 def _calibrations(stages: Sequence[Facts]) -> Iterator[ResultTable]:
-    """The judge's marks on answers of known quality."""
+    """The marks on answers of known quality: the judge's, and beside them those of endpoints it is compared with."""
     for row in stages:
         calibration = row["facts"].get("calibration")
         if not calibration:
             continue
-        rows = [(f"chance to mark right above wrong: {mark}", _value(auc), "0.5 is chance")
-                for mark, auc in calibration.get("auc", {}).items()]  # fmt: skip
-        rows += [(title, _value(calibration[name]), note) for title, name, note in _CALIBRATED if name in calibration]
+        measured = [calibration, *calibration.get("compared", ())]
+        rows = [
+            (
+                f"chance to mark right above wrong: {mark}",
+                *(_value(other.get("auc", {}).get(mark)) for other in measured),
+                "0.5 is chance",
+            )
+            for mark in calibration.get("auc", {})
+        ]
+        rows += [
+            (title, *(_value(other.get(name)) for other in measured), note)
+            for title, name, note in _CALIBRATED
+            if name in calibration
+        ]
         judge = calibration.get("judge", {})
         title = f"{row['label']}: calibration of the judge {judge.get('model', '')}, rubric {judge.get('rubric', '')}"
-        yield ResultTable(title, ("What", "Value", "Meaning"), tuple(rows))
+        columns = tuple(
+            f"{judge.get('model', '')}, a stand-in" if judge.get("stand_in") else judge.get("model", "")
+            for judge in (other.get("judge", {}) for other in measured)
+        )
+        compared = "Only the first is the judge; the others marked a part of the same answers, for comparison."
+        yield ResultTable(
+            title,
+            ("What", *(columns if len(columns) > 1 else ("Value",)), "Meaning"),
+            tuple(rows),
+            (compared,) if len(columns) > 1 else (),
+        )
         if calibration.get("hostile"):
             yield _hostile(row["label"], calibration["hostile"])
 

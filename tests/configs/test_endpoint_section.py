@@ -4,6 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from configs.endpoint import EndpointConfig, check_fallbacks, with_fallbacks
+from configs.load import load
+from configs.schema import RunConfig
 
 
 def endpoint(**fields):
@@ -25,3 +27,18 @@ def test_a_fallback_must_be_another_endpoint(name):
 def test_the_embedded_model_has_no_batch_interface():
     with pytest.raises(ValidationError, match="no batch interface"):
         EndpointConfig(kind="embedded", model="m", mode="batch")
+
+
+def test_a_checker_is_always_a_stand_in_and_has_no_batch_interface():
+    assert EndpointConfig(kind="checker", model="m").stand_in
+    with pytest.raises(ValidationError, match="always a stand-in"):
+        EndpointConfig(kind="checker", model="m", stand_in=False)
+    with pytest.raises(ValidationError, match="no batch interface"):
+        EndpointConfig(kind="checker", model="m", mode="batch")
+
+
+def test_a_checker_is_asked_for_marks_alone():
+    local = load("local").model_dump()
+    local["distill"]["teachers"] = [{"endpoint": "checker"}]
+    with pytest.raises(ValidationError, match="'checker' is of kind 'checker', which marks answers"):
+        RunConfig.model_validate(local)

@@ -192,6 +192,28 @@ def test_the_judge_measured_and_the_curriculum_stand_beside_the_rewards(data):
     assert chart.series["share of all weight"] == [(0.25, 0.6), (0.5, 0.4)]
 
 
+def test_the_calibration_of_another_endpoint_stands_beside_the_judges(data):
+    measured = {
+        "judge": {"model": "checker", "rubric": "one", "stand_in": True},
+        "items": 8,
+        "auc": {"overall": 1.0},
+        "compared": [{"judge": {"model": "toy"}, "items": 4, "auc": {"overall": 0.34}}],
+    }
+    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": {"calibration": measured}}]
+    blocks = [block for section in compose({**data, "stages": stages}) for block in section.blocks]
+    (table,) = [b for b in blocks if isinstance(b, ResultTable) and b.title.startswith("align: calibration")]
+    assert table.columns == ("What", "checker, a stand-in", "toy", "Meaning")
+    assert [row[1:3] for row in table.rows] == [("1", "0.34"), ("8", "4")]
+
+
+def test_a_checker_is_called_a_program(data):
+    facts = {"checkpoint": {"judge": {"model": "toy", "kind": "checker", "stand_in": True}}}
+    stages = [{**data["stages"][0], "label": "align", "stage": "align", "facts": facts}]
+    texts = [b.text for s in compose({**data, "stages": stages}) for b in s.blocks if isinstance(b, Paragraph)]
+    (about,) = [text for text in texts if text.startswith("align: the judge is toy, a program that checks arithmetic")]
+    assert "stand-in" in about
+
+
 def test_injections_against_the_judge_stand_with_its_calibration(data):
     hostile = {
         "items": 8,

@@ -11,6 +11,7 @@ from evals.benchmarks.catalogue import BENCHMARKS
 from evals.benchmarks.loading import items_for
 from evals.benchmarks.stand_ins import GENERATED, STAND_INS, held_out
 from evals.graders.instructions import check_known
+from evals.running.likelihood import likelihood_row
 from evals.running.runner import evaluate
 from evals.scoring.scores import score
 
@@ -59,6 +60,11 @@ def test_a_blank_hides_the_title():
     for item in STAND_INS["wiki_trivia"].build(0, 200):
         assert "___" in item.prompt
         assert not re.search(rf"\b{re.escape(item.expected)}\b", item.prompt, re.IGNORECASE)
+        # Options are for the likelihood alone: the generated answer is not chosen among them.
+        assert len(set(item.options)) == 4
+        assert item.options[item.letters.index(item.right_letter)] == item.expected
+        assert item.chance == 0
+        assert likelihood_row(item, "model", None)["chance"] == 0.25
 
 
 def test_instructions_are_ifevals_and_can_be_kept_together():
