@@ -5,7 +5,7 @@ from model.capacity.decoding_state import state_bytes
 
 
 def test_the_published_model_keeps_these_bytes_of_a_sequence():
-    """K = K' = 16, H = 64, M = 2 in 16 SCA layers; 4 heads of 64 for keys and values in 8 attention layers, bfloat16."""
+    """K = K' = 16, H = 64, M = 2 in 16 SCA layers; 4 heads of 64 for keys and values in 8 attention layers, 16 bits."""
     layers, inputs = 16, 16 * (64 + 1) + 16 * 64 * 2 * 2
     assert state_bytes(load("nautile_370m").model) == {
         "sca_sums": layers * 4 * (2 * 16 * 64 * 2 + 16),
