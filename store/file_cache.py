@@ -16,7 +16,7 @@ from time import sleep
 
 from common.errors import ConfigError
 from common.file_locks import try_flock
-from common.files import not_writable, sha256_of, writing
+from common.files import sha256_of, writing
 from store.locks import flock_until
 from store.manifest import read_manifest
 from store.mirror import MirroredStore, payload_prefix
@@ -95,20 +95,21 @@ class FileCache:
                 os.close(descriptor)
                 return None
             self._make_room(size, temporary)
+        where = f"{self._store.url}/{name}"
         try:
-            where = f"{self._store.url}/{name}"
-            if not self._store.remote.get(name, temporary):
-                raise ConfigError(f"{where} is missing: `nautile store verify` names what else is")
-            if sha256_of(temporary, sync=True) != sha256:
-                raise ConfigError(f"{where} is damaged (its digest differs): `nautile store verify` names what else is")
-            with self._alone():
-                temporary.rename(self._folder / sha256)
-                try_flock(descriptor, self._folder / LOCK, shared=True)
-        except BaseException as error:
+            with writing(self._store.root):
+                if not self._store.remote.get(name, temporary):
+                    raise ConfigError(f"{where} is missing: `nautile store verify` names what else is")
+                if sha256_of(temporary, sync=True) != sha256:
+                    raise ConfigError(
+                        f"{where} is damaged (its digest differs): `nautile store verify` names what else is"
+                    )
+                with self._alone():
+                    temporary.rename(self._folder / sha256)
+                    try_flock(descriptor, self._folder / LOCK, shared=True)
+        except BaseException:
             temporary.unlink(missing_ok=True)
             os.close(descriptor)
-            if isinstance(error, OSError):
-                raise ConfigError(not_writable(self._store.root, error)) from error
             raise
         self.fetched_bytes += size
         return descriptor

@@ -1,6 +1,5 @@
 """Evaluation as a stage: a checkpoint or an endpoint in, an `evaluation` out (paper §5): scores, rows, tables."""
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -35,7 +34,7 @@ SHOWN_BAD_ROWS = 20  # in the manifest; all are in the log
 def evaluate(job: Job) -> None:
     """Ask the model every question that has no row yet, then score and publish."""
     config = job.part("evaluate", EvaluateConfig)
-    bad_rows: list[str] = []
+    bad_rows: dict[str, list[str]] = {}
     items = questions(config, job.seed, bad_rows)
     out = job.output("evaluation")
     if "model_under_test" in job.section:
@@ -44,7 +43,7 @@ def evaluate(job: Job) -> None:
         name, column, rows, likelihood_rows = _ask_checkpoint(job, config, items, out)
     else:
         raise ConfigError("stage evaluate: no input named `checkpoint`, and no `model_under_test` in its section")
-    bad_counts = Counter(message.partition(":")[0] for message in bad_rows)  # they begin with the benchmark's name
+    bad_counts = {name: len(messages) for name, messages in bad_rows.items()}
     asked_how = protocol(config, job.seed, bool(likelihood_rows))
     scores = summarise(rows, name, asked_how, job.seed, column, likelihood_rows, bad_counts)
     write_json(out / "scores.json", scores)
@@ -54,11 +53,11 @@ def evaluate(job: Job) -> None:
     write_text(out / "breakdown.md", "\n".join(to_markdown(table) for table in tables))
     write_text(out / "breakdown.html", "\n".join(to_html(table) for table in tables))
     write_table(out, "table2", table_2({name: scores}))
-    _describe(job, scores, bad_rows, out)
+    _describe(job, scores, list(chain.from_iterable(bad_rows.values())), out)
 
 
-def questions(config: EvaluateConfig, seed: int, bad_rows: list[str] | None = None) -> list[BenchmarkItem]:
-    """Every item of the configured benchmarks; records left out are described in `bad_rows`.
+def questions(config: EvaluateConfig, seed: int, bad_rows: dict[str, list[str]] | None = None) -> list[BenchmarkItem]:
+    """Every item of the configured benchmarks; records left out are described in `bad_rows`, by benchmark.
 
     Raises `ConfigError` if a benchmark is named twice, or none at all.
     """

@@ -51,11 +51,11 @@ class Teachers:
         if probe is None:
             return []
         teachers = {teacher.endpoint: teacher for teacher in self.config.teachers}
-        return [
-            self._request(teachers.get(name, TeacherConfig(endpoint=name)), item, sample, "probe")
-            for name in probe.endpoints
-            for sample in range(probe.samples)
-        ]
+        requests = []
+        for name in probe.endpoints:
+            request = self._request(teachers.get(name, TeacherConfig(endpoint=name)), item, "probe")
+            requests += [request, *(replace(request, seed=self.seed + sample) for sample in range(1, probe.samples))]
+        return requests
 
     def first_task(self, item: PreparedPrompt, probe_replies: Sequence[AskResult]) -> TeacherTask:
         """Choose the teacher by difficulty, with how far the probes disagree weighed in."""
@@ -93,7 +93,7 @@ class Teachers:
         paid = (*_paid(probe_replies), PaidReply("teacher", reply))
         return PromptResult(task.without_messages(), reply, verdict.document, verdict.reason, paid, verdict.signs)
 
-    def _request(self, teacher: TeacherConfig, item: PreparedPrompt, sample: int, purpose: str) -> ChatRequest:
+    def _request(self, teacher: TeacherConfig, item: PreparedPrompt, purpose: str) -> ChatRequest:
         config = self.config
         return teacher_request(
             template_for(teacher, self.pool.config(teacher.endpoint)),
@@ -102,13 +102,13 @@ class Teachers:
             teacher.endpoint,
             config.max_tokens,
             config.temperature,
-            self.seed + sample,
+            self.seed,
             purpose,
         )
 
     def _task(self, item: PreparedPrompt, probe: float | None, teacher: TeacherConfig) -> TeacherTask:
         template = template_for(teacher, self.pool.config(teacher.endpoint))
-        request = self._request(teacher, item, 0, "teacher")
+        request = self._request(teacher, item, "teacher")
         return TeacherTask(item.prompt, item.neighbours, item.difficulty, probe, teacher, template, request)
 
 

@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
 from configs.distill import PromptSetConfig
 from data.sources.file_list import SourceFile, read_file_list, write_file_list
-from data.sources.hub import COMMIT, count_hub_rows, fetch_hub_file, is_parquet, list_hub_files
+from data.sources.hub import COMMIT, count_hub_rows, describe, fetch_hub_file, is_parquet, list_hub_files
 from data.sources.local_files import (
     count_jsonl_rows,
     matching_files,
@@ -62,11 +61,12 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
     """Rows of a set of files from number `skip` on; of Parquet only `columns`. Errors as `count_prompt_rows`."""
     if source.source == "jsonl":
         for path in matching_files(source.path):
-            for number, row in enumerate(read_json_values(path)):
-                if skip:
-                    skip -= 1
-                else:
-                    yield f"{path.name}/{number}", row, _columns_of(row)
+            if skip and (rows := count_jsonl_rows(path)) <= skip:
+                skip -= rows
+                continue
+            for number, row in enumerate(read_json_values(path, skip), skip):
+                yield f"{path.name}/{number}", row, _columns_of(row)
+            skip = 0
         return
     for file in _hub_files(source, work):
         assert file.rows is not None, "the list was written with the rows of each file"
@@ -74,13 +74,16 @@ def read_prompt_rows(source: PromptSetConfig, columns: Collection[str], work: Pa
             continue
         folder, begin = work / source.name, max(0, skip - file.first)
         path = fetch_hub_file(source, file, folder)
-        if is_parquet(file.path):
-            names = parquet_columns(path)
-            for number, row in enumerate(read_parquet_values(path, columns, begin), file.first + begin):
-                yield str(number), row, names
-        else:
-            for number, row in enumerate(islice(read_json_values(path), begin, None), file.first + begin):
-                yield str(number), row, _columns_of(row)
+        try:
+            if is_parquet(file.path):
+                names = parquet_columns(path)
+                for number, row in enumerate(read_parquet_values(path, columns, begin), file.first + begin):
+                    yield str(number), row, names
+            else:
+                for number, row in enumerate(read_json_values(path, begin), file.first + begin):
+                    yield str(number), row, _columns_of(row)
+        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
+            raise ConfigError(str(error).replace(str(path), describe(source, file.path))) from None
         shutil.rmtree(folder)
 
 

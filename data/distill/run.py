@@ -164,7 +164,7 @@ class _Run:
         emit_samples(results, self.stats.prompts, self._emit)
         kept = "".join(self._row(result) for result in results if result.reason is None)
         rejected = [self._row(result) for result in results if result.reason is not None]
-        rejected += [unasked_row(prompt, UNASKED) for prompt in file.unasked]
+        rejected += [unasked_row(prompt) for prompt in file.unasked]
         self._write(number, part, kept, "".join(rejected))
         self._show_progress()
 

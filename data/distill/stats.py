@@ -32,8 +32,7 @@ class DistillStats:
     """Counts over the prompts of one output file, or of a run. Histograms: counts by the lower edge of a bin."""
 
     prompts: int = 0
-    difficulty: float = 0.0  # sum over the `planned` prompts
-    planned: int = 0  # prompts that were sent to a teacher
+    difficulty: float = 0.0  # sum over the `judged` prompts
     uncounted: int = 0  # replies without token counts
     unprobed: int = 0  # prompts whose probes all failed
     reused: int = 0  # replies that another execution paid for
@@ -81,7 +80,6 @@ class DistillStats:
             self.add_unasked(Counter([task.prompt.set]))
             return
         self.prompts += 1
-        self.planned += 1
         self.asked[teacher] += 1
         self.sets[task.prompt.set] += 1
         self.kinds[task.prompt.kind] += 1
@@ -186,7 +184,7 @@ def distill_facts(stats: DistillStats, config: DistillConfig, pool: EndpointPool
         "dollars_by_purpose": {name: round(cost, 6) for name, cost in sorted(stats.dollars.items())},
         "replies_reused": stats.reused,
         "replies_without_token_counts": stats.uncounted,
-        "mean_difficulty": round(stats.difficulty / stats.planned, 4) if stats.planned else None,
+        "mean_difficulty": round(stats.difficulty / stats.judged, 4) if stats.judged else None,
         "prompts_without_probe": stats.unprobed if config.probe else None,
         "languages": dict(stats.languages.most_common()),
         "neighbours": config.neighbours,

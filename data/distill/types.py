@@ -85,9 +85,9 @@ def result_row(result: PromptResult, endpoint: EndpointConfig, digest: str) -> s
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 
-def unasked_row(prompt: Prompt, reason: str) -> str:
-    """The JSON line of a prompt that was never sent to a teacher."""
-    row = {"reason": reason, "query": prompt.query, "provenance": {"prompt": prompt.id, "set": prompt.set}}
+def unasked_row(prompt: Prompt) -> str:
+    """The JSON line of a prompt that was never sent to a teacher, because the budget was spent."""
+    row = {"reason": UNASKED, "query": prompt.query, "provenance": {"prompt": prompt.id, "set": prompt.set}}
     return json.dumps(row, ensure_ascii=True) + "\n"
 
 

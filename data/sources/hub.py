@@ -72,7 +72,7 @@ def list_hub_files(source: HubSplit) -> list[SourceFile]:
     entries = {entry.path: entry for entry in _retried(source, "", lambda: list(_paths_info(source, names)))}
     if missing := [name for name in names if name not in entries]:
         raise ConfigError(
-            f"{_describe(source)}: the dataset's configuration names {missing[0]}, which is not in the repository"
+            f"{describe(source)}: the dataset's configuration names {missing[0]}, which is not in the repository"
         )
     files = []
     for number, name in enumerate(names):
@@ -106,7 +106,7 @@ def count_hub_rows(source: HubSplit, file: SourceFile, folder: Path) -> int:
             with HfFileSystem().open(name, "rb", block_size=1 << 16) as opened:
                 return ParquetFile(opened).metadata.num_rows
         except pyarrow.ArrowException as error:
-            message = f"{_describe(source, file.path)}: is not a Parquet file ({first_line(error)})"
+            message = f"{describe(source, file.path)}: is not a Parquet file ({first_line(error)})"
             raise _DamagedFile(message) from None
 
     return _retried(source, file.path, read_footer)
@@ -121,7 +121,7 @@ def fetch_hub_file(source: HubSplit, file: SourceFile, folder: Path) -> Path:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    where, difference = _describe(source, file.path), ""
+    where, difference = describe(source, file.path), ""
     for _ in range(DOWNLOADS):
         with _clear_errors(where):
             downloaded = hf_hub_download(
@@ -153,9 +153,7 @@ def _data_files(source: HubSplit) -> list[str]:
     names = [str(name) for name in splits[source.split]]
     if other := [name for name in names if not name.startswith(pinned)]:
         # Without the Hub, `datasets` falls back on whatever commit it has in its cache.
-        raise Retryable(
-            f"{_describe(source)}: the Hub did not answer, and {other[0]} in the cache is of another commit"
-        )
+        raise Retryable(f"{describe(source)}: the Hub did not answer, and {other[0]} in the cache is of another commit")
     return [name.removeprefix(pinned) for name in names]
 
 
@@ -184,7 +182,7 @@ def _difference(path: Path, file: SourceFile) -> str:
 
 def _retried(source: HubSplit, path: str, call: Callable[[], T]) -> T:
     """The result of `call`, a few small requests, tried again while the Hub is out of order or asks to wait."""
-    where = _describe(source, path)
+    where = describe(source, path)
 
     def attempt() -> T:
         with _clear_errors(where):
@@ -231,6 +229,6 @@ def _clear_errors(where: str) -> Iterator[None]:
         raise
 
 
-def _describe(source: HubSplit, path: str = "") -> str:
-    """The source, and a file of it, for messages."""
+def describe(source: HubSplit, path: str = "") -> str:
+    """The dataset of a source or prompt set, its commit, and a file of it, for messages."""
     return f"{source.label}: {source.path} at {source.revision[:12]}" + (f", {path}" if path else "")

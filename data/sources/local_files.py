@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,13 +65,13 @@ def read_jsonl(paths: Sequence[Path], form: RecordForm, skip: int = 0) -> Iterat
                 yield value if isinstance(value, Rejected) else from_dict(value, form)
 
 
-def read_json_values(path: Path) -> Iterator[Any]:
-    """The value on each line of a JSON-lines file (`.gz` too), or a `Rejected` for one that is not JSON.
+def read_json_values(path: Path, skip: int = 0) -> Iterator[Any]:
+    """The value on each line of a JSON-lines file (`.gz` too) from row `skip` on, a `Rejected` for one without JSON.
 
     Raises `ConfigError` as `read_jsonl` does.
     """
     with _open_lines(path) as lines:
-        yield from map(_parse_line, lines)
+        yield from map(_parse_line, islice(lines, skip, None))
 
 
 def count_jsonl_rows(path: Path) -> int:

@@ -91,8 +91,12 @@ class OpenFiles:
                 self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         elif missing:
             with ThreadPoolExecutor(READERS) as pool:
-                for path, opening in [(path, pool.submit(self._remote.open, path)) for path in missing]:
-                    self._open[path] = opening.result()
+                openings = {path: pool.submit(self._remote.open, path) for path in missing}
+            # Those that were opened are kept if another fails: nobody else knows their descriptors.
+            failed = [opening for opening in openings.values() if opening.exception() is not None]
+            self._open |= {path: opening.result() for path, opening in openings.items() if opening not in failed}
+            for opening in failed:
+                opening.result()
         return [self._open[path] for path in paths]
 
     def __del__(self) -> None:
@@ -177,8 +181,9 @@ class RowReader:
         try:
             return self._files.descriptors([self._paths[shard] for shard in shards])
         except OSError as error:
-            shard = self._paths.index(str(error.filename))
-            raise self._damaged(shard, f"cannot be opened ({error.strerror})") from None
+            if error.filename not in self._paths:  # of the cache of a remote's files
+                raise
+            raise self._damaged(self._paths.index(error.filename), f"cannot be opened ({error.strerror})") from None
 
     def _damaged(self, shard: int, problem: str) -> ConfigError:
         name = os.path.relpath(self._paths[shard], self._folder)

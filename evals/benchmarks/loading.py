@@ -41,10 +41,12 @@ def check_benchmark(choice: BenchmarkChoice) -> None:
         )
 
 
-def items_for(choice: BenchmarkChoice, seed: int, bad_rows: list[str] | None = None) -> dict[str, list[BenchmarkItem]]:
+def items_for(
+    choice: BenchmarkChoice, seed: int, bad_rows: dict[str, list[str]] | None = None
+) -> dict[str, list[BenchmarkItem]]:
     """Load the items of each benchmark that `choice` names, by benchmark name (a composite gives its parts).
 
-    Records left out within `choice.bad_rows_share` are described in `bad_rows`. Raises `ConfigError` as
+    Records left out within `choice.bad_rows_share` are described in `bad_rows`, by benchmark. Raises `ConfigError` as
     `check_benchmark` does, and for an unreadable file or too many invalid records; `Retryable` when the Hub does not
     answer.
     """
@@ -56,7 +58,10 @@ def items_for(choice: BenchmarkChoice, seed: int, bad_rows: list[str] | None = N
         benchmark = BENCHMARKS[name]
         revision = choice.revision or benchmark.pinned
         records = read_file(benchmark, Path(choice.path)) if choice.path else read_hub(benchmark, revision)
-        items = items_of(benchmark, records, seed, choice.bad_rows_share, bad_rows)
+        bad: list[str] = []
+        items = items_of(benchmark, records, seed, choice.bad_rows_share, bad)
+        if bad and bad_rows is not None:
+            bad_rows[name] = bad
         loaded[name] = choose(items, choice.items, seed)
     return loaded
 

@@ -164,6 +164,10 @@ class _Attempt:
 
     def _work(self, staging: Staging, check_lease: Callable[[], None]) -> None:
         """Run the fan-outs, then the stage's function. Metrics are forwarded to the telemetry configured."""
+        if self._runs_in_several_processes() and not self.stage.multihost:
+            raise ConfigError(
+                f"launch.stages names {self.stage.name!r}, which runs in one process only: remove it from the list"
+            )
         self.log.notify("running")
         self._write_request(staging)
         context, events = self.context, self._events(staging)
@@ -212,7 +216,7 @@ class _Attempt:
             on_progress(read_live(staging.files.live))
 
         ended = run_child(
-            "tasks.engine.multihost" if self._runs_on_several_hosts() else self._child_module(),
+            "tasks.engine.multihost" if self._runs_in_several_processes() else self._child_module(),
             str(staging.request),
             log=staging.files.log,
             store=str(self.store.root),
@@ -226,23 +230,16 @@ class _Attempt:
         if staging.done() is None:
             raise crash_of(ended, staging.files)  # exit code 0 of something that was not the child's main
 
-    def _runs_on_several_hosts(self) -> bool:
-        """Raises `ConfigError` if the configuration asks for it and the stage cannot."""
-        launch = self.context.launch
-        if launch.processes == 1 or self.stage.name not in launch.stages:
-            return False
-        if not self.stage.multihost:
-            raise ConfigError(
-                f"launch.stages names {self.stage.name!r}, which runs in one process only: remove it from the list"
-            )
-        return True
+    def _runs_in_several_processes(self) -> bool:
+        """Whether the configuration asks for it."""
+        return self.context.launch.processes > 1 and self.stage.name in self.context.launch.stages
 
     def _hosts_have_own_disks(self) -> bool:
         """Whether the stage runs on other hosts that share nothing but the store's remote: the first one sends its
         work there."""
         launch = self.context.launch
-        several = self.stage.multihost and launch.processes > 1 and self.stage.name in launch.stages
-        return self.store.url is not None and several and (bool(launch.command) or launch.on_ray)
+        elsewhere = self._runs_in_several_processes() and (bool(launch.command) or launch.on_ray)
+        return self.store.url is not None and elsewhere
 
     def _child_module(self) -> str:
         """The module of the child process, by whether all files of the inputs are on this machine."""

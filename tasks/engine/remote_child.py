@@ -116,13 +116,21 @@ def _work_on_own_disk(url: str, key: str) -> int:
 
 
 def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
-    """The request for hosts that share no disk, with the paths of this one, once its inputs are here."""
-    store.refresh()
+    """The request for hosts that share no disk, with the paths of this one, once its inputs are here.
+
+    What the remote has is listed only where an input is not known here: a host asks for each of its work items.
+    """
+    store.prepare()
     request = store.remote.read_json(f"{host_files(key)}/request.json", LARGEST_MANIFEST)
     if not isinstance(request, dict):
         raise Retryable(f"{store.url}/{host_files(key)}/request.json is not there: its run is over")
     stage = load_stage(request["module"], request["attribute"])
     inputs = {}
+    if not all(
+        _is_known(store, artifact_id, request["record"]["inputs"][name])
+        for name, artifact_id in request["inputs"].items()
+    ):
+        store.refresh()
     for name, artifact_id in request["inputs"].items():
         artifact = store.get(artifact_id)
         if not store.has_files(artifact):
@@ -130,6 +138,14 @@ def request_of(store: MirroredStore, key: str) -> dict[str, Any]:
         inputs[name] = str(artifact.folder)
     events = str(store.root / "events" / request["events"])
     return request | {"inputs": inputs, "events": events, "store": str(store.root)}
+
+
+def _is_known(store: MirroredStore, artifact_id: str, digest: str) -> bool:
+    """Whether the artifact is known here with this content: it may have been made again since."""
+    try:
+        return bool(store.get(artifact_id).manifest["digest"] == digest)
+    except ConfigError:
+        return False
 
 
 def _prepared_request(store: MirroredStore, key: str, mirror: StagingMirror | None) -> dict[str, Any]:

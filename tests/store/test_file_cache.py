@@ -1,5 +1,6 @@
 """The bounded cache of files that only the remote has: what it holds, what it removes, and what it refuses."""
 
+import errno
 import math
 import os
 import threading
@@ -112,6 +113,21 @@ def test_a_damaged_object_is_refused_and_not_kept(pair):
         FileCache(pair[1], 1000).open(artifact.folder / "shards/0")
     with pytest.raises(ConfigError, match="not in the manifest"):
         FileCache(pair[1], 1000).open(artifact.folder / "shards/9")
+    assert held(pair[1]) == {}
+
+
+def test_an_error_of_the_disk_is_named_as_what_it_is(pair, monkeypatch):
+    artifact = absent(pair, {"shards/0": "0" * 100})
+    for number, expected in ((errno.ENOSPC, ConfigError), (errno.EIO, OSError)):
+
+        def refuse(name, path, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(pair[1].remote, "get", refuse)
+        with pytest.raises((ConfigError, OSError)) as raised:
+            FileCache(pair[1], 1000).open(artifact.folder / "shards/0")
+        assert isinstance(raised.value, expected)
+        assert ("cannot be written" in str(raised.value)) == (expected is ConfigError)
     assert held(pair[1]) == {}
 
 

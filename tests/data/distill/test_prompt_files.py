@@ -13,8 +13,11 @@ import pytest
 from common.errors import ConfigError, Retryable
 from common.retry import Backoff
 from configs.distill import PromptSetConfig
+from data.distill import prompt_files
 from data.distill.prompt_files import count_prompt_rows
 from data.sources import hub as hub_source
+from data.sources import local_files
+from data.sources.file_list import SourceFile
 from tests.support.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
@@ -142,6 +145,34 @@ def test_what_cannot_be_read_is_refused_in_one_line(ask, tmp_path, fields, messa
 @pytest.mark.slow
 def test_json_lines_of_the_hub(ask, tmp_path):
     assert ask(tmp_path, subset="lines", split="train", skip=48) == [50, ["Line 48?", "Line 49?"]]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz"])
+def test_damage_in_a_fetched_file_is_named_by_its_dataset(monkeypatch, tmp_path, name):
+    source = PromptSetConfig(name="h", source="hub", path="org/set", revision=REVISION)
+    (tmp_path / name).write_bytes(b"\x1f\x8b no such file")
+    monkeypatch.setattr(prompt_files, "_hub_files", lambda *_: [SourceFile(0, f"data/{name}", 9, "", 0, 9)])
+    monkeypatch.setattr(prompt_files, "fetch_hub_file", lambda *_: tmp_path / name)
+    with pytest.raises(ConfigError) as raised:
+        list(prompt_files.read_prompt_rows(source, ["query"], tmp_path / "work", 0))
+    assert str(raised.value).startswith(f"prompt set 'h': org/set at 012345678901, data/{name}: ")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_rows_that_are_skipped_are_not_parsed(monkeypatch, tmp_path):
+    for number in range(3):
+        rows = [json.dumps({"query": f"{number}-{row}"}) for row in range(10)]
+        (tmp_path / f"{number}.jsonl").write_text("\n\n".join(rows))
+    source = PromptSetConfig(name="j", source="jsonl", path=str(tmp_path / "*.jsonl"))
+    whole = list(prompt_files.read_prompt_rows(source, [], tmp_path, 0))
+    assert [name for name, *_ in whole][9:11] == ["0.jsonl/9", "1.jsonl/0"]
+    parsed = []
+    real = local_files._parse_line
+    monkeypatch.setattr(local_files, "_parse_line", lambda line: parsed.append(line) or real(line))
+    for skip in (3, 10, 14, 20, 29, 30):
+        parsed.clear()
+        assert list(prompt_files.read_prompt_rows(source, [], tmp_path, skip)) == whole[skip:]
+        assert len(parsed) == 30 - skip
 
 
 def test_a_hub_that_does_not_answer_may_answer_later(monkeypatch, tmp_path):

@@ -1,9 +1,12 @@
 """batch(step): pure, complete, exact in its mixture, equal over hosts; and what is refused."""
 
+import errno
 import hashlib
+import os
 import resource
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from configs.model import TokenizerConfig
 from configs.training import PhaseConfig
 from data.tokens import row_reader
 from data.tokens.loader import Loader, Mixture
-from data.tokens.row_reader import OFFSETS, OpenFiles
+from data.tokens.row_reader import OFFSETS, OpenFiles, RowReader
 from data.tokens.shards import read_index
 from tests.support.shards import Shard
 
@@ -192,6 +195,26 @@ def test_a_shard_that_is_cut_or_removed_meanwhile_is_named_when_it_is_reached(so
     shutil.rmtree(tmp_path / "gone" / "shards")
     with pytest.raises(ConfigError, match=r"gone: shard .* cannot be opened \(No such file"):
         web.batch(0)
+
+
+def test_an_error_of_another_file_than_a_shard_stays_and_no_descriptor_is_lost(sources):
+    """A remote's files are opened through others, such as a lock; several at once, of which one may fail."""
+
+    opened, index = [], read_index(sources["web"])
+    failing = [entry.file for entry in index.shards if entry.split == "train"][1]
+
+    def open_shard(path):
+        if path.endswith(failing):
+            raise OSError(errno.EMFILE, "Too many open files", "/cache/lock")
+        opened.append(os.open(path, os.O_RDONLY))
+        return opened[-1]
+
+    files = OpenFiles(len(index.shards), SimpleNamespace(limit=10**12, open=open_shard))
+    reader = RowReader(sources["web"], index, 0, files)
+    with pytest.raises(OSError, match="Too many open files: '/cache/lock'"):
+        reader.read("train", np.arange(reader.rows("train")))
+    assert len(opened) > 1
+    assert set(files._open.values()) == set(opened), "they are closed with the others"
 
 
 def test_row_offsets_of_another_artifact_are_noticed(sources, tmp_path):

@@ -139,11 +139,12 @@ def test_a_share_of_bad_records_is_left_out_counted_and_named(hub_records, tmp_p
     lines[3], lines[7] = "{torn", json.dumps({"question": "How many?", "answer": "no number"})
     path = tmp_path / "gsm8k.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    bad: list[str] = []
+    left_out: dict[str, list[str]] = {}
     choice = BenchmarkChoice(name="gsm8k", path=str(path), bad_rows_share=0.1)
-    items = items_for(choice, 0, bad)["gsm8k"]
+    items = items_for(choice, 0, left_out)["gsm8k"]
     assert [item.index for item in items] == [at for at in range(20) if at not in (3, 7)]
-    assert len(bad) == 2
+    bad = left_out.pop("gsm8k")
+    assert (left_out, len(bad)) == ({}, 2)
     assert "line 4 is not JSON" in bad[0]
     assert "record 7 of openai/gsm8k test: field `answer`" in bad[1]
     with pytest.raises(

@@ -8,6 +8,7 @@ import pytest
 from common.errors import ConfigError
 from configs.operation import LaunchConfig
 from store.catalog import Catalog
+from store.mirror import MirroredStore
 from store.staging_mirror import host_files
 from tasks.engine.attempt import run_stage
 from tasks.engine.errors import StageCancelled
@@ -21,7 +22,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, tmp_path, monkeypatch):
-    driver, seen = machine("driver"), []
+    driver, seen, listings = machine("driver"), [], []
+    real = MirroredStore.refresh
+    monkeypatch.setattr(
+        MirroredStore, "refresh", lambda store, **how: listings.append(store.root) or real(store, **how)
+    )
     monkeypatch.setenv("NAUTILE_STORE_CACHE", str(tmp_path / "host"))
     items = tmp_path / "host" / "cache" / "items"
     (items / "999999999-left").mkdir(parents=True)
@@ -42,6 +47,7 @@ def test_items_on_other_hosts_get_and_leave_their_files_at_the_remote(machine, t
     assert (numbers.path / "all.txt").read_text() == joined(3, without=(1,))
     assert numbers.manifest["facts"]["skipped"] == {"piece-1": "piece-1: not a text"}
     assert len(seen) == 5
+    assert listings.count(tmp_path / "host") <= 1, "the manifests are not listed for every item"
     assert not any(items.iterdir())
     assert driver.remote.names("hosts") == driver.remote.names("staging") == {}
     assert "printed by piece-2" in next((driver.root / "logs").glob("pieces-*.txt")).read_text()
