@@ -36,6 +36,7 @@ def _(block: LineChart) -> str:
             _line(axes, steps, values, color=colour, label=name)
         axes.set_xlabel(block.x_label)
         axes.set_ylabel(block.y_label)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # half a step is none
         if len(drawn) > 1:
             axes.legend(frameon=False, fontsize=8)
 
@@ -91,7 +92,8 @@ def _histogram(axes: Any, block: BarChart) -> None:
         axes.bar(centres, values, block.bin_width * 0.92, color=colour, label=name, alpha=0.85)
     for x, label in block.lines:
         axes.axvline(x, color="#555555", linewidth=1, linestyle="--")
-        axes.annotate(label, (x, 0.97), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, va="top")
+        beside = {"xytext": (-2, 0), "textcoords": "offset points", "ha": "right", "va": "top"}
+        axes.annotate(label, (x, 0.97), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, **beside)
     axes.set_xlabel(block.x_label)
     axes.set_ylabel(block.y_label)
 
@@ -101,7 +103,8 @@ def _labelled_bars(axes: Any, block: BarChart) -> None:
     for number, (colour, (name, counts)) in enumerate(zip(COLOURS, block.series.items(), strict=False)):
         rows = [row + number * thickness for row in range(len(block.order))]
         axes.barh(rows, [counts.get(label, 0) for label in block.order], thickness, color=colour, label=name)
-    axes.set_yticks(range(len(block.order)), block.order)
+    middle = (len(block.series) - 1) / 2 * thickness
+    axes.set_yticks([row + middle for row in range(len(block.order))], block.order)
     axes.invert_yaxis()
     axes.set_xlabel(block.y_label)
 
