@@ -19,28 +19,41 @@ RATE = 0.1
 
 @pytest.fixture(scope="module")
 def params():
-    return initialise(MODEL, 0)
+    return jax.jit(initialise, static_argnums=0)(MODEL, 0)
 
 
 def row(rng, length, advantage, forced=None):
+    """A trace of `length` tokens after a prompt: ten in all, so that the formula is compiled for one shape."""
     ids = rng.integers(1, MODEL.vocabulary, length)
-    return TrainingRow(rng.integers(1, MODEL.vocabulary, 3).tolist(), ids, np.zeros(length), advantage, 1.0, forced)
+    prompt_ids = rng.integers(1, MODEL.vocabulary, 10 - length).tolist()
+    return TrainingRow(prompt_ids, ids, np.zeros(length), advantage, 1.0, forced)
+
+
+@jax.jit
+@jax.value_and_grad
+def trace_loss(params, tokens_1L, weights_L):
+    """sum of w_t * (- log p of token t) of one row without padding."""
+    segments_1L, positions_1L = jnp.ones_like(tokens_1L), jnp.arange(tokens_1L.shape[1])[None]
+    hidden_LD = forward(params, MODEL, tokens_1L, segments_1L, positions_1L)[0]
+    logits_LV = (hidden_LD @ params["embedding"].T)[:, : MODEL.vocabulary]
+    logprobs_LV = jax.nn.log_softmax(logits_LV.astype(jnp.float32))
+    picked_L = jnp.take_along_axis(logprobs_LV[:-1], tokens_1L[0, 1:, None], axis=1)[:, 0]
+    return -jnp.sum(weights_L[1:] * picked_L)
 
 
 def expected_loss(params, rows):
-    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token counts in neither."""
-    total, tokens = 0.0, 0
+    """sum over traces of A_i * (- log p of its tokens), over the number of tokens; a forced token counts in neither.
+
+    Returns the loss and its gradient.
+    """
+    parts, tokens = [], 0
     for trace in rows:
-        tokens_1L = jnp.asarray([*trace.prompt_ids, *trace.ids.tolist()], jnp.int32)[None]
-        segments_1L, positions_1L = jnp.ones_like(tokens_1L), jnp.arange(tokens_1L.shape[1])[None]
-        hidden_LD = forward(params, MODEL, tokens_1L, segments_1L, positions_1L)[0]
-        logits_LV = (hidden_LD @ params["embedding"].T)[:, : MODEL.vocabulary]
-        logprobs_LV = jax.nn.log_softmax(logits_LV.astype(jnp.float32))
-        for index in range(len(trace.ids)):
-            if index != trace.forced:
-                total -= trace.advantage * logprobs_LV[len(trace.prompt_ids) + index - 1, int(trace.ids[index])]
-                tokens += 1
-    return total / tokens
+        counted = [index != trace.forced for index in range(len(trace.ids))]
+        weights_L = trace.advantage * np.array([0.0] * len(trace.prompt_ids) + counted)
+        row_1L = jnp.asarray([*trace.prompt_ids, *trace.ids.tolist()], jnp.int32)[None]
+        parts.append(trace_loss(params, row_1L, jnp.asarray(weights_L, jnp.float32)))
+        tokens += sum(counted)
+    return jax.tree.map(lambda *terms: sum(np.asarray(term) for term in terms) / tokens, *parts)
 
 
 def step(params, rows, size):
@@ -54,7 +67,7 @@ def step(params, rows, size):
 def test_a_step_is_the_formulas_whatever_the_padding(params):
     rng = np.random.default_rng(3)
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
-    value, gradient = jax.jit(jax.value_and_grad(lambda params: expected_loss(params, rows)))(params)
+    value, gradient = expected_loss(params, rows)
     for size in (3, 5):
         after, _, loss = step(params, rows, size)
         np.testing.assert_allclose(loss, value, rtol=1e-5)
