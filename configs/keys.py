@@ -146,7 +146,8 @@ def _classify(model: type[Section], prefix: str, semantic: list[str], operationa
         if _is_operational(field):
             operational.append(prefix + name)
         elif (inner := _section_in(field.annotation)) is not None:
-            many = get_origin(field.annotation) in (tuple, dict)
+            parts = (field.annotation, *get_args(field.annotation))  # of an optional tuple, the tuple is a part
+            many = any(get_origin(part) in (tuple, dict) for part in parts)
             _classify(inner, f"{prefix}{name}.{'*.' if many else ''}", semantic, operational)
         else:
             semantic.append(prefix + name)

@@ -1,9 +1,18 @@
 """The sections of the training stages: pretraining (paper §3.1), and the three reinforcement stages (paper §4)."""
 
+import json
 import re
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from configs.base import Operational, OptimizerConfig, Section, Share, TaskConfig
 
@@ -58,14 +67,45 @@ class PretrainConfig(StartSection):
     rollbacks: NonNegativeInt = 3  # times to go back to a checkpoint and skip the rows after it, before giving up
 
 
-class ProblemsConfig(Section):
-    """A set of problems with checkable answers, or prompts for the judge."""
+class ProblemSource(Section):
+    """Where problems come from: generators, a training set of the Hub (`rl.problem_sets`), or a file of one's own."""
 
-    source: Literal["reasoning", "gsm8k", "jsonl"] = "reasoning"
+    source: Literal[
+        "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl"
+    ] = "reasoning"
     tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": what it generates
-    count: PositiveInt = 1024
-    revision: str = ""  # source "gsm8k": a commit of the Hub
-    path: str = ""  # source "jsonl": a file of {question, answer} and perhaps {task, rationale}
+    revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
+    path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
+
+
+class WeightedSource(ProblemSource):
+    """One of several sources; `weight` is its share of the problems, relative to the weights of the others."""
+
+    weight: PositiveFloat = 1.0
+
+
+class ProblemsConfig(ProblemSource):
+    """A set of problems with checkable answers, or prompts for the judge: of one source, or of several by weight."""
+
+    count: PositiveInt = 1024  # of all sources together
+    sources: tuple[WeightedSource, ...] | None = None
+
+    @field_validator("sources")
+    @classmethod
+    def _empty_is_none(cls, sources: tuple[WeightedSource, ...] | None) -> tuple[WeightedSource, ...] | None:
+        return sources or None  # `sources = []` takes back the list of a file that is extended
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> "ProblemsConfig":
+        # Compared with the defaults, because a section that was written out as JSON has every field set.
+        both = [n for n, field in ProblemSource.model_fields.items() if getattr(self, n) != field.default]
+        if self.sources and both:
+            default = ProblemSource.model_fields[both[0]].default
+            raise ValueError(
+                f"`{both[0]}` and `sources` are both given: put it into an entry of `sources`, or leave out one of "
+                f"the two (of a file that this one extends, by `sources = []` or `{both[0]} = {json.dumps(default)}`)"
+            )
+        return self
 
 
 class RolloutConfig(Section):

@@ -13,6 +13,7 @@ from configs.operation import LaunchConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
+from rl.problem_files import check_files
 from store.artifacts import Store, short_id
 from tasks.engine.ray_cluster import check_hosts
 
@@ -68,7 +69,8 @@ class PreparedRun:
 def prepare_run(config: RunConfig, selection: Selection, store: Store, argument: str = "") -> PreparedRun:
     """Build the DAG once and check the selection and its inputs, before anything runs.
 
-    Raises `ConfigError` for a name that fits no step, or an input that is not in the store.
+    Raises `ConfigError` for a name that fits no step, an input that is not in the store, or a bad row in a file of
+    problems.
     """
     argument = argument or config.name
     store.refresh()
@@ -81,6 +83,10 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
         )
     chosen = choose(dag, selection)
     steps = [step for step in dag if step.label in chosen]
+    reinforced = {"align": config.align, "reason": config.reason, "self_distill": config.self_distill}
+    for step in steps:
+        if step.label in reinforced:
+            check_files(reinforced[step.label].problems, step.label)
     return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument))
 
 

@@ -3,26 +3,25 @@
 A step's problems depend on a cursor alone, so a resumed run asks the same ones. Only training splits are read, and
 problems that overlap a question of a benchmark are left out (`ProblemScreen`). Problems of one generator share a
 template, so for them the screen compares whole questions, and a hash of the question decides the split
-(`data.sources.reasoning_gym`).
+(`data.sources.reasoning_gym`). Screen and split go by the bare question, without options and a prompt's wording.
 """
 
 import itertools
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common.errors import ConfigError
-from configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig
+from configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig, ProblemSource
 from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
-from evals.benchmarks.catalogue import BENCHMARKS
-from evals.benchmarks.loading import COMMIT, read_hub
+from rl.problem_files import check_expressions, read_problems, refuse_unanswered
+from rl.problem_sets import TRAINING_SETS, asked, training_problems
 
+Unanswered = Literal["refuse", "keep", "skip"]
 SCREENED_AT_ONCE = 256
 SHOWN_HITS = 20  # overlaps listed in the manifest
 READ_AT_MOST = 10  # times as many problems as are wanted: if those are not enough, the rest will overlap as well
@@ -34,6 +33,7 @@ class ProblemScreen:
     def __init__(self, contamination: ContaminationIndex | None) -> None:
         self._contamination = contamination
         self._hits: list[dict[str, Any]] = []
+        self._sources: list[dict[str, Any]] = []
 
     def clean(self, problems: Iterable[Problem]) -> Iterator[Problem]:
         """The problems that overlap nothing, in order."""
@@ -48,12 +48,27 @@ class ProblemScreen:
                 else:
                     yield problem
 
+    @property
+    def rejected(self) -> int:
+        """How many it left out so far."""
+        return len(self._hits)
+
+    def add_source(
+        self, source: ProblemSource, split: ProblemSplit, problems: list[Problem], left: Counter[str]
+    ) -> None:
+        """Remember for `facts` what a source gave, and how many were left out for which reason."""
+        name = source.path if source.source == "jsonl" else source.source
+        unanswered = sum(not problem.answer for problem in problems)
+        row = {"source": name, "split": split, "problems": len(problems), "without_answer": unanswered}
+        self._sources.append(row | {"left_out": dict(sorted(left.items()))})
+
     def facts(self) -> dict[str, Any]:
-        """For a manifest: how many were left out, by benchmark, and the first of them; {} where nothing is held out."""
-        if self._contamination is None:
-            return {}
-        by_benchmark = dict(sorted(Counter(hit["benchmark"] for hit in self._hits).items()))
-        return {"contaminated": by_benchmark, "hits": self._hits[:SHOWN_HITS]}
+        """For a manifest: each source's counts and, where anything is held out, the overlaps by benchmark."""
+        facts: dict[str, Any] = {"problem_sources": self._sources} if self._sources else {}
+        if self._contamination is not None:
+            facts["contaminated"] = dict(sorted(Counter(hit["benchmark"] for hit in self._hits).items()))
+            facts["hits"] = self._hits[:SHOWN_HITS]
+        return facts
 
 
 def load(
@@ -61,40 +76,112 @@ def load(
     seed: int,
     split: ProblemSplit = "train",
     screen: ProblemScreen | None = None,
+    unanswered: Unanswered = "refuse",
+    fits: Callable[[str], bool] | None = None,
     *,
     or_fewer: bool = False,
 ) -> list[Problem]:
-    """`config.count` problems of the split that pass `screen`, GSM8K's with the benchmark's own prompt.
+    """`config.count` problems of the split that pass `screen`, with the prompts that their benchmarks ask.
 
-    Raises `ConfigError` if there are fewer (unless `or_fewer`), or if one of them has no answer to check.
+    Several sources give their shares, mixed evenly. `unanswered`: what to do with a problem without an answer key.
+    `fits`: whether a prompt is short enough; a training set's other problems are left out and counted, while one of a
+    generator or of a file is refused later, by the engine. Raises `ConfigError` if a source has fewer than its share
+    (unless `or_fewer`), or for an answer that is missing or cannot be compared.
     """
-    screen = screen or ProblemScreen(None)
-    candidates = itertools.islice(_READERS[config.source](config, seed, split), READ_AT_MOST * config.count)
-    problems = list(itertools.islice(screen.clean(candidates), config.count))
-    if len(problems) < config.count and not or_fewer:
-        rejected = sum(screen.facts().get("contaminated", {}).values())
-        note = f" ({rejected} more overlap a benchmark)" if rejected else ""
-        raise ConfigError(
-            f"problems: {config.source!r} has {len(problems)} distinct {split} problems{note}, not {config.count}"
-        )
-    for problem in problems:
-        if not problem.answer.strip():
-            raise ConfigError(f"problems: {problem.task} #{problem.index} has no answer to check: {problem.question!r}")
-    if config.source == "gsm8k":  # asked as the benchmark asks; the screen and the splits go by the bare question
-        ask = BENCHMARKS["gsm8k"].ask
-        return [replace(problem, question=ask.format(question=problem.question)) for problem in problems]
-    return problems
+    screen, seen = screen or ProblemScreen(None), set[str]()
+    parts = []
+    for number, (source, count) in enumerate(shares(config)):
+        before, left = screen.rejected, Counter[str]()
+        where = f"problems.sources[{number}]" if config.sources else "problems"
+        candidates = itertools.islice(_READERS[source.source](source, seed, split), READ_AT_MOST * count)
+        answered = _answered(source, candidates, unanswered, left)
+        prompts = (replace(problem, question=asked(problem, source)) for problem in screen.clean(answered))
+        usable = _usable(source, prompts, seen, fits, left)
+        part = list(itertools.islice(usable, count))
+        left["overlap a benchmark"] = screen.rejected - before
+        if len(part) < count and not or_fewer:
+            notes = ", ".join(f"{times} more {reason}" for reason, times in sorted(left.items()) if times)
+            hint = "; lower `count` or this source's `weight`" if config.sources else ""
+            what = f"{len(part)} distinct {split} problems{f' ({notes})' if notes else ''}"
+            raise ConfigError(f"{where}: {source.source!r} has {what}, not {count}{hint}")
+        if source.source == "jsonl":
+            check_expressions(source, part)
+        screen.add_source(source, split, part, left)
+        parts.append(part)
+    # Each source spread evenly over the whole list, so that any stretch of it has the same mixture.
+    mixed = [
+        ((place + 0.5) / len(part), number, problem)
+        for number, part in enumerate(parts)
+        for place, problem in enumerate(part)
+    ]
+    return [problem for _, _, problem in sorted(mixed, key=lambda entry: entry[:2])]
+
+
+def shares(config: ProblemsConfig) -> list[tuple[ProblemSource, int]]:
+    """Each source and how many problems it gives: `count` by weight, the remainders to the largest fractions.
+
+    Raises `ConfigError` for a source that is left without any.
+    """
+    if config.sources is None:
+        return [(config, config.count)]
+    total = sum(source.weight for source in config.sources)
+    exact = [config.count * source.weight / total for source in config.sources]
+    counts = [int(share) for share in exact]
+    by_fraction = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
+    for number in by_fraction[: config.count - sum(counts)]:
+        counts[number] += 1
+    if 0 in counts:
+        raise ConfigError(f"problems.sources[{counts.index(0)}]: none of {config.count} problems falls to its weight")
+    return list(zip(config.sources, counts, strict=True))
 
 
 def load_guard(
-    config: ProblemsConfig, policy: PolicyConfig, seed: int, screen: ProblemScreen | None = None
+    config: ProblemsConfig,
+    policy: PolicyConfig,
+    seed: int,
+    screen: ProblemScreen | None = None,
+    fits: Callable[[str], bool] | None = None,
 ) -> list[Problem]:
-    """The problems that the guard measures; none where `policy` has no guard. Errors as `load`."""
+    """The problems that the guard measures, all with an answer; none where `policy` has no guard. Errors as `load`."""
     if policy.guard_every is None:
         return []
-    count = policy.guard_problems or MOST_GUARD
-    guard = config.model_copy(update={"count": count})
-    return load(guard, seed, "guard", screen, or_fewer=policy.guard_problems is None)
+    guard = config.model_copy(update={"count": policy.guard_problems or MOST_GUARD})
+    fewer = policy.guard_problems is None
+    problems = load(guard, seed, "guard", screen, "skip", fits, or_fewer=fewer)
+    if not problems:
+        raise ConfigError("policy.guard_every: `problems` has no guard problem with an answer to check")
+    return problems
+
+
+def _answered(
+    source: ProblemSource, problems: Iterable[Problem], unanswered: Unanswered, left: Counter[str]
+) -> Iterator[Problem]:
+    """The problems, without those that have no answer key if they are to be skipped."""
+    for problem in problems:
+        if not problem.answer and unanswered == "refuse":
+            refuse_unanswered(source, problem)
+        if problem.answer or unanswered == "keep":
+            yield problem
+        else:
+            left["have no answer"] += 1
+
+
+def _usable(
+    source: ProblemSource,
+    problems: Iterable[Problem],
+    seen: set[str],
+    fits: Callable[[str], bool] | None,
+    left: Counter[str],
+) -> Iterator[Problem]:
+    """The problems whose prompts are new, and short enough where they come from a training set."""
+    for problem in problems:
+        if problem.question in seen:
+            left["are asked already"] += 1
+        elif source.source in TRAINING_SETS and fits is not None and not fits(problem.question):
+            left["are longer than rollout.prompt_length"] += 1
+        else:
+            seen.add(problem.question)
+            yield problem
 
 
 class ProblemOrder:
@@ -113,76 +200,20 @@ class ProblemOrder:
         return self._permutation[offset]
 
 
-def _reasoning(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
+def _reasoning(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
     """Generated problems of reasoning-gym."""
-    if not config.tasks:
+    if not source.tasks:
         raise ConfigError("problems.tasks: source 'reasoning' needs at least one task")
-    return reasoning_gym.problems(config.tasks, seed, split)
+    return reasoning_gym.problems(source.tasks, seed, split)
 
 
-def _gsm8k(config: ProblemsConfig, seed: int, split: ProblemSplit) -> list[Problem]:
-    """GSM8K's training split from the Hub (its test split is a benchmark); a hash sets the guard problems apart."""
-    benchmark = replace(BENCHMARKS["gsm8k"], split="train")
-    if config.revision and not COMMIT.fullmatch(config.revision):
-        raise ConfigError(
-            f"problems.revision: {config.revision!r} is not a full commit hash of {benchmark.hub}; "
-            f"leave it out to read {benchmark.pinned}"
-        )
-    rows = read_hub(benchmark, config.revision or benchmark.pinned)
-    problems = [gsm8k_problem(index, row) for index, row in enumerate(rows)]
-    return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
+def _from_file(source: ProblemSource, seed: int, split: ProblemSplit) -> Iterator[Problem]:
+    """The problems of one split of a file, in its order."""
+    return (problem for problem in read_problems(source) if problem_split(problem.question) == split)
 
 
-def gsm8k_problem(index: int, row: dict[str, str]) -> Problem:
-    """One record of GSM8K, {question, answer: 'worked text #### 42'}, as a `Problem`."""
-    rationale, separator, answer = row["answer"].rpartition("####")
-    if not separator:
-        raise ConfigError(f"gsm8k: record {index} has no '####' before its answer")
-    return Problem("gsm8k", index, row["question"].strip(), answer.strip().replace(",", ""), rationale.strip())
-
-
-def from_file(config: ProblemsConfig, seed: int, split: ProblemSplit) -> Iterator[Problem]:
-    """The distinct problems of one split of a JSON-lines file, in its order. `ConfigError` names the line at fault."""
-    if not config.path:
-        raise ConfigError("problems.path: source 'jsonl' needs the file to read")
-    path, seen = Path(config.path), set[str]()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"problems.path: {path} cannot be read ({error})") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        problem = _problem(path, number, line)
-        if problem.question not in seen and problem_split(problem.question) == split:
-            seen.add(problem.question)
-            yield problem
-
-
-def _problem(path: Path, number: int, line: str) -> Problem:
-    """The problem on one line, its fields checked by hand so that a message can name line and field."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}:{number}: not a line of JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{path}:{number}: not an object with `question` and `answer`")
-    defaults = {"question": "", "answer": "", "task": "file", "rationale": ""}
-    texts = {name: row.get(name, default) for name, default in defaults.items()}
-    for name, text in texts.items():
-        # An answer may be a number in the file; true and false are not numbers here.
-        if isinstance(text, int | float) and not isinstance(text, bool) and name == "answer":
-            text = texts[name] = str(text)
-        if not isinstance(text, str):
-            raise ConfigError(f"{path}:{number}: `{name}` is {text!r}, and must be text")
-    for name in ("question", "answer"):
-        if not texts[name].strip():
-            raise ConfigError(f"{path}:{number}: no `{name}`: a problem needs a question and an answer to check")
-    return Problem(texts["task"], number - 1, texts["question"].strip(), texts["answer"].strip(), texts["rationale"])
-
-
-_READERS: dict[str, Callable[[ProblemsConfig, int, ProblemSplit], Iterable[Problem]]] = {
+_READERS: dict[str, Callable[[ProblemSource, int, ProblemSplit], Iterable[Problem]]] = {
     "reasoning": _reasoning,
-    "gsm8k": _gsm8k,
-    "jsonl": from_file,
+    "jsonl": _from_file,
+    **dict.fromkeys(TRAINING_SETS, training_problems),
 }

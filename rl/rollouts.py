@@ -60,7 +60,7 @@ class Group:
         return {
             "task": self.problem.task,
             "question": self.problem.question,
-            "expected": self.problem.answer,
+            "expected": self.problem.answer or None,
             "text": rollout.text,
             "prompt_ids": rollout.prompt_ids,
             "ids": rollout.ids.tolist(),

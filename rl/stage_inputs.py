@@ -7,12 +7,14 @@ from pathlib import Path
 import jax
 
 from configs.model import ModelConfig, TokenizerConfig
-from configs.training import PolicyConfig, ProblemsConfig
+from configs.training import PolicyConfig, ProblemsConfig, RolloutConfig
+from data.chat_template import encode_prompt
 from data.screening.contamination import load_contamination_index
 from data.sources.reasoning_gym import Problem
+from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.weights.files import load_weights
-from rl.problems import ProblemScreen, load, load_guard
+from rl.problems import ProblemScreen, Unanswered, load, load_guard
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,27 @@ class StageInputs:
 
 
 def load_inputs(
-    inputs: Mapping[str, Path], problems: ProblemsConfig, policy: PolicyConfig | None, seed: int
+    inputs: Mapping[str, Path],
+    problems: ProblemsConfig,
+    rollout: RolloutConfig,
+    policy: PolicyConfig | None,
+    seed: int,
+    unanswered: Unanswered = "refuse",
 ) -> tuple[Params, StageInputs, ProblemScreen]:
     """Parameters of `inputs["checkpoint"]`, what else the stage needs, and the screen with what it rejected.
 
     Problems that overlap `inputs["questions"]` (absent: nothing is held out) are left out. `policy` None: no guard.
+    `unanswered`: what to do with problems without an answer key; the guard's always have one.
     """
-    screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
-    training = load(problems, seed, screen=screen)
-    guard = load_guard(problems, policy, seed, screen) if policy else []
     params, model, tokenizer = load_weights(inputs["checkpoint"])
+    encoder = tokenizer_for(tokenizer)
+
+    def fits(prompt: str) -> bool:
+        return len(encode_prompt(encoder, prompt)) <= rollout.prompt_length
+
+    screen = ProblemScreen(load_contamination_index(inputs.get("questions")))
+    training = load(problems, seed, "train", screen, unanswered, fits)
+    guard = load_guard(problems, policy, seed, screen, fits) if policy else []
     return params, StageInputs(model, tokenizer, training, guard), screen
 
 

@@ -26,14 +26,15 @@ class JudgeScorer:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         # The parts of the reply, not the text of the ids: that spells out the markers that the policy sampled.
         items = [
-            JudgeItem(group.problem.question, rollout.reply.answer or "", group.problem.answer, rollout.reply.reasoning)
-            for group, rollout in rollouts
+            JudgeItem(problem.question, reply.answer or "", problem.answer or None, reply.reasoning)
+            for problem, reply in ((group.problem, rollout.reply) for group, rollout in rollouts)
         ]
         scores = self.judge.score(items)
         for (group, rollout), score in zip(rollouts, scores, strict=True):
             rollout.reward = judged(score, self.config, rollout.truncated)
-            # Not part of the reward: shows whether the judge prefers right answers.
-            rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
+            # Not part of the reward: shows whether the judge prefers right answers, where there is an answer key.
+            if group.problem.answer:
+                rollout.parts["correct"] = verifiable(group.problem, rollout.reply)
             if score is not None:
                 rollout.parts |= {
                     "reason": score.reason,
@@ -47,7 +48,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=5, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
+@stage("align", version=6, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -56,7 +57,7 @@ def align(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep")
     with EndpointPool(job.endpoints, job.reply_source, job.emit) as pool:
         judge, *others = (
             Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in config.judge.endpoints
@@ -76,7 +77,8 @@ def align(job: Job) -> None:
         # Everything that can be refused is checked before the first call is paid for.
         check(run)
         pool.check()
-        right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems]
+        answered = [problem for problem in inputs.problems if problem.answer]
+        right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in answered]
         known = right[: config.judge.calibration_items // len(KINDS)]
         calibration = calibrate(judge, known, config.judge.hostile_items, job.seed)
         known = right[: config.judge.compare_items // 2]

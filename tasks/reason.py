@@ -25,7 +25,7 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=4, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=5, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -34,7 +34,7 @@ def reason(job: Job) -> None:
     from rl.stage_inputs import load_inputs
 
     config = job.part("reason", ReasonConfig)
-    params, inputs, screen = load_inputs(job.inputs, config.problems, config.policy, job.seed)
+    params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed)
     run = Reinforcement(
         inputs=inputs,
         rollout=config.rollout,

@@ -19,19 +19,26 @@ from common.errors import ConfigError
 from configs.base import TaskConfig
 
 ProblemSplit = Literal["train", "guard", "held_out"]
+ProblemKind = Literal["number", "math", "choice", "text"]
 _POSITIONS = 1 << 20  # problems per task and seed; most generators are lazy, gsm_symbolic draws a list of this length
 _REPEATS_TO_EXHAUSTION = 2000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `rationale` ends before the answer is stated; `answer` is what reasoning-gym checks against."""
+    """One problem. `rationale` ends before the answer is stated; `answer` is what reasoning-gym checks against.
+
+    `answer` is empty where there is no answer key. `kind`: how an answer is compared; None: as the answer's form says
+    (`evals.benchmarks.items.answer_kind`). `options`: of a choice, whose answer is a letter.
+    """
 
     task: str
     index: int
     question: str
     answer: str
     rationale: str
+    kind: ProblemKind | None = None
+    options: tuple[str, ...] = ()
 
 
 def problems(tasks: Sequence[TaskConfig], seed: int, split: ProblemSplit) -> Iterator[Problem]:

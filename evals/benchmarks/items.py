@@ -1,17 +1,22 @@
 """A benchmark question ready to be asked and graded, and the choice of its grader."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from data.chat_template import ParsedReply
+from data.sources.reasoning_gym import ProblemKind
 from evals.graders import grading
 from evals.graders.equivalence import grade_math
 from evals.graders.grading import Verdict
 from evals.graders.instructions import grade_instructions
+from evals.graders.numbers import parse_number
 
-AnswerKind = Literal["number", "choice", "exact", "text", "math", "instructions"]
+AnswerKind = ProblemKind | Literal["exact", "instructions"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_PLAIN_NUMBER = re.compile(r"-?[$€£]?-?[0-9][0-9.,/]*%?")
+_LATEX = re.compile(r"\\[A-Za-z]|[$][^$]+[$]|[_^][{0-9A-Za-z]")  # a command, a formula between dollars, an index
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,13 @@ def grade(item: BenchmarkItem, reply: ParsedReply) -> GradedReply:
     if item.own_check is not None:
         details["own_scorer"] = reply.finished_thinking and bool(reply.answer) and item.own_check(reply.answer)
     return GradedReply(verdict, details)
+
+
+def answer_kind(answer: str) -> ProblemKind:
+    """How an expected answer without options is compared: as a number, else as LaTeX if it holds any, else as text."""
+    if _PLAIN_NUMBER.fullmatch(answer) and parse_number(answer):
+        return "number"
+    return "math" if _LATEX.search(answer) else "text"
 
 
 def multiple_choice(question: str, options: tuple[str, ...]) -> str:

@@ -19,14 +19,12 @@ from configs.training import ProblemsConfig
 from data.sources.reasoning_gym import Problem, is_correct, problems
 from data.sources.wikipedia import Article, articles
 from evals.benchmarks.catalogue import ALIAS_PROMPT
-from evals.benchmarks.items import LETTERS, BenchmarkItem, multiple_choice
+from evals.benchmarks.items import LETTERS, BenchmarkItem, answer_kind, multiple_choice
 from evals.graders.instructions import are_compatible, describe
-from evals.graders.numbers import parse_number
 
 HELD_OUT = "held_out"
 GENERATED = ("gsm_symbolic", "instructions")  # from templates: their questions are nearly alike
 DEFAULT_COUNT = 500
-_PLAIN_NUMBER = re.compile(r"-?[0-9][0-9.,/]*")
 _PARENTHESES = re.compile(r"\s*\([^)]*\)")
 
 
@@ -46,9 +44,10 @@ def held_out(config: ProblemsConfig, seed: int) -> list[BenchmarkItem]:
 
     Raises `ConfigError` for another source.
     """
-    if config.source != "reasoning":
+    if config.sources or config.source != "reasoning":
+        named = [source.source for source in config.sources or ()] or config.source
         raise ConfigError(
-            f"evaluate.held_out.source is {config.source!r}; held-out problems come from 'reasoning' "
+            f"evaluate.held_out.source is {named!r}; held-out problems come from 'reasoning' "
             f"(GSM8K's test split is the benchmark 'gsm8k')"
         )
     if not config.tasks:
@@ -130,11 +129,16 @@ def instructions(seed: int, count: int | None) -> list[BenchmarkItem]:
 
 
 def problem_item(benchmark: str, index: int, problem: Problem) -> BenchmarkItem:
-    """Convert a problem to an item: graded as a number if its answer is a number, else as text."""
-    kind = "number" if _PLAIN_NUMBER.fullmatch(problem.answer) and parse_number(problem.answer) else "text"
-    identity = f"{problem.task}/{problem.index}"
-    text = problem.question
-    return BenchmarkItem(benchmark, index, identity, text, kind, problem.answer, category=problem.task, question=text)
+    """Convert a problem to an item of the problem's kind, or of the kind that the form of its answer says.
+
+    Raises `ValueError` where it has no answer key: a missing score is not a wrong answer.
+    """
+    if not problem.answer:
+        raise ValueError(f"{problem.task} #{problem.index} has no answer to grade against")
+    kind = problem.kind or answer_kind(problem.answer)
+    identity, text = f"{problem.task}/{problem.index}", problem.question
+    item = BenchmarkItem(benchmark, index, identity, text, kind, problem.answer, problem.options)
+    return replace(item, category=problem.task, question=text)
 
 
 def _problem_items(benchmark: str, drawn: Iterable[Problem]) -> list[BenchmarkItem]:

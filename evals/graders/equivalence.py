@@ -52,6 +52,14 @@ class Equivalence:
             logger.warning("no verdict within %.1f s on %r against %r", self.limit_s, given[:80], expected[:80])
         return bool(verdict)
 
+    def parses(self, expected: str) -> bool:
+        """Whether `expected` is an expression that can be compared by value. False also after a time-out."""
+        with self._lock:
+            verdict = self._ask({"expected": expected})
+        if verdict is None:
+            self.timeouts += 1
+        return bool(verdict)
+
     def close(self) -> None:
         """Kill the process; the next comparison starts another."""
         process, self._process = self._process, None
@@ -159,13 +167,16 @@ def _serve() -> None:
     die_with_parent(int(sys.argv[1]))
     from math_verify import parse, verify
 
-    def read(text: str) -> list[object]:
+    def read(text: str, fallback: str = "first_match") -> list[object]:
         text = text.strip().strip("$")
-        return parse(f"${text}$", parsing_timeout=None, raise_on_error=False)
+        return parse(f"${text}$", parsing_timeout=None, raise_on_error=False, fallback_mode=fallback)
 
     replies.write("ready\n")
     for line in sys.stdin:
         request = json.loads(line)
+        if "given" not in request:  # a text that is no expression is not taken for itself here
+            replies.write(json.dumps(bool(read(request["expected"], "no_fallback"))) + "\n")
+            continue
         gold, given = read(request["expected"]), read(request["given"])
         replies.write(json.dumps(bool(gold and given and verify(gold, given, timeout_seconds=None))) + "\n")
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pyarrow
 import pyarrow.parquet
@@ -12,14 +13,12 @@ import pytest
 
 from common.errors import ConfigError
 from configs.base import TaskConfig
-from configs.training import ProblemsConfig
-from data.chat_template import ParsedReply
+from configs.training import ProblemsConfig, WeightedSource
 from data.screening.contamination import ContaminationIndex, HeldOutQuestion
 from data.sources.reasoning_gym import problem_split, problems
 from evals.benchmarks.catalogue import BENCHMARKS, items_of
-from rl.problems import ProblemOrder, ProblemScreen, from_file, gsm8k_problem, load
-from rl.rewards import verifiable
-from tests.rl.conftest import SUMS
+from rl.problems import ProblemOrder, ProblemScreen, load, load_guard
+from tests.rl.conftest import SUMS, policy
 from tests.support.fake_hub import FakeHub
 
 REVISION = "0123456789" * 4
@@ -70,18 +69,10 @@ def test_the_order_visits_everything_once_an_epoch_and_starts_anywhere():
     assert ProblemOrder(7, seed=5)[9] == second[2]
 
 
-def test_gsm8k_record():
-    row = {"question": " How many? ", "answer": "2 + 2 = <<2+2=4>>4\n#### 1,004"}
-    problem = gsm8k_problem(3, row)
-    assert (problem.question, problem.answer, problem.index) == ("How many?", "1004", 3)
-    with pytest.raises(ConfigError, match="record 4 has no '####'"):
-        gsm8k_problem(4, {"question": "?", "answer": "5"})
-
-
 @pytest.mark.parametrize("split", ["train", "guard"])
 def test_gsm8k_is_asked_in_training_and_guard_as_in_the_benchmark(monkeypatch, split):
     rows = [{"question": f"What {{is}} {n} + 1?", "answer": f"We add.\n#### {n + 1}"} for n in range(99)]
-    monkeypatch.setattr("rl.problems.read_hub", lambda benchmark, revision: iter(rows))
+    monkeypatch.setattr("rl.problem_sets.read_hub", lambda benchmark, revision: iter(rows))
     held = ContaminationIndex([])
     asked = {item.prompt for item in items_of(BENCHMARKS["gsm8k"], rows, 0)}
     problems_ = load(ProblemsConfig(source="gsm8k", count=3), 0, split, ProblemScreen(held))
@@ -151,63 +142,89 @@ def test_gsm8k_is_read_at_its_pinned_commit_and_another_in_the_cache_is_refused(
     assert other.startswith("gsm8k: openai/gsm8k main train at ffffffffffff: only another commit")
 
 
-def from_path(path, **changes):
-    return ProblemsConfig(source="jsonl", path=str(path), **changes)
-
-
 @pytest.fixture
 def problem_file(tmp_path):
+    """A file of sixty fractions; every third row has no answer."""
     path = tmp_path / "problems.jsonl"
-    rows = [{"question": f"What is {n} / 4?", "answer": f"{n}/4"} for n in range(60)]
-    path.write_text("\n".join(map(json.dumps, [*rows, rows[0]])) + "\n\n", encoding="utf-8")
+    text = (
+        "Four children share {} cakes that were left over after a party: how many of these cakes does each child get?"
+    )
+    rows = [{"question": text.format(n), "answer": f"{n}/4" if n % 3 else None} for n in range(60)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
 
 
-def test_every_question_is_in_one_split_once(problem_file):
-    splits = {split: list(from_file(from_path(problem_file), 0, split)) for split in ("train", "guard", "held_out")}
-    questions = [p.question for drawn in splits.values() for p in drawn]
-    assert sorted(questions) == sorted({f"What is {n} / 4?" for n in range(60)})
-    assert all(problem_split(p.question) == split for split, drawn in splits.items() for p in drawn)
-
-
-def test_answers_count_by_the_graders_of_the_evaluation(problem_file):
-    problem = next(p for p in from_file(from_path(problem_file), 0, "train") if p.answer == "14/4")
-    assert verifiable(problem, ParsedReply("", "14/4", True, True)) == 1.0
-    assert verifiable(problem, ParsedReply("", "15/4", True, True)) == 0.0
-
-
-def test_an_answer_may_be_a_number(tmp_path):
-    path = tmp_path / "numbers.jsonl"
-    rows = [{"question": f"{n} + 1?", "answer": n + 1, "task": "sums", "rationale": "so"} for n in range(9)]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    problem = load(from_path(path, count=1), 0)[0]
-    assert (problem.task, problem.rationale) == ("sums", "so")
-    assert verifiable(problem, ParsedReply("", problem.answer, True, True)) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"question": "Q?"}', "no `answer`"),
-        ('{"question": "Q?", "answer": " "}', "no `answer`"),
-        ('{"answer": "1"}', "no `question`"),
-        ('{"question": "Q?", "answer": ["1"]}', r"`answer` is \['1'\]"),
-        ('{"question": 7, "answer": "1"}', "`question` is 7"),
-        ('["Q?", "1"]', "not an object"),
-        ('{"question": "Q?", ', "not a line of JSON"),
-    ],
-)
-def test_a_line_at_fault_is_named(tmp_path, line, message):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"question": "1 + 1?", "answer": "2"}\n' + line, encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"bad\.jsonl:2: .*{message}"):
-        list(from_file(from_path(path), 0, "train"))
+def test_problems_without_an_answer_are_refused_kept_or_skipped(problem_file):
+    config = ProblemsConfig(source="jsonl", path=str(problem_file), count=30)
+    with pytest.raises(ConfigError, match=r"problems\.jsonl:1: no `answer`: this stage rewards right answers"):
+        load(config, 0)
+    kept = load(config, 0, unanswered="keep")
+    assert {problem.answer == "" for problem in kept} == {True, False}
+    screen = ProblemScreen(None)
+    skipped = load(config, 0, screen=screen, unanswered="skip")
+    assert all(problem.answer for problem in skipped)
+    (facts,) = screen.facts()["problem_sources"]
+    assert facts["left_out"]["have no answer"] > 5
+    assert (facts["source"], facts["problems"], facts["without_answer"]) == (str(problem_file), 30, 0)
+    with pytest.raises(ConfigError, match=r"has \d+ distinct guard problems.*, not 128"):
+        load_guard(config, policy(guard_every=1, guard_problems=128), 0)
+    problem_file.write_text('{"question": "Say hello."}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"policy\.guard_every: `problems` has no guard problem with an answer"):
+        load_guard(config, policy(guard_every=1), 0)
 
 
 def test_a_file_that_is_not_there_or_is_too_small(tmp_path, problem_file):
     with pytest.raises(ConfigError, match=r"problems\.path: .*none\.jsonl cannot be read"):
-        load(from_path(tmp_path / "none.jsonl"), 0)
+        load(ProblemsConfig(source="jsonl", path=str(tmp_path / "none.jsonl")), 0)
     with pytest.raises(ConfigError, match=r"problems\.path: source 'jsonl' needs the file"):
         load(ProblemsConfig(source="jsonl"), 0)
     with pytest.raises(ConfigError, match=r"'jsonl' has \d+ distinct train problems, not 1000"):
-        load(from_path(problem_file, count=1000), 0)
+        load(ProblemsConfig(source="jsonl", path=str(problem_file), count=1000), 0, unanswered="keep")
+
+
+def test_several_sources_give_their_shares_evenly_mixed_and_screened(problem_file):
+    sums = WeightedSource(tasks=SUMS, weight=3.0)
+    config = ProblemsConfig(count=41, sources=(sums, WeightedSource(source="jsonl", path=str(problem_file))))
+    problems_ = load(config, 0, unanswered="skip")
+    assert problems_ == load(config, 0, unanswered="skip")
+    assert Counter(problem.task for problem in problems_) == {"chain_sum": 31, "file": 10}
+    assert {Counter(p.task for p in problems_[n : n + 8])["file"] for n in range(0, 40, 8)} <= {1, 2, 3}
+    alone = {problem.question for problem in load(ProblemsConfig(tasks=SUMS, count=31), 0)}
+    assert {problem.question for problem in problems_ if problem.task == "chain_sum"} == alone
+
+    file_problem = next(problem for problem in problems_ if problem.task == "file")
+    held = [HeldOutQuestion("mine", "1", file_problem.question, whole=True)]
+    screen = ProblemScreen(ContaminationIndex(held))
+    screened = load(config, 0, screen=screen, unanswered="skip")
+    assert not {problem.question for problem in screened} & {entry.text for entry in held}
+    assert screen.facts()["contaminated"] == {"mine": 1}
+    counts = [(facts["source"], facts["split"], facts["problems"]) for facts in screen.facts()["problem_sources"]]
+    assert counts == [("reasoning", "train", 31), (str(problem_file), "train", 10)]
+
+
+def test_a_share_that_cannot_be_met_is_refused(problem_file):
+    file = WeightedSource(source="jsonl", path=str(problem_file))
+    config = ProblemsConfig(count=200, sources=(WeightedSource(tasks=SUMS), file))
+    with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: 'jsonl' has \d+ .*, not 100; lower `count` or"):
+        load(config, 0, unanswered="keep")
+    with pytest.raises(ConfigError, match=r"problems\.sources\[1\]: none of 10 problems falls to its weight"):
+        load(ProblemsConfig(count=10, sources=(WeightedSource(tasks=SUMS, weight=99.0), file)), 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"source": "gsm8k", "sources": [{"source": "math"}]}, "`source` and `sources` are both given"),
+        ({"path": "x", "sources": [{"source": "math"}]}, "`path` and `sources` are both given"),
+        ({"sources": [{"source": "math", "weight": 0}]}, "greater than 0"),
+    ],
+)
+def test_a_section_has_one_form(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ProblemsConfig.model_validate(fields)
+
+
+def test_a_section_with_sources_survives_being_written_out():
+    config = ProblemsConfig.model_validate({"count": 9, "sources": [{"source": "math"}, {"source": "gsm8k"}]})
+    assert ProblemsConfig.model_validate(config.model_dump(mode="json")) == config
+    assert ProblemsConfig.model_validate({"source": "gsm8k", "sources": []}).sources is None

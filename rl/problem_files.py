@@ -1,0 +1,148 @@
+"""Problem files: JSON lines of {question, answer} and perhaps {task, rationale, kind, options}; docs/problems.md.
+
+Rows are checked by hand, so that a message can name the file, the line and the field.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from common.errors import ConfigError
+from configs.training import ProblemsConfig, ProblemSource
+from data.sources.reasoning_gym import Problem, ProblemKind
+from evals.benchmarks.items import LETTERS, answer_kind
+from evals.graders.choices import plain
+from evals.graders.equivalence import shared
+from evals.graders.numbers import parse_number
+
+KINDS = get_args(ProblemKind)
+
+
+def read_problems(source: ProblemSource) -> Iterator[Problem]:
+    """The problems of a file with distinct questions, in its order; `answer` is empty where a row has none.
+
+    Raises `ConfigError` naming the line at fault. A "math" answer is not parsed here, which takes some 20 ms each:
+    see `check_expressions`.
+    """
+    if not source.path:
+        raise ConfigError("problems.path: source 'jsonl' needs the file to read")
+    path, seen = Path(source.path), set[str]()
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: a question may hold U+2028
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"problems.path: {path} cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        problem = _Row(path, number, line).problem()
+        if (asked := f"{problem.question}\n{problem.options}") not in seen:
+            seen.add(asked)
+            yield problem
+
+
+def refuse_unanswered(source: ProblemSource, problem: Problem) -> NoReturn:
+    """Raise `ConfigError` for a problem without an answer, in a stage that has to check it."""
+    raise ConfigError(
+        f"problems.path: {source.path}:{problem.index + 1}: no `answer`: this stage rewards right answers "
+        f"(only [align], whose judge reads the question alone, takes problems without one)"
+    )
+
+
+def check_files(config: ProblemsConfig, stage: str) -> None:
+    """Read the problem files of `[stage]` whole, before anything runs. Raises `ConfigError` for the first bad row."""
+    for number, source in enumerate(config.sources or (config,)):
+        if source.source != "jsonl":
+            continue
+        try:
+            for problem in read_problems(source):
+                if not problem.answer and stage != "align":
+                    refuse_unanswered(source, problem)
+        except ConfigError as error:
+            entry = f".sources[{number}]" if config.sources else ""
+            reason = str(error).removeprefix("problems.path: ")
+            raise ConfigError(f"{stage}.problems{entry}.path: {reason}") from None
+
+
+def check_expressions(source: ProblemSource, problems: Sequence[Problem]) -> None:
+    """Raise `ConfigError` for the first "math" answer that math-verify cannot read: no answer would equal it."""
+    for problem in problems:
+        kind = problem.kind or answer_kind(problem.answer)
+        if problem.answer and kind == "math" and not shared().parses(problem.answer):
+            raise ConfigError(
+                f"{source.path}:{problem.index + 1}: `answer` {problem.answer!r} is no expression; give the row "
+                f'`"kind": "text"` to compare its answer as text'
+            )
+
+
+class _Row:
+    """One line of a file."""
+
+    def __init__(self, path: Path, number: int, line: str) -> None:
+        self._where, self._number = f"{path}:{number}", number
+        try:
+            self._fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            self._refuse(f"not a line of JSON ({error})")
+        if not isinstance(self._fields, dict):
+            self._refuse("not an object with `question` and `answer`")
+
+    def problem(self) -> Problem:
+        question, answer = self._text("question").strip(), self._text("answer").strip()
+        if not question:
+            self._refuse("no `question`")
+        options, kind = self._options(), self._fields.get("kind")
+        if kind is not None and kind not in KINDS:
+            self._refuse(f"`kind` is {kind!r}, and must be one of {', '.join(KINDS)}")
+        if options and kind not in (None, "choice"):
+            self._refuse(f"`options` belong to the kind choice, and `kind` is {kind!r}")
+        if kind == "choice" and not options:
+            self._refuse("no `options`, which a choice is between")
+        if options:
+            kind, answer = "choice", self._letter(answer, options)
+        if answer:
+            self._check(kind or answer_kind(answer), answer)
+        task, rationale = self._text("task") or "file", self._text("rationale")
+        return Problem(task, self._number - 1, question, answer, rationale, kind, options)
+
+    def _text(self, name: str) -> str:
+        value = self._fields.get(name)
+        # An answer may be a number in the file; true and false are not numbers here.
+        if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        if value is not None and not isinstance(value, str):
+            self._refuse(f"`{name}` is {value!r}, and must be text")
+        return value or ""
+
+    def _options(self) -> tuple[str, ...]:
+        options: Any = self._fields.get("options")
+        if options is None:
+            return ()
+        texts = [option for option in options if isinstance(option, str)] if isinstance(options, list) else []
+        if not 2 <= len(texts) <= len(LETTERS) or len({plain(text) for text in texts}) != len(options):
+            self._refuse(f"`options` must be two to {len(LETTERS)} different texts")
+        return tuple(text.strip() for text in texts)
+
+    def _letter(self, answer: str, options: tuple[str, ...]) -> str:
+        """The letter of the right option, which the file names by its letter or by its text; "" without an answer."""
+        letters = dict(zip(map(str.casefold, LETTERS), LETTERS[: len(options)], strict=False))
+        texts = {plain(option): letter for option, letter in zip(options, LETTERS, strict=False)}
+        stated = plain(answer)
+        if answer and stated not in letters and stated not in texts:
+            last = LETTERS[len(options) - 1]
+            self._refuse(f"`answer` {answer!r} is neither a letter from A to {last} nor the text of an option")
+        return letters.get(stated) or texts.get(stated, "") if answer else ""
+
+    def _check(self, kind: ProblemKind, answer: str) -> None:
+        """Refuse an answer that is none of its kind, to which no answer could be equal."""
+        if kind == "number" and parse_number(answer) is None:
+            self._refuse(f"`answer` {answer!r} is not one number")
+        if kind == "text" and not plain(answer):
+            self._refuse(f"`answer` {answer!r} has no word or number to compare")
+        braces = re.sub(r"\\[{}]|[^{}]", "", answer)  # those that LaTeX prints need no partner
+        if kind == "math" and braces.count("{") != braces.count("}"):
+            self._refuse(f"`answer` {answer!r} has braces without a partner")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise ConfigError(f"{self._where}: {reason}")

@@ -1,0 +1,93 @@
+"""Training sets of the Hub that problems come from: number, expression and choice answers.
+
+Each is asked and graded as the benchmark of its name. Only training splits are read; their test splits are benchmarks.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import cast
+
+from common.errors import ConfigError
+from configs.training import ProblemSource
+from data.sources.reasoning_gym import Problem, ProblemKind, ProblemSplit, problem_split
+from evals.benchmarks.catalogue import BENCHMARKS, Benchmark, items_of
+from evals.benchmarks.items import multiple_choice
+from evals.benchmarks.loading import COMMIT, read_hub
+from evals.benchmarks.schemas import BenchmarkRecord, Question
+from evals.graders.answer_spans import boxed
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The training split of a repository, in one or several subsets, and the commit at which it is read."""
+
+    parts: tuple[Benchmark, ...]
+    pinned: str
+
+    @property
+    def ask(self) -> str:
+        """The prompt of a question without options."""
+        return self.parts[0].ask
+
+
+def _solved(record: BenchmarkRecord) -> Question:
+    r"""Parse MATH: the expected answer is what stands in the last `\boxed{}` of `solution`."""
+    answers = boxed(record.text("solution"))
+    if not answers or not answers[-1]:
+        record.refuse("field `solution` has no `\\boxed{}` with the answer")
+    return Question(record.text("problem"), expected=answers[-1], category=record.optional_text("type"))
+
+
+_SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+_TRAIN = {
+    name: replace(BENCHMARKS[name], split="train")
+    for name in ("gsm8k", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa")
+}
+_MATH = replace(BENCHMARKS["math_500"], name="math", hub="EleutherAI/hendrycks_math", split="train", read=_solved)
+# Rows of the training splits: gsm8k 7,473, math 7,500, arc_easy 2,251, arc_challenge 1,119, commonsense_qa 9,741,
+# openbookqa 4,957. MATH's commit is one that several public projects pin, recorded without access to the Hub.
+TRAINING_SETS: dict[str, TrainingSet] = {
+    **{name: TrainingSet((part,), part.pinned) for name, part in _TRAIN.items()},
+    "math": TrainingSet(
+        tuple(replace(_MATH, subset=subject) for subject in _SUBJECTS), "21a5633873b6a120296cce3e2df9d5550074f4a3"
+    ),
+}
+BAD_ROWS = 0.01  # of a set's records, that may lack an answer: MATH has a few boxes without braces
+
+
+def training_problems(source: ProblemSource, seed: int, split: ProblemSplit) -> list[Problem]:
+    """The problems of a training set, with the bare question; a hash of it sets the guard problems apart.
+
+    Raises `ConfigError` for a revision that is no full commit hash, and as `read_hub` and `items_of`.
+    """
+    chosen = TRAINING_SETS[source.source]
+    hub = chosen.parts[0].hub
+    if source.revision and not COMMIT.fullmatch(source.revision):
+        raise ConfigError(
+            f"problems.revision: {source.revision!r} is not a full commit hash of {hub}; "
+            f"leave it out to read {chosen.pinned}"
+        )
+    problems, first = list[Problem](), 0
+    for part in chosen.parts:
+        rows = list(read_hub(part, source.revision or chosen.pinned))
+        for item in items_of(part, rows, seed, BAD_ROWS):
+            # Only GSM8K's records have their worked text apart from the answer.
+            rationale = rows[item.index]["answer"].rpartition("####")[0].strip() if part.name == "gsm8k" else ""
+            kind = cast(ProblemKind, item.kind)  # no set here is of another
+            index = first + item.index
+            problems.append(Problem(part.name, index, item.question, item.expected, rationale, kind, item.options))
+        first += len(rows)
+    if len(chosen.parts) > 1:  # else the first problems would all be of one subject
+        random.Random(f"{source.source}/{seed}").shuffle(problems)
+    return [p for p in problems if (problem_split(p.question) == "guard") == (split == "guard")]
+
+
+def asked(problem: Problem, source: ProblemSource) -> str:
+    """The prompt of a problem: its question, as the benchmark of its source words it, or with its options."""
+    if problem.options:
+        return multiple_choice(problem.question, problem.options)
+    known = TRAINING_SETS.get(source.source)
+    return known.ask.format(question=problem.question) if known else problem.question

@@ -1,0 +1,128 @@
+"""Problem files: their rows, how each kind of answer is compared, and what is refused, by file and line."""
+
+import json
+
+import pytest
+
+from common.errors import ConfigError
+from configs.training import ProblemsConfig, ProblemSource
+from data.chat_template import ParsedReply
+from data.sources.reasoning_gym import Problem, problem_split
+from rl.problem_files import check_expressions, check_files, read_problems
+from rl.problem_sets import asked
+from rl.problems import load
+from rl.rewards import verifiable
+
+OPTIONS = ["a fork", "a spoon", "a knife"]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """source(row, ...) -> a file of these rows, each a dict or a raw line."""
+
+    def write(*rows) -> ProblemSource:
+        path = tmp_path / "mine.jsonl"
+        lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+        path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+        return ProblemSource(source="jsonl", path=str(path))
+
+    return write
+
+
+def reward(problem: Problem, answer: str) -> float:
+    return verifiable(problem, ParsedReply("", answer, True, True))
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        ({"answer": "14/4"}, ["14/4", "3.5", "It is 7/2."], ["15/4"]),
+        ({"answer": 7}, ["7", "7.0", "**7**"], ["8", "7 or 8"]),
+        ({"answer": "$18"}, ["18", "$18", "$18.00"], ["$19"]),
+        ({"answer": "18 apples", "kind": "number"}, ["18", "18 apples"], ["17 apples"]),
+        ({"answer": r"2\sqrt{3}"}, [r"$2\sqrt{3}$", r"\boxed{\sqrt{12}}"], [r"$3\sqrt{2}$", "2"]),
+        ({"answer": r"\frac{1}{2}"}, ["1/2", "0.5", r"$\frac{2}{4}$"], ["2"]),
+        ({"answer": "x^2 + 2x", "kind": "math"}, ["$x(x+2)$"], ["$x^2$"]),
+        ({"answer": "Paris"}, ["paris", "Paris."], ["Paris or Rome", "in Paris"]),
+        ({"answer": "B", "options": OPTIONS}, ["B", "B. a spoon", "(b)", "a spoon"], ["A", "a fork", "A or B"]),
+        ({"answer": "A Spoon.", "options": OPTIONS, "kind": "choice"}, ["B"], ["C"]),
+    ],
+)
+def test_an_answer_counts_by_its_kind(source, row, right, wrong):
+    (problem,) = read_problems(source({"question": "Which?", **row}))
+    check_expressions(source({}), [problem])
+    assert {answer: reward(problem, answer) for answer in right} == dict.fromkeys(right, 1.0)
+    assert {answer: reward(problem, answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
+
+
+def test_a_choice_is_asked_with_its_options_as_a_benchmark_asks_it(source):
+    file = source({"question": "Which?", "answer": "B", "options": OPTIONS}, {"question": "How many?", "answer": "2"})
+    first, second = (asked(problem, file) for problem in read_problems(file))
+    assert first == "Which?\n\nA. a fork\nB. a spoon\nC. a knife\n\nAnswer with the letter of the right option alone."
+    assert second == "How many?"
+
+
+def test_every_question_is_in_one_split_once(source):
+    rows = [{"question": f"What is {n} / 4?", "answer": f"{n}/4"} for n in range(60)]
+    problems = list(read_problems(source(*rows, rows[0])))
+    assert [problem.question for problem in problems] == [row["question"] for row in rows]
+    counts = {split: sum(problem_split(p.question) == split for p in problems) for split in ("train", "guard")}
+    for split, count in counts.items():
+        drawn = load(ProblemsConfig(count=count, **source(*rows).model_dump()), 0, split)
+        assert {problem_split(problem.question) for problem in drawn} == {split}
+
+
+def test_optional_fields_and_lines_with_other_separators(source):
+    row = {"question": "1 +\u20281?", "answer": 2, "task": "sums", "rationale": "so", "license": "MIT"}
+    (problem,) = read_problems(source(row))
+    assert problem == Problem("sums", 0, "1 +\u20281?", "2", "so")
+    (unanswered,) = read_problems(source({"question": "Say hello.", "answer": None, "options": None}))
+    assert (unanswered.answer, unanswered.kind, unanswered.options) == ("", None, ())
+    with pytest.raises(ValueError, match="no answer to grade"):
+        reward(unanswered, "hello")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": "1"}, "no `question`"),
+        ({"answer": ["1"], "question": "Q?"}, r"`answer` is \['1'\], and must be text"),
+        ({"answer": "1", "question": 7}, "`question` is 7, and must be text"),
+        ('["Q?", "1"]', "not an object"),
+        ('{"question": "Q?", ', "not a line of JSON"),
+        ({"answer": "3 to 5", "kind": "number"}, "`answer` '3 to 5' is not one number"),
+        ({"answer": "??"}, "has no word or number"),
+        ({"answer": r"\frac{1}{2"}, "has braces without a partner"),
+        ({"answer": "1", "kind": "exact"}, "`kind` is 'exact', and must be one of number, math, choice, text"),
+        ({"answer": "A", "kind": "choice"}, "no `options`"),
+        ({"answer": "1", "kind": "number", "options": OPTIONS}, "`options` belong to the kind choice"),
+        ({"answer": "D", "options": OPTIONS}, "neither a letter from A to C nor the text of an option"),
+        ({"answer": "A", "options": ["x"]}, "`options` must be two to 26 different texts"),
+        ({"answer": "A", "options": ["x", "X."]}, "`options` must be two to 26 different texts"),
+        ({"answer": "A", "options": ["x", 2]}, "`options` must be two to 26 different texts"),
+    ],
+)
+def test_a_row_at_fault_is_named(source, row, message):
+    if isinstance(row, dict) and row != {"answer": "1"}:
+        row = {"question": "Which?", **row}
+    with pytest.raises(ConfigError, match=rf"mine\.jsonl:2: .*{message}"):
+        list(read_problems(source({"question": "1 + 1?", "answer": "2"}, row)))
+
+
+def test_an_expression_that_cannot_be_read_is_named(source):
+    file = source({"question": "1?", "answer": "1"}, {"question": "2?", "answer": r"\operatorname{foo}(x)"})
+    with pytest.raises(ConfigError, match=r"mine\.jsonl:2: .* is no expression; give the row `\"kind\": \"text\"`"):
+        check_expressions(file, list(read_problems(file)))
+    text = source({"question": "2?", "answer": r"\operatorname{foo}(x)", "kind": "text"})
+    check_expressions(text, list(read_problems(text)))
+
+
+def test_a_file_is_read_whole_before_a_run_and_only_alignment_takes_rows_without_answer(source):
+    file = source({"question": "1 + 1?", "answer": "2"}, {"question": "Say hello."})
+    config = ProblemsConfig(**file.model_dump())
+    check_files(config, "align")
+    with pytest.raises(ConfigError, match=r"^reason\.problems\.path: .*mine\.jsonl:2: no `answer`: this stage rewards"):
+        check_files(config, "reason")
+    several = ProblemsConfig.model_validate({"sources": [{"source": "gsm8k"}, file.model_dump()]})
+    with pytest.raises(ConfigError, match=r"^self_distill\.problems\.sources\[1\]\.path: .*mine\.jsonl:2: no `answer`"):
+        check_files(several, "self_distill")
