@@ -29,7 +29,8 @@ class SourceConfig(Section):
     revision: str = ""  # a commit of the Hub; the reader refuses to start without one
     records: PositiveInt | None = None  # None: all
     tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": what it generates
-    worked_share: Share = 1.0  # reader "reasoning": records that show their reasoning; the others give the answer alone
+    worked_share: Share = 1.0  # reader "reasoning": records that show all their reasoning
+    brief_share: Share | None = None  # and that show its last step; the others give the answer alone
     validation_share: Share = 0.01  # of the documents, kept out of training
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker holds one file in memory
@@ -45,6 +46,8 @@ class SourceConfig(Section):
             raise ValueError(f"source {self.name!r}: reader {self.reader!r} needs `path`")
         if (self.reader == "reasoning") != bool(self.tasks):
             raise ValueError(f"source {self.name!r}: `tasks` goes with reader 'reasoning' and with no other")
+        if self.worked_share + (self.brief_share or 0.0) > 1.0:
+            raise ValueError(f"source {self.name!r}: worked_share and brief_share are more than 1 together")
         return self
 
     @property

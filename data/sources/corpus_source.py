@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import re
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -81,12 +82,17 @@ def read_file(source: SourceConfig, seed: int, file: SourceFile, folder: Path) -
         yield batch
 
 
-def synth_record(problem: Problem, worked_share: float = 1.0) -> SynthRecord:
-    """A generated problem in SYNTH's form, its task as the exercise. About `worked_share` of them have a reasoning."""
+def synth_record(problem: Problem, worked_share: float = 1.0, brief_share: float = 0.0) -> SynthRecord:
+    """A generated problem in SYNTH's form, its task as the exercise.
+
+    About `worked_share` of them show all steps of the reasoning and `brief_share` the last one, as texts from many
+    hands do; the others give the answer alone. A hash of the question decides.
+    """
     drawn = int.from_bytes(hashlib.sha256(b"worked:" + problem.question.encode()).digest()[:4], "big") / 2**32
+    steps = re.findall(r"\S.*?\.(?=\s|$)", problem.rationale) if drawn < worked_share + brief_share else []
     return SynthRecord(
         query=problem.question,
-        synthetic_reasoning=problem.rationale if drawn < worked_share else "",
+        synthetic_reasoning=problem.rationale if drawn < worked_share else "".join(steps[-1:]),
         synthetic_answer=problem.answer,
         exercise=problem.task,
         synth_id=f"{problem.task}/{problem.index}",
@@ -99,7 +105,8 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
-        records = (synth_record(problem, source.worked_share) for problem in problems(source.tasks, seed, "train"))
+        drawn = problems(source.tasks, seed, "train")
+        records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in drawn)
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
         try:

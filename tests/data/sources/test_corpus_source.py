@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -183,18 +184,21 @@ def test_a_reader_of_the_other_form_is_refused():
         list_files(source(reader="wikipedia", form="synth"), 0, None)
 
 
-def test_a_share_of_the_generated_problems_shows_its_reasoning(tmp_path):
+def test_shares_of_the_generated_problems_show_all_their_reasoning_or_its_last_step(tmp_path):
     source = SourceConfig(
         name="s",
         reader="reasoning",
         form="synth",
         records=400,
         worked_share=0.25,
-        tasks=(TaskConfig(name="chain_sum"),),
+        brief_share=0.25,
+        tasks=(TaskConfig(name="chain_sum", parameters={"min_terms": 4, "max_terms": 4}),),
     )
     (file,) = list_files(source, 1, tmp_path)
     (batch,) = read_file(source, 1, file, tmp_path)
-    bare = batch.columns["synthetic_reasoning"].count("")
+    steps = Counter(text.count(" = ") for text in batch.columns["synthetic_reasoning"])
     assert len(batch) == 400
-    assert 270 < bare < 330
+    assert set(steps) == {0, 1, 3}  # none, the last one, all of them
+    assert 160 < steps[0] < 240
+    assert 70 < steps[1] < 130
     assert all(batch.columns["synthetic_answer"])
