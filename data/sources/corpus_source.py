@@ -2,8 +2,8 @@
 
 import hashlib
 import itertools
-import re
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
