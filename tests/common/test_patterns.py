@@ -28,8 +28,8 @@ def test_every_match_has_a_literal(name, data):
     text = text.replace(other.lower()[0], other)
     lowered = ignoring_case(text)
     assert bool(filtered.search(text, lowered)) == bool(filtered.pattern.search(text))
-    found = [match.span() for match in filtered.finditer(text, lowered)]
-    assert found == [match.span() for match in filtered.pattern.finditer(text)]
+    spans = [match.span() for match in filtered.finditer(text, lowered)]
+    assert spans == [match.span() for match in filtered.pattern.finditer(text)]
 
 
 def test_a_letter_is_what_an_expression_takes_for_it():
