@@ -15,7 +15,7 @@ import numpy as np
 from measure import median_seconds, options
 
 from configs.model import ModelConfig
-from model.decoding.cache import decode_step, decode_weights, prefill, share
+from model.decoding.cache import decode_step, decode_weights, prefill, repack
 from model.decoding.sampling import Sampling, draw
 from model.loss import masked_logits
 from model.nautile import forward, initialise, parameter_counts
@@ -61,7 +61,8 @@ def main():
     for rows in asked.rows:
         for position, capacity in ((100, 256), (100, 1024), (1000, 1024)):
             hidden_BPD, cache = fill(params, tokens_BP=prompt_BP, lengths_B=jnp.asarray([100]), capacity=capacity)
-            cache = share(cache, jnp.zeros(rows, jnp.int32))._replace(filled=jnp.asarray(position, jnp.int32))
+            cache = repack(cache, jnp.zeros(rows, jnp.int32), capacity)
+            cache = cache._replace(filled=cache.filled + position - 100)
             hidden_BD, uniform_B = jnp.repeat(hidden_BPD[:, -1], rows, axis=0), jnp.linspace(0, 0.99, rows)
             step = partial(several, weights, hidden_BD, cache, uniform_B, config, asked.tokens)
             took = seconds(step) / asked.tokens

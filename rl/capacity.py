@@ -50,9 +50,10 @@ def estimate_memory(
         split = rows if name == "decode" else None
         placed = tuple(_by_rows(argument, whole, split, mesh) for argument in arguments)
         analyses[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
-    weights, cache = analyses["weights for decoding"].output_size_in_bytes, analyses["decode"].alias_size_in_bytes
+    weights = analyses["weights for decoding"].output_size_in_bytes
+    cache = generator.lanes * analyses["decode"].alias_size_in_bytes
     prefill = analyses["prefill"].output_size_in_bytes + analyses["prefill"].temp_size_in_bytes
-    decode = cache + analyses["decode"].temp_size_in_bytes
+    decode = cache + generator.lanes * analyses["decode"].temp_size_in_bytes
     needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + weights + max(prefill, decode)}
     if policy is None or program is None:
         return needs

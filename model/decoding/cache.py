@@ -1,8 +1,11 @@
 """The decoding cache: the parallel prefill that creates it, and the step that advances it by one token.
 
 Prompts of different lengths are right-aligned in their batch (padding on the left), so the next token of every row goes
-to the same column: a step writes one slice per layer, in place, and copies nothing of the context's size. Blocks are
-unrolled in the step, each with its own arrays, because a scan over stacked caches would copy them at every step.
+to the same column: a step writes one slice per layer, in place, and copies nothing of the context's size. The columns
+are a ring: behind the last one the first is written again, so that rows can end and others begin for as long as no row
+is longer than the ring. Keys are stored with their columns last: with the head dimension last XLA on CPU transposed
+all of them at every step, the most expensive operation of a step. Blocks are unrolled in the step, each with its own
+arrays, because a scan over stacked caches would copy them at every step.
 
 Letters, in addition to those of `model.nautile`: P prompt columns, S cache columns, G key-value heads, R query heads
 per key-value head.
@@ -32,7 +35,7 @@ class BlockCache(NamedTuple):
     """The cache of a block: the state of each SCA layer, and the keys and values of the Transformer layer."""
 
     sca: tuple[SCAState, ...]
-    keys_BGSH: Array
+    keys_BGHS: Array
     values_BGSH: Array
 
 
@@ -40,8 +43,13 @@ class Cache(NamedTuple):
     """The cache of all blocks."""
 
     blocks: tuple[BlockCache, ...]
-    start_B: Array  # the column at which each row's prompt starts
-    filled: Array  # how many columns are filled, the same in every row
+    start_B: Array  # the number of the column at which each row's prompt starts
+    filled: Array  # the number of the next column, the same in every row; column n is at n modulo S
+
+    @property
+    def columns(self) -> int:
+        """S."""
+        return self.blocks[0].keys_BGHS.shape[3]
 
 
 class DecodeWeights(NamedTuple):
@@ -80,7 +88,7 @@ def prefill(
     start_B = length - lengths_B
     offset_BP = jnp.arange(length) - start_B[:, None]
     segments_BP, positions_BP = (offset_BP >= 0).astype(jnp.int32), jnp.maximum(offset_BP, 0)
-    padding = ((0, 0), (0, 0), (0, capacity - length), (0, 0))
+    free = (0, capacity - length)
 
     def body(x_BPD: Array, block: Params) -> tuple[Array, BlockCache]:
         states = []
@@ -88,8 +96,9 @@ def prefill(
             x_BPD, state = sca(block[name], config, x_BPD, segments_BP, positions_BP)
             states.append(state)
         x_BPD, (k, v) = attention(block["attention"], config, x_BPD, segments_BP, positions_BP)
-        keys, values = (jnp.pad(jnp.swapaxes(part, 1, 2), padding) for part in (k, v))
-        return x_BPD, BlockCache(tuple(states), keys, values)
+        keys_BGHS = jnp.pad(k.transpose(0, 2, 3, 1), ((0, 0), (0, 0), (0, 0), free))
+        values_BGSH = jnp.pad(v.transpose(0, 2, 1, 3), ((0, 0), (0, 0), free, (0, 0)))
+        return x_BPD, BlockCache(tuple(states), keys_BGHS, values_BGSH)
 
     x_BPD, stacked = jax.lax.scan(body, embed(params, config, tokens_BP), params["blocks"])
     blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
@@ -97,12 +106,17 @@ def prefill(
 
 
 def decode_step(weights: DecodeWeights, config: ModelConfig, tokens_B: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Run one token of every row: its hidden state [B, D] and the next cache. The cache must have a free column."""
-    column_S = jnp.arange(cache.blocks[0].keys_BGSH.shape[2])
-    seen_BS = (column_S >= cache.start_B[:, None]) & (column_S <= cache.filled)
+    """Run one token of every row: its hidden state [B, D] and the next cache. No row may be longer than the ring."""
+    column = cache.filled % cache.columns
+    # The number of the column that each place of the ring holds; what was never written has a negative one.
+    number_S = cache.filled - (cache.filled - jnp.arange(cache.columns)) % cache.columns
+    seen_BS = number_S >= cache.start_B[:, None]
 
-    def write(held_BGSH: Array, new_BGH: Array) -> Array:
-        return jax.lax.dynamic_update_slice(held_BGSH, new_BGH[:, :, None], (0, 0, cache.filled, 0))
+    def write(held: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
+        return (
+            jax.lax.dynamic_update_slice(held.keys_BGHS, k_BGH[..., None], (0, 0, 0, column)),
+            jax.lax.dynamic_update_slice(held.values_BGSH, v_BGH[:, :, None], (0, 0, column, 0)),
+        )
 
     positions_B = cache.filled - cache.start_B
     x_BD, blocks = _advance(weights, config, tokens_B, cache.blocks, positions_B, seen_BS, write)
@@ -114,26 +128,15 @@ def decode_ragged(
 ) -> tuple[Array, tuple[BlockCache, ...]]:
     """`decode_step` for rows of different ages: each begins at column 0, and its token goes to its own position."""
     rows = jnp.arange(positions_B.shape[0])
-    seen_BS = jnp.arange(blocks[0].keys_BGSH.shape[2]) <= positions_B[:, None]
+    seen_BS = jnp.arange(blocks[0].keys_BGHS.shape[3]) <= positions_B[:, None]
 
-    def write(held_BGSH: Array, new_BGH: Array) -> Array:
-        return held_BGSH.at[rows, :, positions_B].set(new_BGH, unique_indices=True, mode="drop")
+    def write(held: BlockCache, k_BGH: Array, v_BGH: Array) -> tuple[Array, Array]:
+        return (
+            held.keys_BGHS.at[rows, :, :, positions_B].set(k_BGH, unique_indices=True, mode="drop"),
+            held.values_BGSH.at[rows, :, positions_B].set(v_BGH, unique_indices=True, mode="drop"),
+        )
 
     return _advance(weights, config, tokens_B, blocks, positions_B, seen_BS, write)
-
-
-@partial(jax.jit, static_argnames="capacity")
-def grow(cache: Cache, capacity: int) -> Cache:
-    """The same cache, enlarged to `capacity` columns."""
-    missing = capacity - cache.blocks[0].keys_BGSH.shape[2]
-    if missing < 0:
-        raise ConfigError(f"cache: {cache.blocks[0].keys_BGSH.shape[2]} columns cannot shrink to {capacity}")
-    padding = ((0, 0), (0, 0), (0, missing), (0, 0))
-    blocks = tuple(
-        held._replace(keys_BGSH=jnp.pad(held.keys_BGSH, padding), values_BGSH=jnp.pad(held.values_BGSH, padding))
-        for held in cache.blocks
-    )
-    return cache._replace(blocks=blocks)
 
 
 def unstacked(tree: Any, index: int) -> Any:
@@ -141,10 +144,27 @@ def unstacked(tree: Any, index: int) -> Any:
     return jax.tree.map(lambda part: part[index], tree)
 
 
-def share(cache: Cache, source_B: Array) -> Cache:
-    """A cache whose row b is row source_B[b] of the given cache."""
-    blocks = jax.tree.map(lambda part: part[source_B], cache.blocks)
-    return cache._replace(blocks=blocks, start_B=cache.start_B[source_B])
+def repack(cache: Cache, source_B: Array, capacity: int) -> Cache:
+    """A cache of `capacity` columns whose row b is row source_B[b] of the given one.
+
+    It keeps the last columns, as many as both have; a row that is longer loses its start.
+    """
+    kept = min(cache.columns, capacity)
+    shift = -(cache.filled % cache.columns)
+
+    def moved(held: Array, axis: int) -> Array:
+        # In the order they were written, the last at the end.
+        ordered = jnp.roll(held[source_B], shift, axis=axis)
+        last = jax.lax.slice_in_dim(ordered, cache.columns - kept, cache.columns, axis=axis)
+        return jnp.pad(last, [(0, capacity - kept if axis == other else 0) for other in range(held.ndim)])
+
+    blocks = tuple(
+        BlockCache(
+            jax.tree.map(lambda part: part[source_B], held.sca), moved(held.keys_BGHS, 3), moved(held.values_BGSH, 2)
+        )
+        for held in cache.blocks
+    )
+    return Cache(blocks, cache.start_B[source_B] - cache.filled + kept, jnp.asarray(kept, jnp.int32))
 
 
 def _advance(
@@ -154,9 +174,9 @@ def _advance(
     held_blocks: tuple[BlockCache, ...],
     positions_B: Array,
     seen_BS: Array,
-    write: Callable[[Array, Array], Array],
+    write: Callable[[BlockCache, Array, Array], tuple[Array, Array]],
 ) -> tuple[Array, tuple[BlockCache, ...]]:
-    """Run one token through every block. `write` puts a new key or value into its column, one of `seen_BS`."""
+    """Run one token through every block. `write` puts new keys and values into their column, one of `seen_BS`."""
     x_BD = embed({"embedding": weights.embedding}, config, tokens_B)
     blocks = []
     for layers, spectra, held in zip(weights.blocks, weights.spectra, held_blocks, strict=True):
@@ -167,13 +187,13 @@ def _advance(
         # The Transformer layer: `model.layers.attention.attention` for one query a row.
         own = layers["attention"]
         q_BNH, k_BGH, v_BGH = project(own, config, x_BD, positions_B)
-        keys_BGSH, values_BGSH = write(held.keys_BGSH, k_BGH), write(held.values_BGSH, v_BGH)
+        keys_BGHS, values_BGSH = write(held, k_BGH, v_BGH)
         batch, groups, head_dim = k_BGH.shape
         q_BGRH = q_BNH.reshape(batch, groups, -1, head_dim)
-        scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, keys_BGSH, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bgrh,bghs->bgrs", q_BGRH, keys_BGHS, preferred_element_type=jnp.float32)
         scores = jnp.where(seen_BS[:, None, None], scores * head_dim**-0.5, _MASKED)
         shares = jax.nn.softmax(scores, axis=-1).astype(x_BD.dtype)
         mixed_BD = jnp.einsum("bgrs,bgsh->bgrh", shares, values_BGSH).reshape(x_BD.shape)
         x_BD = feed_forward(own, config, x_BD + linear(mixed_BD, own["out_proj"]))
-        blocks.append(BlockCache(tuple(states), keys_BGSH, values_BGSH))
+        blocks.append(BlockCache(tuple(states), keys_BGHS, values_BGSH))
     return x_BD, tuple(blocks)

@@ -91,7 +91,8 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
     states = tuple(
         SCAState(empty_state(count, config.memory_heads, head_dim, samples), history) for _ in sca_names(config)
     )
-    cache = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
+    keys = jnp.zeros((count, config.kv_heads, config.attention_head_dim, config.context), dtype)
+    values = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
     zeros_B, false_B = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
     settings = SlotSettings(
         keys_B2=jnp.zeros((count, 2), jnp.uint32),
@@ -103,7 +104,7 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
         alternatives_B=false_B,
     )
     return Slots(
-        blocks=tuple(BlockCache(states, cache, cache) for _ in range(config.blocks)),
+        blocks=tuple(BlockCache(states, keys, values) for _ in range(config.blocks)),
         hidden_BD=jnp.zeros((count, config.width), dtype),
         positions_B=zeros_B,
         index_B=zeros_B,
@@ -121,14 +122,14 @@ def prefill_prompts(
     """Prefill right-aligned prompts (`lengths_B` >= 1); `score`: with the log-probabilities of their tokens."""
     x_BPD, cache = prefill(params, config, tokens_BP, lengths_B, tokens_BP.shape[1])
 
-    def left_aligned(held_BGPH: Array) -> Array:
-        """[B, G, P, H] to [B, G, S, H]: each row cut from its prompt's first column on, after padding to the right."""
-        padded = jnp.pad(held_BGPH, ((0, 0), (0, 0), (0, config.context), (0, 0)))
-        cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=config.context, axis=1)
+    def left_aligned(held: Array, axis: int) -> Array:
+        """P columns at `axis` to S: each row cut from its prompt's first column on, after padding to the right."""
+        padded = jnp.pad(held, [(0, config.context if axis == other else 0) for other in range(held.ndim)])
+        cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=config.context, axis=axis - 1)
         return jax.vmap(cut)(padded, cache.start_B)
 
     blocks = tuple(
-        held._replace(keys_BGSH=left_aligned(held.keys_BGSH), values_BGSH=left_aligned(held.values_BGSH))
+        held._replace(keys_BGHS=left_aligned(held.keys_BGHS, 3), values_BGSH=left_aligned(held.values_BGSH, 2))
         for held in cache.blocks
     )
     prefilled = PrefilledPrompts(blocks, x_BPD[:, -1], lengths_B)

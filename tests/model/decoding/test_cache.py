@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from model.decoding.cache import decode_step, decode_weights, grow, prefill
+from model.decoding.cache import decode_step, decode_weights, prefill, repack
 from model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
 
@@ -27,7 +27,7 @@ def ragged(tokens, lengths, width):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"decay": "window", "context": 24, "spectral_samples": 1}])
 def test_prefill_and_steps_equal_forward(params, changes):
-    """Prompts of 1 to 9 tokens (the convolution reaches back 3), and a cache that grows once."""
+    """Prompts of 1 to 9 tokens (the convolution reaches back 3), and a ring of columns that grows and comes round."""
     config = tiny_config(**changes)
     if changes:
         params = jax.tree.map(lambda leaf: leaf * 1.5, jax.jit(initialise, static_argnums=0)(config, 0))
@@ -40,13 +40,13 @@ def test_prefill_and_steps_equal_forward(params, changes):
     step = jax.jit(partial(decode_step, config=config))
     hidden_BPD, cache = start(params, tokens_BP=ragged(tokens, LENGTHS, 9), lengths_B=jnp.asarray(LENGTHS))
     hidden_BD = hidden_BPD[:, -1]
-    cache = grow(cache, 9 + STEPS)
+    cache = repack(cache, jnp.arange(4), 9 + STEPS)
     rows = np.arange(4)
     for done in range(STEPS):
         last = np.asarray(LENGTHS) - 1 + done
         np.testing.assert_allclose(hidden_BD, expected[rows, last], atol=1e-4)
         hidden_BD, cache = step(weights, tokens_B=jnp.asarray(tokens[rows, last + 1]), cache=cache)
-    assert int(cache.filled) == 9 + STEPS
+    assert cache.columns == 9 + STEPS
 
 
 def test_a_prompt_over_the_cache_is_refused_with_the_numbers(config, params):
@@ -67,5 +67,5 @@ def test_a_step_keeps_the_types_of_the_cache_in_bfloat16(params):
     same = jax.tree.map(lambda item, other: (item.shape, item.dtype) == (other.shape, other.dtype), before, after)
     assert jax.tree.all(same)
     cache = after[1]
-    assert cache.blocks[0].keys_BGSH.dtype == jnp.bfloat16
+    assert cache.blocks[0].keys_BGHS.dtype == jnp.bfloat16
     assert cache.blocks[0].sca[0].mix.re_BKHM.dtype == jnp.float32

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from model.decoding import generate
+from model.decoding import lane
 from model.decoding.buckets import length_buckets
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
@@ -69,7 +69,7 @@ def test_other_seeds_give_other_samples(config, params, four):
 
 
 def test_growing_the_cache_changes_nothing(config, params, four, monkeypatch):
-    monkeypatch.setattr(generate, "FIRST_GROWTH", 5)
+    monkeypatch.setattr(lane, "FIRST_GROWTH", 5)
     assert length_buckets(12, 5) == [5, 10, 12]
     again = Generator(config, SAMPLING, rows=4, prompt_length=LONGEST)(params, PROMPTS, SEEDS)
     for item, other in zip(four, again, strict=True):

@@ -1,0 +1,320 @@
+"""A lane: a batch of slots that decode together, each with a sample of its own age; a slot whose sample ended is filled
+again. `model.decoding.generate` drives lanes.
+
+A call of `advance` writes tokens in every active slot until enough of them have ended. Then new samples take their
+slots: the prefilled columns of their prompts are copied to just before the next column, so that all slots keep writing
+to one column. With nothing left to begin, a lane shrinks with its samples, because on CPU a token costs as much for an
+idle slot as for an active one. The ring of columns grows and shrinks with the longest sample.
+
+Letters, in addition to those of `model.decoding.cache`: B slots, U distinct prompts, P prompt columns, T tokens of a
+call, N tokens of the longest completion.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from configs.model import ModelConfig
+from model.decoding.buckets import length_buckets
+from model.decoding.cache import BlockCache, Cache, DecodeWeights, decode_step, prefill, repack
+from model.decoding.sampling import Sampling, draw, uniforms
+from model.layers.common import Params, compute_dtype
+from model.layers.mixing.operator import empty_state
+from model.layers.sca import SCAState, projected
+from model.loss import masked_logits
+from model.sharding import everywhere, split_rows
+
+FIRST_GROWTH = 128  # tokens of a completion at which the ring of columns first grows
+STRIDE = 64  # tokens that one call may write; it ends earlier when slots are to be filled
+SMALLEST = 8  # slots that a lane shrinks to, at least
+REFILLED = 8  # of so many slots, one must have ended before a lane stops to be filled
+
+
+class Prompts(NamedTuple):
+    """Prefilled prompts, their columns right-aligned in P."""
+
+    blocks: tuple[BlockCache, ...]
+    hidden_UD: Array  # of the last token
+    lengths_U: Array
+
+
+class LaneState(NamedTuple):
+    """What a lane has on the device."""
+
+    cache: Cache
+    hidden_BD: Array  # of the last token
+    uniforms_BN: Array  # the number in [0, 1) that decides each token of the sample
+    index_B: Array  # tokens of the sample so far
+    active_B: Array  # whether the slot has a sample to continue
+    thinking_B: Array  # whether `think_end` has not been written yet
+    forced_B: Array  # index of a forced `think_end`, or -1
+
+
+class Written(NamedTuple):
+    """The tokens of one call of `advance`: of slot b, the first `count_B[b]` of T."""
+
+    ids_TB: Array
+    logprobs_TB: Array
+    count_B: Array
+    active_B: Array
+    forced_B: Array
+
+
+@dataclass
+class Sample:
+    """A sample on its way: its place among the caller's prompts, its prompt among the prefilled ones, its key."""
+
+    place: int
+    source: int
+    prompt_length: int
+    key: np.ndarray
+    ids: list[np.ndarray] = field(default_factory=list)
+    logprobs: list[np.ndarray] = field(default_factory=list)
+    written: int = 0
+    active: bool = True
+    forced: int | None = None
+
+
+class Lane:
+    """`size` slots and the host's record of what is in them. `on_mesh` wraps each program; `divisor` divides sizes."""
+
+    def __init__(
+        self, config: ModelConfig, sampling: Sampling, size: int, prompt_length: int, on_mesh: Any, divisor: int
+    ) -> None:
+        self._config, self._sampling, self._on_mesh = config, sampling, on_mesh
+        self._capacities = [prompt_length + end for end in length_buckets(sampling.max_tokens, FIRST_GROWTH)]
+        self._sizes = [size]
+        while (smaller := self._sizes[-1] // 4) >= SMALLEST and smaller % divisor == 0:
+            self._sizes.append(smaller)
+        self._slots: list[Sample | None] = [None] * size
+        self._capacity = self._capacities[0]
+        self._state: LaneState = on_mesh(idle)(config, sampling, size, prompt_length, self._capacity)
+        self._written: Written | None = None
+
+    def active(self) -> int:
+        """How many samples are not complete."""
+        return sum(sample is not None for sample in self._slots)
+
+    def fill(self, prompts: Prompts, waiting: deque[Sample]) -> None:
+        """Start waiting samples of these prompts in the free slots."""
+        free = [slot for slot, sample in enumerate(self._slots) if sample is None][: len(waiting)]
+        size = len(self._slots)
+        source_B, fresh_B, keys_B2 = np.zeros(size, np.int32), np.zeros(size, bool), np.zeros((size, 2), np.uint32)
+        for slot in free:
+            sample = self._slots[slot] = waiting.popleft()
+            source_B[slot], fresh_B[slot], keys_B2[slot] = sample.source, True, sample.key
+        self._state = self._on_mesh(fill)(self._state, prompts, source_B, fresh_B, keys_B2)
+
+    def start(self, weights: DecodeWeights, waiting: int, tokens: int = STRIDE) -> None:
+        """Begin a call of `advance`, of at most `tokens` tokens; it stops early for the `waiting` samples to begin."""
+        active = self.active()
+        size, floor = self._plan(active, waiting)
+        longest = max(sample.prompt_length + sample.written for sample in self._slots if sample)
+        # A ring with room for a few tokens, so that lanes do not move at every call.
+        room = min(self._capacities[-1], longest + max(1, FIRST_GROWTH // 8))
+        capacity = next(capacity for capacity in self._capacities if capacity >= room)
+        if (size, capacity) != (len(self._slots), self._capacity):
+            self._move(size, capacity)
+        steps = min(tokens, STRIDE, capacity - longest)
+        self._state, self._written = self._on_mesh(advance)(
+            weights, self._state, np.int32(steps), np.int32(floor), self._config, self._sampling
+        )
+
+    def collect(self) -> list[Sample]:
+        """Wait for the call that `start` began; returns the samples it continued, those complete no longer active."""
+        if self._written is None:
+            return []
+        ids_TB, logprobs_TB, count_B, active_B, forced_B = map(np.asarray, self._written)
+        self._written = None
+        continued = []
+        for slot, sample in enumerate(self._slots):
+            if sample is None:
+                continue
+            sample.ids.append(ids_TB[: count_B[slot], slot].copy())
+            sample.logprobs.append(logprobs_TB[: count_B[slot], slot].copy())
+            sample.written += int(count_B[slot])
+            sample.active = bool(active_B[slot])
+            sample.forced = None if forced_B[slot] < 0 else int(forced_B[slot])
+            continued.append(sample)
+            if not sample.active:
+                self._slots[slot] = None
+        return continued
+
+    def _plan(self, active: int, waiting: int) -> tuple[int, int]:
+        """The lane's next size, and how many samples may be left active when a call of `advance` ends early."""
+        size = len(self._slots)
+        if waiting:
+            return size, max(0, active - max(1, size // REFILLED))
+        size = min(other for other in self._sizes if other >= active)
+        return size, max((other for other in self._sizes if other < size), default=0)
+
+    def _move(self, size: int, capacity: int) -> None:
+        """Go on in a lane of another size and ring, its active samples first."""
+        kept = [slot for slot, sample in enumerate(self._slots) if sample][:size]
+        if size == len(self._slots):
+            kept = list(range(size))
+        source_B = np.array(kept + [kept[-1]] * (size - len(kept)), np.int32)
+        real_B = np.arange(size) < len(kept)
+        self._state = self._on_mesh(moved)(self._state, source_B, real_B, capacity)
+        self._slots = [*(self._slots[slot] for slot in kept), *[None] * (size - len(kept))]
+        self._capacity = capacity
+
+
+@partial(jax.jit, static_argnames=("config", "columns"))
+def prefill_prompts(params: Params, tokens_UP: Array, lengths_U: Array, config: ModelConfig, columns: int) -> Prompts:
+    """Prefill right-aligned prompts, and pad them on the left to `columns`, the P of every lane."""
+    hidden_UPD, cache = prefill(params, config, tokens_UP, lengths_U, tokens_UP.shape[1])
+    missing = (columns - tokens_UP.shape[1], 0)
+    blocks = tuple(
+        BlockCache(
+            held.sca,
+            jnp.pad(held.keys_BGHS, ((0, 0), (0, 0), (0, 0), missing)),
+            jnp.pad(held.values_BGSH, ((0, 0), (0, 0), missing, (0, 0))),
+        )
+        for held in cache.blocks
+    )
+    return jax.tree.map(everywhere, Prompts(blocks, hidden_UPD[:, -1], lengths_U))
+
+
+@partial(jax.jit, static_argnames=("config", "sampling", "size", "columns", "capacity"))
+def idle(config: ModelConfig, sampling: Sampling, size: int, columns: int, capacity: int) -> LaneState:
+    """A lane of free slots whose next column is number `columns`."""
+    dtype = compute_dtype(config)
+    history = jnp.zeros((size, config.convolution - 1, projected(config)), dtype)
+    state = SCAState(empty_state(size, config.memory_heads, config.head_dim, config.spectral_samples), history)
+    heads, head_dim = config.kv_heads, config.attention_head_dim
+    keys, values = (
+        jnp.zeros((size, heads, head_dim, capacity), dtype),
+        jnp.zeros((size, heads, capacity, head_dim), dtype),
+    )
+    block = BlockCache((state,) * config.sca_per_block, keys, values)
+    return _by_rows(
+        LaneState(
+            cache=Cache((block,) * config.blocks, jnp.full(size, columns, jnp.int32), jnp.asarray(columns, jnp.int32)),
+            hidden_BD=jnp.zeros((size, config.width), dtype),
+            uniforms_BN=jnp.zeros((size, sampling.max_tokens)),
+            index_B=jnp.zeros(size, jnp.int32),
+            active_B=jnp.zeros(size, bool),
+            thinking_B=jnp.zeros(size, bool),
+            forced_B=jnp.full(size, -1, jnp.int32),
+        )
+    )
+
+
+@partial(jax.jit, donate_argnames="state")
+def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, keys_B2: Array) -> LaneState:
+    """Start a sample of prompt `source_B[b]` with the key `keys_B2[b]` in every slot b that is `fresh_B`."""
+    cache, columns = state.cache, prompts.blocks[0].keys_BGHS.shape[3]
+    column_P = (cache.filled - columns + jnp.arange(columns)) % cache.columns
+
+    def chosen(new: Array, held: Array) -> Array:
+        return jnp.where(fresh_B.reshape(-1, *[1] * (held.ndim - 1)), new, held)
+
+    def put(held: BlockCache, prompt: BlockCache) -> BlockCache:
+        keys_BGHP, values_BGPH = held.keys_BGHS[..., column_P], held.values_BGSH[:, :, column_P]
+        keys_BGHP = chosen(prompt.keys_BGHS[source_B], keys_BGHP)
+        values_BGPH = chosen(prompt.values_BGSH[source_B], values_BGPH)
+        return BlockCache(
+            jax.tree.map(lambda old, new: chosen(new[source_B], old), held.sca, prompt.sca),
+            held.keys_BGHS.at[..., column_P].set(keys_BGHP, unique_indices=True),
+            held.values_BGSH.at[:, :, column_P].set(values_BGPH, unique_indices=True),
+        )
+
+    blocks = tuple(put(held, prompt) for held, prompt in zip(cache.blocks, prompts.blocks, strict=True))
+    start_B = chosen(cache.filled - prompts.lengths_U[source_B], cache.start_B)
+    return _by_rows(
+        LaneState(
+            cache=Cache(blocks, start_B, cache.filled),
+            hidden_BD=chosen(prompts.hidden_UD[source_B], state.hidden_BD),
+            uniforms_BN=chosen(uniforms(keys_B2, state.uniforms_BN.shape[1]), state.uniforms_BN),
+            index_B=chosen(0, state.index_B),
+            active_B=state.active_B | fresh_B,
+            thinking_B=state.thinking_B | fresh_B,
+            forced_B=chosen(-1, state.forced_B),
+        )
+    )
+
+
+@partial(jax.jit, static_argnames="capacity")
+def moved(state: LaneState, source_B: Array, real_B: Array, capacity: int) -> LaneState:
+    """A lane with a ring of `capacity` columns; its slot b is slot `source_B[b]`, idle unless `real_B[b]`."""
+    rows = jax.tree.map(lambda part: part[source_B], state._replace(cache=()))
+    return _by_rows(rows._replace(cache=repack(state.cache, source_B, capacity), active_B=rows.active_B & real_B))
+
+
+@partial(jax.jit, static_argnames=("config", "sampling"), donate_argnames="state")
+def advance(
+    weights: DecodeWeights, state: LaneState, steps: Array, floor: Array, config: ModelConfig, sampling: Sampling
+) -> tuple[LaneState, Written]:
+    """Write up to `steps` tokens in every active slot, until no more than `floor` slots are active."""
+    size = state.hidden_BD.shape[0]
+    written = Written(
+        ids_TB=jnp.zeros((STRIDE, size), jnp.int32),
+        logprobs_TB=jnp.zeros((STRIDE, size)),
+        count_B=jnp.zeros(size, jnp.int32),
+        active_B=state.active_B,
+        forced_B=state.forced_B,
+    )
+
+    def unfinished(carry: tuple[Array, LaneState, Written]) -> Array:
+        return (carry[0] < steps) & (jnp.sum(carry[1].active_B) > floor)
+
+    def body(carry: tuple[Array, LaneState, Written]) -> tuple[Array, LaneState, Written]:
+        step, before, written = carry
+        state, ids_B, logprobs_B = _one_token(weights, before, config, sampling)
+        return (
+            step + 1,
+            state,
+            Written(
+                jax.lax.dynamic_update_slice(written.ids_TB, ids_B[None], (step, 0)),
+                jax.lax.dynamic_update_slice(written.logprobs_TB, logprobs_B[None], (step, 0)),
+                written.count_B + before.active_B,
+                state.active_B,
+                state.forced_B,
+            ),
+        )
+
+    _, state, written = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state, written))
+    return state, jax.tree.map(everywhere, written)  # whole on every host, which all decide the same from it
+
+
+def _one_token(
+    weights: DecodeWeights, state: LaneState, config: ModelConfig, sampling: Sampling
+) -> tuple[LaneState, Array, Array]:
+    """Draw the next token of every slot from its hidden state, and run it through the model."""
+    logits_BV = masked_logits(state.hidden_BD, weights.embedding, config.vocabulary)
+    uniform_B = jnp.take_along_axis(state.uniforms_BN, state.index_B[:, None], axis=1, mode="clip")[:, 0]
+    ids_B = draw(logits_BV, uniform_B, sampling)
+    thinking_B, forced_B = state.thinking_B, state.forced_B
+    if sampling.thinking_budget is not None:
+        # A sample that still thinks when its budget is spent gets `think_end` in place of the drawn token.
+        force_B = thinking_B & (state.index_B >= sampling.thinking_budget) & (ids_B != sampling.think_end)
+        ids_B = jnp.where(force_B, sampling.think_end, ids_B)
+        forced_B = jnp.where(force_B & state.active_B, state.index_B, forced_B)
+        thinking_B = thinking_B & (ids_B != sampling.think_end)
+    chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
+    logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+    ended_B = state.index_B + 1 >= sampling.max_tokens
+    if sampling.stop_ids:
+        ended_B |= jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32))
+    hidden_BD, cache = decode_step(weights, config, ids_B, state.cache)
+    after = state._replace(
+        cache=cache,
+        hidden_BD=hidden_BD,
+        index_B=state.index_B + state.active_B,
+        active_B=state.active_B & ~ended_B,
+        thinking_B=thinking_B,
+        forced_B=forced_B,
+    )
+    return after, ids_B, logprobs_B
+
+
+def _by_rows(state: LaneState) -> LaneState:
+    """The lane with its slots split over the devices."""
+    return jax.tree.map(lambda part: split_rows(part) if part.ndim else part, state)
