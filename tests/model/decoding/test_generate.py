@@ -127,6 +127,34 @@ def test_a_stop_id_ends_a_completion_and_is_kept(config, params, four):
     assert not stopped[0].truncated
 
 
+def test_slots_filled_again_and_lanes_that_shrink_change_nothing(config, params, four, monkeypatch):
+    """Fourteen samples one after the other in one slot; and, in another order, in two lanes of four slots that are
+    filled again as samples end, then shrink to one slot, on rings of columns that grow and come round."""
+    sampling = replace(SAMPLING, stop_ids=tuple(int(completion.ids[4]) for completion in four))
+    prompts, seeds = [*PROMPTS * 3, *PROMPTS[:2]], [*SEEDS, *((9, index) for index in range(10))]
+    alone = Generator(config, sampling, 1, LONGEST)(params, prompts, seeds)
+    lengths = {len(completion.ids) for completion in alone}
+    assert len(lengths) > 2
+    assert 12 in lengths
+    monkeypatch.setattr(lane, "SMALLEST", 1)
+    monkeypatch.setattr(lane, "FIRST_GROWTH", 5)
+    sizes = []
+    advance = lane.advance
+
+    def counted(weights, state, *arguments):
+        sizes.append((len(state.active_B), state.cache.columns))
+        return advance(weights, state, *arguments)
+
+    monkeypatch.setattr(lane, "advance", counted)
+    order = np.random.default_rng(0).permutation(len(prompts))
+    together = Generator(config, sampling, 8, LONGEST)
+    again = together(params, [prompts[i] for i in order], [seeds[i] for i in order])
+    for item, index in zip(again, order, strict=True):
+        same(item, alone[index])
+    assert {size for size, _ in sizes} == {4, 1}
+    assert len({columns for _, columns in sizes}) > 1
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_spent_thinking_budget_inserts_the_end(config, params, four, rows):
     """It is inserted after exactly 5 tokens, at every batch size; thinking that ended earlier is left unchanged."""
