@@ -45,16 +45,16 @@ def estimate_memory(
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     analyses = {}
-    for name, jitted, arguments in generator.programs():
+    for name, jitted, arguments in generator.programs(rollout.prompts):
         # Prompts are few, and every chip has them all; their completions are split.
         split = rows if name == "decode" else None
         placed = tuple(_by_rows(argument, whole, split, mesh) for argument in arguments)
         analyses[name] = OnMesh(mesh, jitted).lower(*placed).compile().memory_analysis()
-    weights = analyses["weights for decoding"].output_size_in_bytes
+    weights, prompts = (analyses[name].output_size_in_bytes for name in ("weights for decoding", "prefill"))
     cache = generator.lanes * analyses["decode"].alias_size_in_bytes
-    prefill = analyses["prefill"].output_size_in_bytes + analyses["prefill"].temp_size_in_bytes
-    decode = cache + generator.lanes * analyses["decode"].temp_size_in_bytes
-    needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + weights + max(prefill, decode)}
+    working = max(analyses["prefill"].temp_size_in_bytes, generator.lanes * analyses["decode"].temp_size_in_bytes)
+    sampling_bytes = weights + prompts + cache + working
+    needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + sampling_bytes}
     if policy is None or program is None:
         return needs
     sums = 1 + (mode is not None) + (mode is not None and policy.kl > 0)

@@ -75,7 +75,7 @@ class Group:
 
 
 class RolloutEngine:
-    """Samples groups. Compiles once a run for each of the few shapes that prompts are padded to (`Generator`).
+    """Samples groups. Compiles once a run for each of the few shapes of prompts and of lanes (`Generator`).
 
     `tokens` and `seconds` are totals of all sampling, for the speed metric.
     """

@@ -100,14 +100,14 @@ class Generator:
         for sample in self._decode(params, [prompt], [seed], every):
             yield _completion(sample, self.sampling.stop_ids)
 
-    def programs(self) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-        """The programs of a full batch with its largest cache: name, jitted function, and the shapes of its arguments.
+    def programs(self, prompts: int) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+        """The programs of so many prompts and of a full lane with its longest ring: name, function, argument shapes.
 
         For estimates of memory: nothing is computed.
         """
         abstract, config, sampling, size = shapes(self.config), self.config, self.sampling, self._size
-        tokens = jax.ShapeDtypeStruct((self.rows, self.prompt_length), jnp.int32)
-        lengths = jax.ShapeDtypeStruct((self.rows,), jnp.int32)
+        tokens = jax.ShapeDtypeStruct((prompts, self.prompt_length), jnp.int32)
+        lengths = jax.ShapeDtypeStruct((prompts,), jnp.int32)
         yield "weights for decoding", decode_weights, (abstract, config)
         yield "prefill", prefill_prompts, (abstract, tokens, lengths, config, self.prompt_length)
         capacity = self.prompt_length + sampling.max_tokens
