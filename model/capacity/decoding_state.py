@@ -25,5 +25,5 @@ def state_bytes(config: ModelConfig) -> dict[str, int]:
     return {
         "sca_sums": size([state.mix for block in blocks for state in block.sca]),
         "convolution_history": size([state.history_BTC for block in blocks for state in block.sca]),
-        "kv_per_token": size([(block.keys_BGSH, block.values_BGSH) for block in blocks]),
+        "kv_per_token": size([(block.keys_BGHS, block.values_BGSH) for block in blocks]),
     }
