@@ -30,9 +30,20 @@ LARGEST = 2**24  # of any dimension: products fit into 64 bits, and shapes are c
 
 
 def save_weights(folder: Path, params: Params, model: ModelConfig, tokenizer: TokenizerConfig) -> None:
-    """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the two files of a checkpoint into `folder` (created if absent), atomically, weights first.
+
+    Raises `ConfigError`, before anything is written, where a weight is not finite: nothing may begin from such weights.
+    """
     arrays = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in flatten_dict(params, sep=".").items()}
+    broken = {name: array.size - int(np.isfinite(array).sum()) for name, array in arrays.items()}
+    broken = {name: count for name, count in broken.items() if count}
+    if broken:
+        name, count = next(iter(broken.items()))
+        raise ConfigError(
+            f"{folder}: these weights are not written: {count} of the {arrays[name].size} numbers of `{name}` are not "
+            f"finite, and {len(broken)} of {len(arrays)} parameters have such numbers; use an earlier checkpoint"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(arrays, temporary)
     settings = {

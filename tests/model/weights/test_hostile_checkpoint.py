@@ -45,6 +45,15 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "copy")
 
 
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    """A run that diverged publishes nothing, and the message counts what is wrong."""
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes(SHAPE))
+    params["embedding"][3, :2] = np.nan, np.inf
+    names = f"not written: 2 of the {params['embedding'].size} numbers of `embedding` are not finite, and 1 of"
+    refused(save_weights, tmp_path / "new", params, SHAPE, TOKENIZER, names=names)
+    assert not (tmp_path / "new").exists()
+
+
 def refused(call, *arguments, names):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ConfigError) as caught:
