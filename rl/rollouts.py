@@ -5,7 +5,6 @@ encoded again. A sample is fixed by (seed, draw, prompt, member), so a resumed r
 """
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from configs.training import RolloutConfig
 from data.chat_template import ParsedReply, encode_prompt, parse_completion
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import Tokenizer
+from model.compile_time import working_seconds
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.layers.common import Params
@@ -77,7 +77,7 @@ class Group:
 class RolloutEngine:
     """Samples groups. Compiles once a run for each of the few shapes of prompts and of lanes (`Generator`).
 
-    `tokens` and `seconds` are totals of all sampling, for the speed metric.
+    `tokens` and `seconds` are totals of all sampling, without compilation, for the speed metric.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RolloutEngine:
 
     def sample(self, params: Params, problems: Sequence[tuple[int, Problem]], draw: int) -> list[Group]:
         """A group for each (position, problem). `draw` numbers the draw within the run and seeds the samples."""
-        began = time.perf_counter()
+        began = working_seconds()
         prompts = [encode_prompt(self.tokenizer, problem.question) for _, problem in problems]
         every = [ids for ids in prompts for _ in range(self.config.group)]
         seeds = [(self.seed, draw, position, member) for position, _ in problems for member in range(self.config.group)]
@@ -131,7 +131,7 @@ class RolloutEngine:
             for ids, completion in zip(every, self._generate(params, every, seeds), strict=True)
         ]
         self.tokens += sum(len(rollout.ids) for rollout in rollouts)
-        self.seconds += time.perf_counter() - began
+        self.seconds += working_seconds() - began
         size = self.config.group
         return [Group(*problem, rollouts[i * size : (i + 1) * size]) for i, problem in enumerate(problems)]
 
