@@ -127,8 +127,15 @@ class PolicyConfig(Section):
     steps: PositiveInt
     optimizer: OptimizerConfig
     kl: NonNegativeFloat = 0.0  # weight of the divergence from the policy that the stage began with; 0: none
+    # Reward minus the group's mean ("dr", paper §4.2), or that divided by the group's deviation ("std", as in GRPO).
+    advantage: Literal["dr", "std"] = "dr"
+    # Every token of a group weighs alike ("group_tokens", paper §4.2), or every completion's mean ("sequence_mean").
+    aggregate: Literal["group_tokens", "sequence_mean"] = "group_tokens"
+    ratio: bool = True  # weigh by the probability ratio to the sampler's policy, and clip; false: as if they were equal
     clip_ratio: PositiveFloat = 0.2  # of the probability ratio, as in PPO
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
+    sync_every: PositiveInt = 1  # steps that the sampler keeps the parameters of its last copy of the policy
+    skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
     micro_rows: Operational[PositiveInt] = 8  # completions at a time in the gradient; changes memory alone
     refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
     save_every: Operational[PositiveInt] = 10  # steps between checkpoints to resume from
@@ -164,24 +171,41 @@ class JudgeConfig(Section):
         return list(dict.fromkeys((self.endpoint, *self.compare)))
 
 
-class AlignConfig(StartSection):
-    """Stage 1, Dr. GRPO with an LLM judge (paper §4.2)."""
+class PolicyGradientConfig(StartSection):
+    """What both stages of policy gradients have."""
 
     rollout: RolloutConfig
     policy: PolicyConfig
+
+    @model_validator(mode="after")
+    def _samples_the_policy(self) -> "PolicyGradientConfig":
+        """A gradient of log pi is one of the policy only if completions were drawn from all of it."""
+        for name, value, whole in (("top_k", self.rollout.top_k, 0), ("top_p", self.rollout.top_p, 1.0)):
+            if value != whole:
+                raise ValueError(
+                    f"rollout.{name} is {value}: top-k and top-p leave tokens out that the policy may choose, so the "
+                    f"gradient would be that of another policy; set rollout.{name} = {whole}. rollout.temperature may "
+                    "be any: the learner computes with it"
+                )
+        return self
+
+
+class AlignConfig(PolicyGradientConfig):
+    """Stage 1, Dr. GRPO with an LLM judge (paper §4.2)."""
+
     judge: JudgeConfig
     problems: ProblemsConfig
 
 
-class ReasonConfig(StartSection):
+class ReasonConfig(PolicyGradientConfig):
     """Stage 2, gradient-balanced GRPO (paper §4.3)."""
 
-    rollout: RolloutConfig
-    policy: PolicyConfig
     problems: ProblemsConfig
     # The gradient of completions below the mean is scaled to the norm of the others' ("equalise"), the same but never
-    # amplified ("cap"), or left alone ("off"); see rl/objectives.py.
-    balance: Literal["equalise", "cap", "off"] = "equalise"
+    # amplified ("cap"), left alone ("off") or left out ("positives"); see rl/objectives.py.
+    balance: Literal["equalise", "cap", "off", "positives"] = "equalise"
+    balance_over: Literal["step", "group"] = "step"  # the norms are of the step's gradients, or of every group's
+    balance_max: PositiveFloat | None = None  # upper bound of the factor on that gradient; None: none
     balance_epsilon: PositiveFloat = 1e-8  # added to a norm before dividing by it
 
 
@@ -194,4 +218,5 @@ class SelfDistillConfig(StartSection):
     epochs: PositiveInt = 1  # passes over the kept traces of a round
     batch_rows: PositiveInt = 16  # traces in an update
     optimizer: OptimizerConfig
+    skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
     fsdp: Operational[PositiveInt] = 1  # devices that parameters are split over; the rest of the mesh splits rows alone

@@ -1,8 +1,9 @@
 """Memory of a reinforcement stage: its rollouts and its update, compiled for chips that need not be present.
 
-All bytes are those of one chip. Resident through a step: parameters, both moments, and, with a KL term, the start of
-what trains. To that a rollout adds weights in the compute type, the cache and the programs' temporaries; an update
-adds the sums of gradients it keeps apart (paper §4.3) and the temporaries of one micro-batch.
+All bytes are those of one chip. Resident through a step: parameters, both moments, with a KL term the start of what
+trains, and with `sync_every` the sampler's copy of it. To that a rollout adds weights in the compute type, the cache
+and the programs' temporaries; an update adds the sums of gradients it keeps apart (paper §4.3) and the temporaries of
+one micro-batch.
 """
 
 import math
@@ -20,11 +21,11 @@ from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
 from rl.learner import BATCH_ARRAYS, LearnerProgram
-from rl.objectives import BalanceMode
+from rl.objectives import Balance
 
 
 def estimate_memory(
-    model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, mode: BalanceMode | None, mesh: Mesh
+    model: ModelConfig, rollout: RolloutConfig, policy: PolicyConfig | None, balance: Balance | None, mesh: Mesh
 ) -> dict[str, Any]:
     """Estimate the bytes of a step by part, `rollout` and `update` as peaks. `policy` None: rollouts alone.
 
@@ -34,14 +35,14 @@ def estimate_memory(
     for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
             raise ConfigError(f"{count} {name} do not divide among {mesh.size} chips")
-    program = LearnerProgram(model, policy, mode is not None, mesh) if policy else None
+    program = LearnerProgram(model, policy, balance is not None, mesh, rollout.temperature) if policy else None
     kinds = shapes(model)
     whole = _placed(kinds, parameter_shardings(kinds, mesh))
     resident = _bytes(whole)
     if policy and program:
         trained = _bytes(_placed(program.kinds, program.shardings))
         moments = _bytes(_placed(jax.eval_shape(program.tx.init, program.kinds), program.moments))
-        resident += moments + (trained if policy.kl else 0)
+        resident += moments + trained * ((policy.kl > 0) + (policy.sync_every > 1))
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     analyses = {}
@@ -57,7 +58,9 @@ def estimate_memory(
     needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + sampling_bytes}
     if policy is None or program is None:
         return needs
-    sums = 1 + (mode is not None) + (mode is not None and policy.kl > 0)
+    sums = 1
+    if balance is not None:
+        sums += 1 + (policy.kl > 0) + (balance.over == "group")
     backward = _analyse_gradients(program, policy, rollout.prompt_length + rollout.max_tokens)
     # The gradients of a micro-batch are output while the sums so far are held.
     update = resident + sums * trained + backward.output_size_in_bytes + backward.temp_size_in_bytes

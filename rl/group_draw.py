@@ -12,7 +12,7 @@ import numpy as np
 from data.sources.reasoning_gym import Problem
 from model.layers.common import Params
 from rl.problems import ProblemOrder
-from rl.rewards import advantages, carries_signal
+from rl.rewards import AdvantageForm, advantages, carries_signal
 from rl.rollouts import Group
 
 CORRECT = "correct"  # the part of a reward that records whether the strict grader accepts the answer
@@ -42,9 +42,16 @@ class GroupDraw:
     """
 
     def __init__(
-        self, problems: Sequence[Problem], order: ProblemOrder, sampler: Sampler, scorer: Scorer, refill: int
+        self,
+        problems: Sequence[Problem],
+        order: ProblemOrder,
+        sampler: Sampler,
+        scorer: Scorer,
+        refill: int,
+        advantage: AdvantageForm = "dr",
     ) -> None:
         self.problems, self.order, self.sampler, self.scorer, self.refill = problems, order, sampler, scorer, refill
+        self.advantage = advantage
         self.cursor, self.draw = 0, 0
         self.totals = dict.fromkeys(TOTALS, 0)
 
@@ -74,7 +81,7 @@ class GroupDraw:
 
     def _judge(self, group: Group) -> Use:
         """Give the rollouts their advantages, and count the group by its use for the update."""
-        values = advantages([rollout.reward for rollout in group.rollouts])
+        values = advantages([rollout.reward for rollout in group.rollouts], self.advantage)
         for rollout, advantage in zip(group.rollouts, values, strict=True):
             rollout.advantage = advantage
         use: Use = "live"

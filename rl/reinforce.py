@@ -22,7 +22,7 @@ from model.training.checkpoint import TrainCheckpoints
 from rl.group_draw import GroupDraw, Scorer
 from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
-from rl.objectives import BalanceMode
+from rl.objectives import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.problems import ProblemOrder
 from rl.rollouts import Group, RolloutEngine, keep_steps
@@ -37,7 +37,7 @@ class Reinforcement:
 
     `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and of the best policy.
     `rollouts`: the JSON-lines file that every rollout is appended to; each is also a `sample` event to `emit`.
-    `mode`: gradient balance (paper §4.3); None: the plain sum of gradients.
+    `balance`: of the gradients (paper §4.3); None: their plain sum.
     """
 
     inputs: StageInputs
@@ -48,8 +48,7 @@ class Reinforcement:
     work: Path
     rollouts: Path
     seed: int
-    mode: BalanceMode | None = None
-    epsilon: float = 1e-8
+    balance: Balance | None = None
     emit: Emit = silent
 
 
@@ -86,9 +85,13 @@ class _Run:
         self.config, self.inputs = config, config.inputs
         self.mesh, self.engine = check(config)
         length = config.rollout.prompt_length + config.rollout.max_tokens
-        self.learner = Learner(self.inputs.model, config.policy, params, length, config.mode, self.mesh, config.epsilon)
+        self.learner = Learner(
+            self.inputs.model, config.policy, params, length, config.balance, self.mesh, config.rollout.temperature
+        )
         order = ProblemOrder(len(self.inputs.problems), config.seed)
-        self.groups = GroupDraw(self.inputs.problems, order, self.engine, config.scorer, config.policy.refill)
+        self.groups = GroupDraw(
+            self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage
+        )
         self.checkpoints = TrainCheckpoints(config.work / "checkpoints", keep=2, identity=config.identity)
         self.guard: Guard | None = None
         if config.policy.guard_every is not None:
@@ -102,7 +105,7 @@ class _Run:
         while self.step < steps:
             if self.guard is not None and self.guard.fell():
                 break
-            live, every, metrics = self.groups.step(self.learner.params, self.config.rollout.prompts)
+            live, every, metrics = self.groups.step(self.learner.sampling_params, self.config.rollout.prompts)
             self._record(every)
             metrics |= self.learner.update(live)
             self.step += 1
@@ -110,12 +113,14 @@ class _Run:
             self._read_guard()
             if self.step % self.config.policy.save_every == 0 or self.step == steps:
                 readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
+                arrays, learner = self.learner.saved()
                 drawn = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
                 extra = {**drawn, "guard": readings}
                 flush(self.config.emit)
-                self.checkpoints.save(self.step, {"params": self.learner.trained, "state": self.learner.state}, extra)
+                self.checkpoints.save(self.step, arrays, extra | {"learner": learner})
         self.checkpoints.close()
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
+        facts["skipped_updates"] = self.learner.skipped.total
         if self.guard is None:
             return self.learner.params, facts
         best = self.guard.best
@@ -168,9 +173,8 @@ class _Run:
         """Continue from the newest checkpoint; rollouts of later steps are cut from the log, to be drawn again."""
         latest = self.checkpoints.latest()
         if latest is not None:
-            like = {"params": self.learner.trained, "state": self.learner.state}
-            state, extra = self.checkpoints.restore(latest, like)
-            self.learner.trained, self.learner.state = state["params"], state["state"]
+            arrays, extra = self.checkpoints.restore(latest, self.learner.saved()[0])
+            self.learner.restore(arrays, extra["learner"])
             self.groups.cursor, self.groups.draw = extra["cursor"], extra["draw"]
             self.groups.totals, self.step = extra["totals"], latest
             if self.guard:

@@ -1,10 +1,12 @@
-"""Rewards of completions and what follows from them in a group: advantages (Dr. GRPO, paper §4.2), signal, mastery.
+"""Rewards of completions and what follows from them in a group: advantages (paper §4.2), signal, mastery.
 
 A reward is a number or `None`. `None` means that there is no score, and is never taken for zero: it takes no part in
 the group's mean, and its completion no part in an update.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 from configs.training import JudgeConfig
 from data.chat_template import ParsedReply
@@ -13,7 +15,10 @@ from evals.benchmarks.items import grade
 from evals.benchmarks.stand_ins import problem_item
 from rl.judge import JudgeScore
 
+AdvantageForm = Literal["dr", "std"]
+
 MINIMUM_SCORED = 2  # one score alone compares with nothing
+ROUNDING = 1e-9  # a smaller deviation of rewards is that of equal ones, computed in another order
 
 
 def verifiable(problem: Problem, reply: ParsedReply) -> float:
@@ -31,18 +36,23 @@ def judged(score: JudgeScore | None, config: JudgeConfig, truncated: bool) -> fl
     return 0.5 * criteria / 5 + 0.5 * score.overall / 100 - (config.overlong_penalty if truncated else 0.0)
 
 
-def advantages(rewards: Sequence[float | None]) -> list[float | None]:
-    """A_i = r_i - mean(r), over the scored completions of one group; no division by the deviation.
+def advantages(rewards: Sequence[float | None], form: AdvantageForm = "dr") -> list[float | None]:
+    """A_i = r_i - mean(r), over the scored completions of one group (Dr. GRPO, paper §4.2).
 
-    All `None` where fewer than two are scored. The mean is taken of the differences from the first score, so that
-    equal rewards give exactly zero.
+    `form` "std": divided by their deviation (that of the group itself: over n, not n - 1), as GRPO has it. All `None`
+    where fewer than two are scored. The mean is taken of the differences from the first score, so that equal rewards
+    give exactly zero; so do, with "std", rewards that differ by rounding alone.
     """
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < MINIMUM_SCORED:
         return [None] * len(rewards)
     base = scored[0]
     shift = sum(reward - base for reward in scored) / len(scored)
-    return [None if reward is None else (reward - base) - shift for reward in rewards]
+    centred = [None if reward is None else (reward - base) - shift for reward in rewards]
+    if form == "dr":
+        return centred
+    deviation = math.sqrt(sum(value * value for value in centred if value is not None) / len(scored))
+    return [None if value is None else value / deviation if deviation > ROUNDING else 0.0 for value in centred]
 
 
 def carries_signal(group: Sequence[float | None]) -> bool:

@@ -32,6 +32,7 @@ from model.nautile import forward, shapes
 from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_shardings, put_rows, replicated
 from model.training import optimizer
 from model.training.checkpoint import TrainCheckpoints
+from rl.finite_updates import SkippedUpdates, finite_update
 from rl.rewards import advantages, verifiable
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
@@ -76,8 +77,8 @@ def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str
     for number in range(done or 0, config.rounds):
         sampled = _sample(run, params, number, mesh)
         kept = [row for row in sampled if row["advantage"] > 0]
-        params, losses = _train(run, params, kept, number, mesh)
-        facts["rounds"].append(_facts(sampled, kept, losses))
+        params, losses, skipped = _train(run, params, kept, number, mesh)
+        facts["rounds"].append(_facts(sampled, kept, losses, skipped))
         flush(run.emit)
         checkpoints.save(number + 1, params, facts)
         checkpoints.wait()
@@ -134,12 +135,15 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 
 def _train(
     run: SelfDistillation, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
-) -> tuple[Params, list[float]]:
-    """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are."""
+) -> tuple[Params, list[float], int]:
+    """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are.
+
+    Returns the losses of the updates that were applied, and the number of those that were not finite.
+    """
     config, model, emit = run.config, run.inputs.model, run.emit
     if not kept:
         logger.warning("round %d: no completion has a positive advantage, so nothing is trained on", number)
-        return params, []
+        return params, [], 0
     rows = [
         TrainingRow(r["prompt_ids"], np.array(r["ids"]), np.array(r["logprobs"]), r["advantage"], 1.0, r["forced"])
         for r in kept
@@ -150,24 +154,33 @@ def _train(
     shardings = parameter_shardings(kinds, mesh)
     moments = optimizer_shardings(tx, kinds, shardings, mesh)
     state = jax.jit(tx.init, out_shardings=moments)(params)
-    outs = (shardings, moments, replicated(mesh))
+    outs = (shardings, moments, replicated(mesh), replicated(mesh))
     step = OnMesh(mesh, jax.jit(partial(update, model, tx), donate_argnums=1, out_shardings=outs))
     length = config.rollout.prompt_length + config.rollout.max_tokens
     losses: list[float] = []
+    skipped = SkippedUpdates(config.skip_limit, "self_distill")
+    done = 0
     for epoch in range(config.epochs):
         random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, length):
-            params, state, loss = step(params, state, put_rows(batch, mesh))
-            losses.append(float(loss))
-            emit("metric", name="loss", step=number * steps + len(losses), value=losses[-1])
-            emit("progress", done=len(losses), total=steps, unit="steps", note=f"loss {loss:.3f}")
-    return params, losses
+            params, state, loss, measured = step(params, state, put_rows(batch, mesh))
+            done += 1
+            if skipped.record(number * steps + done, jax.device_get(measured), params):
+                losses.append(float(loss))
+                emit("metric", name="loss", step=number * steps + done, value=losses[-1])
+            emit("metric", name="skipped_updates", step=number * steps + done, value=skipped.total)
+            emit("progress", done=done, total=steps, unit="steps", note=f"loss {loss:.3f}")
+    return params, losses, skipped.total
 
 
 def update(
     model: ModelConfig, tx: optax.GradientTransformation, params: Params, state: Any, batch: RowBatch
-) -> tuple[Params, Any, Array]:
+) -> tuple[Params, Any, Array, dict[str, Array]]:
     """One step on the mean over the batch's tokens of A_i times their cross-entropy, i being the token's trace.
+
+    Returns parameters, state, the loss, and what `finite_update` measured. The cross-entropy is at temperature 1,
+    whatever the traces were sampled at: this is supervised learning (paper §4.4), so the model is fitted as it will be
+    used, and a trace drawn at a lower temperature counts as text of the model at 1, which is what sharpens it.
 
     Every token counts alike, as in the paper's update rule of stage 1. With the mean over each trace's own tokens the
     first token of a short trace would weigh most, and a model that may answer at once learns not to think
@@ -181,11 +194,13 @@ def update(
         return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["weights"]), 1)
 
     value, gradients = jax.value_and_grad(loss)(params)
-    updates, state = tx.update(gradients, state, params)
-    return optax.apply_updates(params, updates), state, value
+    params, state, measured = finite_update(tx, params, state, gradients)
+    return params, state, value, measured
 
 
-def _facts(sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: list[float]) -> dict[str, Any]:
+def _facts(
+    sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: list[float], skipped: int
+) -> dict[str, Any]:
     rates = {row["position"]: row["solve_rate"] for row in sampled}
     facts: dict[str, Any] = {
         "problems": len(rates),
@@ -194,6 +209,7 @@ def _facts(sampled: list[dict[str, Any]], kept: list[dict[str, Any]], losses: li
         "never_solved": sum(rate == 0 for rate in rates.values()),
         "always_solved": sum(rate == 1 for rate in rates.values()),
         "traces": len(kept),
+        "skipped_updates": skipped,
     }
     if losses:
         facts |= {"first_loss": losses[0], "last_loss": losses[-1]}

@@ -48,7 +48,7 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=6, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
+@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

@@ -25,11 +25,12 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=5, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
     from model.weights.files import save_weights
+    from rl.objectives import Balance
     from rl.reinforce import Reinforcement, reinforce
     from rl.stage_inputs import load_inputs
 
@@ -44,8 +45,7 @@ def reason(job: Job) -> None:
         work=job.scratch,
         rollouts=job.output("rollouts") / "rollouts.jsonl",
         seed=job.seed,
-        mode=config.balance,
-        epsilon=config.balance_epsilon,
+        balance=Balance.of(config),
         emit=job.emit,
     )
     params, facts = reinforce(run, params)

@@ -5,7 +5,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 
-@stage("self_distill", version=5, outputs=("traces", "checkpoint"), accelerator=True)
+@stage("self_distill", version=6, outputs=("traces", "checkpoint"), accelerator=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.

@@ -299,7 +299,8 @@ def _one_token(
         forced_B = jnp.where(force_B & state.active_B, state.index_B, forced_B)
         thinking_B = thinking_B & (ids_B != sampling.think_end)
     chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
-    logprobs_B = chosen_B - jax.nn.logsumexp(logits_BV, axis=-1)
+    warm = sampling.temperature or 1.0
+    logprobs_B = chosen_B / warm - jax.nn.logsumexp(logits_BV / warm, axis=-1)
     ended_B = state.index_B + 1 >= sampling.max_tokens
     if sampling.stop_ids:
         ended_B |= jnp.isin(ids_B, jnp.asarray(sampling.stop_ids, jnp.int32))

@@ -40,6 +40,7 @@ def plan_capacity(job: Job) -> None:
     from model.capacity.planner import plan_training
     from model.sharding import make_mesh
     from rl.capacity import estimate_memory
+    from rl.objectives import Balance
 
     def notify(note: str) -> None:
         job.emit("progress", done=0, total=None, unit="", note=note)
@@ -51,15 +52,15 @@ def plan_capacity(job: Job) -> None:
     plan["reinforcement"] = {}
     align, reason = job.part("align", AlignConfig), job.part("reason", ReasonConfig)
     self_distill = job.part("self_distill", SelfDistillConfig)
-    for name, rollout, policy, mode, fsdp in (
+    for name, rollout, policy, balance, fsdp in (
         ("align", align.rollout, align.policy, None, align.policy.fsdp),
-        ("reason", reason.rollout, reason.policy, reason.balance, reason.policy.fsdp),
+        ("reason", reason.rollout, reason.policy, Balance.of(reason), reason.policy.fsdp),
         ("self_distill", self_distill.rollout, None, None, self_distill.fsdp),
     ):
         notify(f"compiling {name} for {target.name}")
         try:
             mesh = make_mesh(fsdp, topology.devices(target), part=name)
-            plan["reinforcement"][name] = estimate_memory(model, rollout, policy, mode, mesh)
+            plan["reinforcement"][name] = estimate_memory(model, rollout, policy, balance, mesh)
         except ConfigError as error:  # pretraining may well be planned for more chips than these stages can use
             plan["reinforcement"][name] = {"refused": str(error)}
     sections = {"pretrain": pretrain, "align": align, "reason": reason, "self_distill": self_distill}

@@ -59,6 +59,11 @@ def write(tmp_path, text):
         ("extends = 'local'\n[tokenizer]\nranks = 9000", "model.vocabulary 2053 is smaller than the tokenizer's 9005"),
         ("extends = 'local'\n[align.judge]\nendpoint = 'unknown'", "no endpoint 'unknown'"),
         ("extends = 'local'\n[align.rollout]\ngroup = 1", r"`align\.rollout\.group`: Input should be greater"),
+        ("extends = 'local'\n[align.rollout]\ntop_k = 50", r"`align`: rollout\.top_k is 50: top-k and top-p leave"),
+        (
+            "extends = 'local'\n[reason.rollout]\ntop_p = 0.9",
+            r"`reason`: rollout\.top_p is 0\.9.*rollout\.top_p = 1\.0",
+        ),
         ("extends = 'nowhere'", "no configuration 'nowhere'"),
         ("extends = 'run.toml'", "goes in a circle"),
         ("a = = 1", "is not TOML"),

@@ -1,5 +1,6 @@
 """The learner's gradients: against finite differences, and the same whatever the padding, order or micro-batching."""
 
+import json
 from functools import cache, partial
 
 import jax
@@ -7,8 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from common.errors import ConfigError
+from model.loss import masked_logits
+from model.nautile import forward
 from model.sharding import make_mesh
-from rl.learner import Learner, logprobs, pull, rows_of
+from rl.learner import Learner, logprobs, means_of, pull
+from rl.learner import rows_of as rows_by_group
+from rl.objectives import Balance
 from rl.parameter_subset import ParameterSubset
 from rl.training_rows import batches
 from tests.rl.conftest import group, policy
@@ -18,15 +24,20 @@ LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 @cache
 def compiled_pull(model):
-    return jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), True))
+    return jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), 1.0, False))
 
 
-def learner_of(model, params, mode="equalise", **changes):
-    return Learner(model, policy(**changes), params, LENGTH, mode, make_mesh(1))
+def learner_of(model, params, balance="equalise", **changes):
+    settings = Balance(balance) if isinstance(balance, str) else balance
+    return Learner(model, policy(**changes), params, LENGTH, settings, make_mesh(1))
 
 
-def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False):
-    rows = rows_of(groups)
+def rows_of(groups, aggregate="group_tokens"):
+    return [row for rows in rows_by_group(groups, aggregate) for row in rows]
+
+
+def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False, sign=None):
+    rows = [row for row in rows_of(groups) if sign is None or row.advantage * sign > 0]
     total = None
     for batch in batches(rows[::-1] if reverse else rows, micro_rows, length):
         part = compiled_pull(model)(params, {}, None, batch)[0]
@@ -80,15 +91,99 @@ def test_a_balanced_step_splits_by_sign(model, params, groups):
     """The learner's norms of g+ and g- are those of the gradients of the rows of either sign."""
     learner = learner_of(model, params)
     metrics = learner.update(groups)
-    rows = rows_of(groups)
     for name, sign in (("norm_positive", 1), ("norm_negative", -1)):
-        total = None
-        for batch in batches([r for r in rows if r.advantage * sign > 0], 4, LENGTH):
-            part = compiled_pull(model)(params, {}, None, batch)[0]
-            total = part if total is None else jax.tree.map(jnp.add, total, part)
-        expected = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(total)))
+        expected = size_of(gradients(model, params, groups, sign=sign))
         assert metrics[name] == pytest.approx(expected, rel=1e-4)
     assert metrics["balance_factor"] == pytest.approx(metrics["norm_positive"] / metrics["norm_negative"], rel=1e-4)
+
+
+def size_of(tree):
+    return np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(tree)))
+
+
+@pytest.mark.slow
+def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params, groups):
+    """Against the gradients of each group's rows of either sign, added as the paper's equation has it for a group."""
+    total, factors = None, []
+    for rows in rows_by_group(groups):
+        plus, minus = (part_of(model, params, [row for row in rows if row.advantage * sign > 0]) for sign in (1, -1))
+        factors.append(min(size_of(plus) / size_of(minus), 0.9))
+        balanced = jax.tree.map(lambda up, down: up + factors[-1] * down, plus, minus)
+        total = balanced if total is None else jax.tree.map(jnp.add, total, balanced)
+    metrics = learner_of(model, params, Balance(over="group", maximum=0.9)).update(groups)
+    assert metrics["grad_norm"] == pytest.approx(size_of(total), rel=1e-4)
+    assert metrics["balance_factor"] == pytest.approx(np.mean(factors), rel=1e-4)
+
+
+def part_of(model, params, rows):
+    (batch,) = batches(rows, 4, LENGTH)
+    return compiled_pull(model)(params, {}, None, batch)[0]
+
+
+@pytest.mark.slow
+def test_an_update_that_is_not_finite_is_not_applied_and_too_many_stop(model, params, groups):
+    """Parameters, moments and schedule stay; it is counted; the run goes on where it was; the third in a row stops."""
+    learner, other = learner_of(model, params, skip_limit=1), learner_of(model, params, skip_limit=1)
+    broken = group([1.0, 0.0, 0.0, 1.0], 1)
+    broken.rollouts[0].advantage = float("inf")
+    metrics = learner.update([broken])
+    assert metrics["skipped_updates"] == 1
+    assert not {"grad_norm", "update_norm", "norm_positive"} & metrics.keys(), "not finite: left out"
+    close(learner.trained, params, 0)
+    after, expected = learner.update(groups), other.update(groups)
+    assert after == expected | {"skipped_updates": 1.0}
+    close((learner.trained, learner.state), (other.trained, other.state), 0)
+    learner.update([broken])
+    with pytest.raises(
+        ConfigError, match=r"policy: 2 updates in a row .*\(steps 3 to 4\).*gradients of blocks\.attention\."
+    ):
+        learner.update([broken])
+    close(learner.trained, other.trained, 0)
+
+
+@pytest.mark.slow
+def test_the_learner_has_the_samplers_temperature(model, params, groups):
+    """Log-probabilities and their gradient at 0.5: of the logits divided by it, against numpy."""
+    rows = rows_of(groups)[:4]
+    (batch,) = batches(rows, 4, LENGTH)
+    values_BL, entropy_BL = logprobs(params, model, batch, 0.5)
+    hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
+    logits_BLV = np.asarray(masked_logits(hidden_BLD, params["embedding"], model.vocabulary), np.float64) / 0.5
+    log_BLV = logits_BLV - np.log(np.exp(logits_BLV).sum(axis=-1, keepdims=True))
+    expected_BL = np.take_along_axis(log_BLV, batch["targets"][..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(values_BL, expected_BL, atol=1e-4)
+    np.testing.assert_allclose(entropy_BL, -(np.exp(log_BLV) * log_BLV).sum(axis=-1), atol=1e-4)
+    warm = jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), 0.5, False))
+    counts = warm(params, {}, None, batch)[2]
+    weighs_BL = batch["weights"] > 0
+    for name, side_B in (("positive", batch["advantage"] > 0), ("negative", batch["advantage"] < 0)):
+        expected = expected_BL[weighs_BL & side_B[:, None]].mean()
+        assert means_of(jax.device_get(counts))[f"logprob_{name}"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_without_a_ratio_what_was_sampled_plays_no_part(model, params, groups, caplog):
+    """With `ratio` false the second pass on a batch is clipped nowhere, and a warning says what that means."""
+    learner = learner_of(model, params, "off", inner_epochs=2, clip_ratio=1e-6, ratio=False)
+    assert "policy.ratio is false with policy.inner_epochs 2" in caplog.text
+    assert learner.update(groups)["clip_share"] == 0
+
+
+@pytest.mark.slow
+def test_the_sampler_keeps_its_parameters_for_the_steps_asked_also_when_resumed(model, params, groups):
+    learner = learner_of(model, params, "off", sync_every=2)
+    learner.update(groups)
+    close(learner.sampling_params, params, 0)
+    arrays, extra = jax.tree.map(np.asarray, learner.saved()[0]), json.loads(json.dumps(learner.saved()[1]))
+    assert learner.update(groups)["clip_share"] > 0, "off-policy, for it was sampled before the first update"
+    close(learner.sampling_params, learner.params, 0)
+    resumed = learner_of(model, params, "off", sync_every=2)
+    resumed.restore(jax.tree.map(jnp.asarray, arrays), extra)
+    close(resumed.sampling_params, params, 0)
+    resumed.update(groups)
+    close(
+        (resumed.trained, resumed.state, resumed.sampling_params), (learner.trained, learner.state, learner.params), 0
+    )
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+from math import comb
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.objectives import balance, kl_to_reference, norm, surrogate, token_weights
+from rl.objectives import Balance, balance, kl_to_reference, norm, surrogate, token_weights
+from rl.rewards import advantages
 
 
 def test_first_epoch_gradient_is_minus_the_advantage():
@@ -75,7 +78,7 @@ def flat(tree):
 @pytest.mark.parametrize("scale", [3.0, 0.1])
 def test_the_papers_formula_over_all_parameters(scale):
     plus, minus = trees(scale=scale)
-    balanced, measured = balance(plus, minus, "equalise", 1e-8)
+    balanced, measured = balance(plus, minus, Balance("equalise"))
     up, down = flat(plus), flat(minus)
     expected = up + np.linalg.norm(up) / (np.linalg.norm(down) + 1e-8) * down
     assert flat(balanced) == pytest.approx(expected, rel=1e-5)
@@ -85,17 +88,78 @@ def test_the_papers_formula_over_all_parameters(scale):
 
 def test_cap_never_amplifies_and_off_is_the_plain_sum():
     plus, minus = trees(scale=0.1)
-    assert flat(balance(plus, minus, "cap", 1e-8)[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
+    assert flat(balance(plus, minus, Balance("cap"))[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
     plus, minus = trees(scale=10.0)
-    assert float(balance(plus, minus, "cap", 1e-8)[1]["balance_factor"]) < 1
-    assert flat(balance(plus, minus, "off", 1e-8)[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
+    assert float(balance(plus, minus, Balance("cap"))[1]["balance_factor"]) < 1
+    assert flat(balance(plus, minus, Balance("off"))[0]) == pytest.approx(flat(plus) + flat(minus), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        (Balance("positives"), lambda ratio: 0.0),
+        (Balance("equalise", maximum=2.0), lambda ratio: min(ratio, 2.0)),
+        (Balance("cap", maximum=0.2), lambda ratio: min(ratio, 0.2)),
+        (Balance("off", maximum=0.5), lambda ratio: 0.5),
+    ],
+)
+@pytest.mark.parametrize("scale", [3.0, 0.1])
+def test_modes_and_bounds_against_numpy(settings, factor, scale):
+    plus, minus = trees(scale=scale)
+    up, down = flat(plus), flat(minus)
+    expected = factor(np.linalg.norm(up) / np.linalg.norm(down))
+    balanced, measured = balance(plus, minus, settings)
+    assert flat(balanced) == pytest.approx(up + expected * down, rel=1e-5, abs=1e-6)
+    assert float(measured["balance_factor"]) == pytest.approx(expected, rel=1e-5)
+    cosine = up @ down / np.linalg.norm(up) / np.linalg.norm(down)
+    assert float(measured["gradient_cosine"]) == pytest.approx(cosine, rel=1e-4)
+
+
+def test_positives_alone_do_not_see_a_broken_negative_gradient():
+    plus, minus = trees()
+    broken = {"a": minus["a"] * np.inf, "b": minus["b"]}
+    assert flat(balance(plus, broken, Balance("positives"))[0]) == pytest.approx(flat(plus))
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_sequence_mean_against_numpy(lengths):
+    """The mean over groups of the mean over completions of the mean over tokens; a completion without tokens adds 0."""
+    weights = token_weights(lengths, "sequence_mean")
+    rng = np.random.default_rng(0)
+    values = [[rng.normal(size=length) for length in group] for group in lengths]
+    live = [group for group in values if sum(map(len, group))]
+    means = [np.mean([tokens.mean() if len(tokens) else 0.0 for tokens in group]) for group in live]
+    total = sum((w * v).sum() for ws, vs in zip(weights, values, strict=True) for w, v in zip(ws, vs, strict=True))
+    assert total == pytest.approx(np.mean(means) if means else 0.0)
 
 
 def test_without_positive_completions_nothing_is_suppressed():
     plus, minus = trees()
     nothing = {"a": plus["a"] * 0, "b": [plus["b"][0] * 0]}
-    assert np.all(flat(balance(nothing, minus, "equalise", 1e-8)[0]) == 0)
-    assert flat(balance(plus, nothing, "equalise", 1e-8)[0]) == pytest.approx(flat(plus))
+    assert np.all(flat(balance(nothing, minus, Balance("equalise"))[0]) == 0)
+    assert flat(balance(plus, nothing, Balance("equalise"))[0]) == pytest.approx(flat(plus))
+
+
+@pytest.mark.parametrize("form", ["dr", "std"])
+@pytest.mark.parametrize(("right", "of"), [(1, 8), (2, 8), (4, 8), (7, 8), (1, 4)])
+def test_the_ratio_of_norms_follows_from_the_identity(form, right, of):
+    """docs/theory.md: for gradients that are nearly orthogonal, ||g-|| / ||g+|| is near sqrt(k / (G - k)) * s- / s+."""
+    rng = np.random.default_rng(right)
+    sizes = np.where(np.arange(of) < right, 1.0, 1.4)
+    gradients_GD = rng.normal(size=(of, 20_000)) * sizes[:, None]
+    weighed_GD = np.array(advantages((np.arange(of) < right).astype(float).tolist(), form))[:, None] * gradients_GD
+    plus_D, minus_D = weighed_GD[:right].sum(axis=0), weighed_GD[right:].sum(axis=0)
+    measured = np.linalg.norm(minus_D) / np.linalg.norm(plus_D)
+    assert measured == pytest.approx(np.sqrt(right / (of - right)) * 1.4, rel=0.05)
+
+
+@pytest.mark.parametrize(("solved", "of"), [(0.28, 4), (0.28, 8), (0.5, 8), (0.8, 6)])
+def test_the_ratio_over_many_groups(solved, of):
+    """docs/theory.md: over groups of G with each completion right at rate p, by summing over every k."""
+    chances = [comb(of, k) * solved**k * (1 - solved) ** (of - k) for k in range(of + 1)]
+    minus = sum(chance * (of - k) * (k / of) ** 2 for k, chance in enumerate(chances))
+    plus = sum(chance * k * (1 - k / of) ** 2 for k, chance in enumerate(chances))
+    assert minus / plus == pytest.approx((1 + (of - 2) * solved) / (1 + (of - 2) * (1 - solved)))
 
 
 def test_norms_are_float32_for_low_precision():

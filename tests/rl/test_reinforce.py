@@ -119,12 +119,14 @@ def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     expected = {
         "reward", "reward_reason", "reward_answer", "reward_follow", "reward_overall", "solve_rate",
         "zero_signal_share", "grad_norm", "update_norm", "learning_rate", "kl", "entropy", "clip_share", "length",
-        "truncated_share", "unscored", "sampler_gap", "rollout_tokens_per_second", "update_tokens_per_second",
+        "truncated_share", "unscored", "sampler_gap", "skipped_updates", "logprob_positive",
+        "logprob_negative", "rollout_tokens_per_second", "update_tokens_per_second",
     }  # fmt: skip
     for step in range(1, 5):
         assert expected <= {name for name, emitted_at in emitted if emitted_at == step}
     gaps = [fields["value"] for _, fields in uninterrupted[3] if fields.get("name") == "sampler_gap"]
-    assert max(gaps) < 1e-4, "the sampler and the training forward pass agree"
+    assert max(gaps[0], gaps[3]) < 1e-4, "the sampler and the training forward pass agree"
+    assert min(gaps[1:3]) > 1e-4, "the sampler keeps its parameters for three steps"
 
 
 @pytest.mark.parametrize("seed", range(3))

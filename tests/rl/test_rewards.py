@@ -21,6 +21,31 @@ def test_is_the_reward_less_the_mean_of_the_scored(rewards):
             assert advantage == pytest.approx(reward - np.mean(scored), abs=1e-12)
 
 
+@given(REWARDS)
+def test_std_is_divided_by_the_deviation_of_the_scored(rewards):
+    plain, scaled = advantages(rewards), advantages(rewards, "std")
+    known = [r for r in rewards if r is not None]
+    if len(known) < 2 or np.std(known) < 1e-6:
+        assert scaled == plain or not carries_signal(scaled)
+        return
+    assert [a is None for a in scaled] == [r is None for r in rewards]
+    expected = [a / np.std(known) for a in plain if a is not None]
+    assert [a for a in scaled if a is not None] == pytest.approx(expected, rel=1e-6)
+
+
+def test_std_makes_no_signal_of_rounding():
+    """The same reward, computed in another order, would become an advantage of plus or minus one."""
+    assert 0.1 + 0.2 != 0.3
+    assert not carries_signal(advantages([0.1 + 0.2, 0.3, 0.3], "std"))
+
+
+@given(REWARDS, st.sampled_from(["dr", "std"]))
+def test_what_is_above_the_mean_sums_to_what_is_below(rewards, form):
+    """The identity of docs/theory.md: the positive advantages of a group and the negative ones have the same sum."""
+    known = [a for a in advantages(rewards, form) if a is not None]
+    assert sum(a for a in known if a > 0) == pytest.approx(-sum(a for a in known if a < 0), abs=1e-9)
+
+
 @given(st.floats(-2, 2), st.integers(2, 8))
 def test_equal_rewards_carry_no_signal_whatever_their_rounding(reward, size):
     assert not carries_signal(advantages([reward] * size))

@@ -8,7 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from common.errors import ConfigError
 from model.nautile import forward, initialise
+from rl.finite_updates import SkippedUpdates
 from rl.self_distillation import curriculum, update
 from rl.training_rows import TrainingRow, batches
 from tests.model.conftest import tiny_config
@@ -69,7 +71,7 @@ def test_a_step_is_the_formulas_whatever_the_padding(params):
     rows = [row(rng, 2, 0.9), row(rng, 9, 0.25), row(rng, 5, 0.5, forced=2)]
     value, gradient = expected_loss(params, rows)
     for size in (3, 5):
-        after, _, loss = step(params, rows, size)
+        after, _, loss, _ = step(params, rows, size)
         np.testing.assert_allclose(loss, value, rtol=1e-5)
         jax.tree.map(
             lambda new, old, slope: np.testing.assert_allclose(new, old - RATE * slope, atol=2e-6, rtol=1e-4),
@@ -77,6 +79,20 @@ def test_a_step_is_the_formulas_whatever_the_padding(params):
             params,
             gradient,
         )
+
+
+@pytest.mark.slow
+def test_an_update_that_is_not_finite_is_not_applied(params):
+    rng = np.random.default_rng(3)
+    after, _, _, measured = step(params, [row(rng, 2, 0.9), row(rng, 9, np.inf)], 3)
+    jax.tree.map(np.testing.assert_array_equal, after, params)
+    assert not measured["applied"]
+    skipped = SkippedUpdates(1, "self_distill")
+    assert not skipped.record(7, measured, params)
+    with pytest.raises(
+        ConfigError, match=r"self_distill: 2 updates in a row were not finite \(steps 7 to 8\).*skip_limit 1"
+    ):
+        skipped.record(8, measured, params)
 
 
 def test_a_token_of_a_short_trace_weighs_as_much_as_one_of_a_long_trace(params):

@@ -21,6 +21,7 @@ from model.sharding import make_mesh
 from rl import self_distillation
 from rl.capacity import estimate_memory
 from rl.learner import Learner
+from rl.objectives import Balance
 from rl.problems import load
 from rl.rewards import advantages
 from rl.rollouts import RolloutEngine
@@ -36,7 +37,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
     problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
     settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
-    learner = Learner(model, settings, initialise(model, 0), 66, "equalise", mesh)
+    learner = Learner(model, settings, initialise(model, 0), 66, Balance(), mesh)
     results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
@@ -49,7 +50,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
         results["measured"].append(learner.update(groups))
     table = learner.trained["embedding"]
     results["share"] = table.addressable_shards[0].data.size / table.size
-    results["plan"] = estimate_memory(model, ROLLOUT, settings, "equalise", mesh)
+    results["plan"] = estimate_memory(model, ROLLOUT, settings, Balance(), mesh)
     return results
 
 

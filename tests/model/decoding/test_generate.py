@@ -108,6 +108,18 @@ def test_logprobs_are_those_of_the_trainer(config, params, four, hidden_states):
         np.testing.assert_allclose(completion.logprobs, logprobs_BL[row, first : first + 12], atol=1e-4)
 
 
+def test_logprobs_are_at_the_sampling_temperature(config, params, hidden_states):
+    """Against numpy: log softmax of the logits divided by the temperature."""
+    completions = Generator(config, replace(SAMPLING, temperature=0.5), 4, LONGEST)(params, PROMPTS, SEEDS)
+    pairs = list(zip(PROMPTS, completions, strict=True))
+    _, hidden_BLD = hidden_states([*prompt, *made.ids] for prompt, made in pairs)
+    logits_BLV = np.asarray(masked_logits(hidden_BLD, params["embedding"], config.vocabulary), np.float64) / 0.5
+    for logits_LV, (prompt, made) in zip(logits_BLV, pairs, strict=True):
+        logits_TV = logits_LV[len(prompt) - 1 : len(prompt) + 11]
+        expected_T = logits_TV[range(12), made.ids] - np.log(np.exp(logits_TV).sum(axis=1))
+        np.testing.assert_allclose(made.logprobs, expected_T, atol=1e-4)
+
+
 def test_greedy_takes_the_likeliest(config, params, hidden_states):
     [completion] = Generator(config, Sampling(max_tokens=3, temperature=0), 1, 3)(params, [PROMPTS[0]], [(0,)])
     _, hidden_BLD = hidden_states([[*PROMPTS[0], *completion.ids[:2]]])

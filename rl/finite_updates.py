@@ -1,0 +1,80 @@
+"""The optimizer's step of these stages: as in pretraining, an update that is not finite is not applied, but counted."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from common.errors import ConfigError
+from model.layers.common import Params
+from rl.objectives import norm
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 3  # names of parameters in a message
+
+
+def finite_update(
+    tx: optax.GradientTransformation, params: Params, state: Any, gradient: Any
+) -> tuple[Params, Any, dict[str, Array]]:
+    """The step of `tx`. Where the gradient or the update is not finite, parameters, moments and the schedule's count
+    stay as they are.
+
+    Also returns `grad_norm`, `update_norm`, whether it was `applied`, and `not_finite`: for every leaf of the gradient
+    whether it holds a number that is not finite, bool [leaves].
+    """
+    updates, moved = tx.update(gradient, state, params)
+    measured = {"grad_norm": norm(gradient), "update_norm": norm(updates)}
+    applied = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
+    not_finite = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
+    chosen = jax.tree.map(
+        lambda new, old: jnp.where(applied, new, old), (optax.apply_updates(params, updates), moved), (params, state)
+    )
+    return *chosen, {**measured, "applied": applied, "not_finite": not_finite}
+
+
+@dataclass
+class SkippedUpdates:
+    """Counts the updates that were not applied: all of them, and the latest in a row by their steps.
+
+    More than `limit` in a row are a `ConfigError`. `section` is the part of the configuration that messages name.
+    """
+
+    limit: int
+    section: str
+    total: int = 0
+    in_row: list[int] = field(default_factory=list)
+
+    def record(self, step: int, measured: Mapping[str, Any], params: Params) -> bool:
+        """Count the update of `step` by what `finite_update` returned for it, fetched; returns whether it was applied.
+
+        `params` is the tree that the gradient belongs to. Raises `ConfigError` where too many in a row were not.
+        """
+        if measured["applied"]:
+            self.in_row = []
+            return True
+        self.total += 1
+        self.in_row.append(step)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        names = [path for path, flag in zip(paths, np.asarray(measured["not_finite"]), strict=True) if flag]
+        others = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        evidence = (
+            f"the gradients of {', '.join(names[:SHOWN])}{others}, of {len(paths)} parameters, are not finite"
+            if names
+            else f"the norms are {measured['grad_norm']} of the gradient and {measured['update_norm']} of the update"
+        )
+        logger.warning("step %d: the update is not finite and was not applied: %s", step, evidence)
+        if len(self.in_row) > self.limit:
+            raise ConfigError(
+                f"{self.section}: {len(self.in_row)} updates in a row were not finite (steps {self.in_row[0]} to "
+                f"{step}), more than {self.section}.skip_limit {self.limit} allows; none was applied. In the last "
+                f"{evidence}. Lower {self.section}.optimizer.learning_rate or .clip, or raise .warmup_steps"
+            )
+        return False
