@@ -84,8 +84,7 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
     `benchmark`: our benchmark beside the paper's; None: GSM8K if it was run, else the held-out problems. With another
     benchmark than GSM8K only the gains over the first stage are comparable, and no difference is shown.
     """
-    reported = (name for name in TABLE_1_BENCHMARKS if any(name in s["benchmarks"] for s in stages.values()))
-    name = benchmark or next(reported, "gsm8k")
+    name = benchmark or table_1_benchmark(stages) or "gsm8k"
     same = name == "gsm8k"
     base = _score_of(stages.get("pretrain"), name)
     columns = ("Stage", title_of(name), "Gain", "Paper: GSM8K", "Gain", "Difference", "n", "Lenient", "What differs")
@@ -129,6 +128,12 @@ def table_1(stages: Mapping[str, Scores], benchmark: str | None = None) -> Resul
             f"Ours is {title_of(name)}, not GSM8K: only the direction of the gains is comparable, not the figures."
         )
     return ResultTable("Table 1. After each stage", columns, tuple(rows), tuple(notes), tuple(data))
+
+
+def table_1_benchmark(stages: Mapping[str, Scores]) -> str | None:
+    """The benchmark of Table 1: GSM8K if any stage was evaluated on it, else the held-out problems; None: neither."""
+    reported = (name for name in TABLE_1_BENCHMARKS if any(name in s["benchmarks"] for s in stages.values()))
+    return next(reported, None)
 
 
 def to_markdown(table: ResultTable) -> str:

@@ -12,6 +12,12 @@ Points = Sequence[tuple[float, float]]  # (x, y)
 @dataclass(frozen=True)
 class Paragraph:
     text: str
+    see: str = ""  # title of a section to link to, where the report has it
+
+
+@dataclass(frozen=True)
+class BulletList:
+    items: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,20 @@ class BarChart:
 
 
 @dataclass(frozen=True)
+class IntervalChart:
+    """Values at labels, each with its interval: `series` maps a name to (value, low, high) by label.
+
+    `reference`: values to compare with, in grey. A label without a value has no mark.
+    """
+
+    title: str
+    order: tuple[str, ...]
+    series: Mapping[str, Mapping[str, tuple[float, float, float]]]
+    reference: Mapping[str, Mapping[str, float]]
+    y_label: str
+
+
+@dataclass(frozen=True)
 class TimeChart:
     """One value over time; `points` are (seconds since the epoch, value)."""
 
@@ -73,7 +93,32 @@ class Samples:
     rows: Sequence[Mapping[str, Any]]
 
 
-ReportBlock = Paragraph | Pipeline | TableFigure | ResultTable | LineChart | BarChart | TimeChart | Samples
+@dataclass(frozen=True)
+class SideBySide:
+    """One prompt with the replies of several models.
+
+    Replies have `name`, `verdict`, `good` (None: there is no reply), `reasoning` and `answer`.
+    """
+
+    title: str
+    prompt: str
+    expected: str
+    replies: Sequence[Mapping[str, Any]]
+
+
+ReportBlock = (
+    Paragraph
+    | BulletList
+    | Pipeline
+    | TableFigure
+    | ResultTable
+    | LineChart
+    | BarChart
+    | IntervalChart
+    | TimeChart
+    | Samples
+    | SideBySide
+)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,22 @@
 """The figures of reports as inline SVG: line and bar charts, values over time, and the pipeline of a run."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
 from common.figures import COLOURS, PIXEL, draw
-from tasks.reporting.blocks import BarChart, LineChart, Pipeline, Points, ReportBlock, TableFigure, TimeChart
+from tasks.reporting.blocks import (
+    BarChart,
+    IntervalChart,
+    LineChart,
+    Pipeline,
+    Points,
+    ReportBlock,
+    TableFigure,
+    TimeChart,
+)
 
 MOST_POINTS = 300
 _WIDTH, _HEIGHT = 4.6, 2.7  # inches
@@ -107,6 +117,49 @@ def _labelled_bars(axes: Any, block: BarChart) -> None:
     axes.set_yticks([row + middle for row in range(len(block.order))], block.order)
     axes.invert_yaxis()
     axes.set_xlabel(block.y_label)
+
+
+@svg.register
+def _(block: IntervalChart) -> str:
+    """Dots with their intervals, the values written beside them; the reference as grey diamonds on a dashed line."""
+    offset = 0.08 if block.reference else 0.0  # so that no dot hides a reference
+
+    def paint(figure: Any) -> None:
+        axes = _axes(figure, block.title)
+        for name, values in block.reference.items():
+            places = [index + offset for index, label in enumerate(block.order) if label in values]
+            heights = [values[label] for label in block.order if label in values]
+            style = {"color": "#999999", "linestyle": "--", "marker": "D", "markersize": 5, "linewidth": 1}
+            axes.plot(places, heights, label=name, **style)
+            _label_values(axes, places, heights, left=False, colour="#777777")
+        for colour, (name, measured) in zip(COLOURS, block.series.items(), strict=False):
+            # NaN breaks the line: over a missing label it would look like a value.
+            places = [index - offset for index in range(len(block.order))]
+            shown = [measured.get(label, (math.nan,) * 3) for label in block.order]
+            heights = [value for value, _, _ in shown]
+            ends = [[value - low for value, low, _ in shown], [high - value for value, _, high in shown]]
+            style = {"color": colour, "marker": "o", "markersize": 7, "linewidth": 1.2, "capsize": 4}
+            axes.errorbar(places, heights, yerr=ends, label=name, elinewidth=1.8, **style)
+            _label_values(axes, places, heights, left=True, colour=colour)
+        axes.set_xticks(range(len(block.order)), block.order, fontsize=10)
+        axes.set_xlim(-0.5, len(block.order) - 0.5)
+        axes.set_ylabel(block.y_label)
+        axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+        if block.series or block.reference:
+            figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+
+    return draw(block.title, (6.2, 3.5), paint, "interval-chart")
+
+
+def _label_values(axes: Any, places: Sequence[float], heights: Sequence[float], left: bool, colour: str) -> None:
+    """The values in writing, on the side of each mark where the other series is not."""
+    align, shift = ("right", -8) if left else ("left", 8)
+    for place, height in zip(places, heights, strict=True):
+        if math.isnan(height):
+            continue
+        style: dict[str, Any] = {"fontsize": 9, "color": colour, "ha": align, "va": "center"}
+        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # the line does not strike it out
+        axes.annotate(f"{height:.1f}", (place, height), (shift, 0), textcoords="offset points", **style)
 
 
 @svg.register

@@ -14,8 +14,12 @@ from typing import Any
 from common.files import read_json
 from common.text import visible
 from data.endpoints.checker import STAND_IN as CHECKER
+from evals.running.rows import SampleRow, read_rows
+from evals.tables.ladder import ladder
+from evals.tables.results import TABLE_1_BENCHMARKS
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
+from tasks.reporting.problems import changed_problems
 
 Facts = dict[str, Any]
 
@@ -27,7 +31,8 @@ COPIES = ("duplicate", "near_duplicate", "duplicate_elsewhere", "near_duplicate_
 STAGES_OF_TABLE_1 = ("pretrain", "align", "reason", "self_distill")
 
 _SECONDS = """
-SELECT execution, sum(seconds) AS seconds, max(peak_bytes) AS peak_bytes, count(*) AS attempts
+SELECT execution, sum(seconds) AS seconds, max(peak_bytes) AS peak_bytes, count(*) AS attempts,
+    list([epoch(ended) - seconds, epoch(ended)]) FILTER (ended IS NOT NULL AND seconds IS NOT NULL) AS intervals
 FROM runs WHERE NOT reused AND list_contains(?, execution) GROUP BY execution
 """
 _CALLS = """
@@ -79,9 +84,13 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     executions = list(labels)
     spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
     calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
+    by_stage, rows = scores(inputs), evaluation_rows(inputs)
+    climbed = ladder(by_stage, rows)
     return {
+        "ladder": climbed,
+        "problems": changed_problems(climbed, rows) if climbed else [],
         "stages": _stages(inputs, spent),
-        "scores": scores(inputs),
+        "scores": by_stage,
         "curves": _curves(catalog.query(_METRICS, [executions]), labels),
         "calls": calls,
         "cost": _cost(calls, spent),
@@ -134,13 +143,28 @@ def _shown_overlaps(folder: Path, facts: Mapping[str, Any]) -> list[Facts]:
 
 def scores(inputs: Sequence[Input]) -> dict[str, Facts]:
     """`scores.json` of each evaluation, by the stage whose checkpoint it evaluated, in Table 1's order."""
-    by_stage = {
-        item.label.partition(":")[2] or item.label: read_json(item.artifact.path / "scores.json")
+    by_stage = {stage: read_json(folder / "scores.json") for stage, folder in _evaluations(inputs).items()}
+    known = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
+    return known | {stage: value for stage, value in by_stage.items() if value and stage not in known}
+
+
+def evaluation_rows(inputs: Sequence[Input]) -> dict[str, list[SampleRow]]:
+    """The rows of the evaluations of Table 1's stages, of its benchmarks only; none where no file has them."""
+    paths = {stage: folder / "rows.jsonl" for stage, folder in _evaluations(inputs).items()}
+    return {
+        stage: [row for row in read_rows(path) if row["benchmark"] in TABLE_1_BENCHMARKS]
+        for stage, path in paths.items()
+        if stage in STAGES_OF_TABLE_1 and path.exists()
+    }
+
+
+def _evaluations(inputs: Sequence[Input]) -> dict[str, Path]:
+    """The folder of each evaluation by the stage whose checkpoint it evaluated."""
+    return {
+        item.label.partition(":")[2] or item.label: item.artifact.path
         for item in inputs
         if item.artifact.kind == "evaluation"
     }
-    known = {stage: by_stage[stage] for stage in STAGES_OF_TABLE_1 if by_stage.get(stage)}
-    return known | {stage: value for stage, value in by_stage.items() if value and stage not in known}
 
 
 def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
@@ -202,6 +226,12 @@ def _cost(calls: Sequence[Facts], spent: Mapping[str, Facts]) -> Facts:
         known = [row[name] for row in calls if row[name] is not None]
         total |= {name: sum(known)} if known else {}
     total |= {"seconds": sum(seconds)} if seconds else {}
+    # The time in which at least one attempt was at work: stages run side by side, and days lie between resumed runs.
+    intervals = sorted((start, end) for row in spent.values() for start, end in row["intervals"] or ())
+    wall, reached = 0.0, float("-inf")
+    for start, end in intervals:
+        wall, reached = wall + max(0.0, end - max(start, reached)), max(end, reached)
+    total |= {"wall_seconds": wall} if intervals else {}
     return total | ({"peak_bytes": max(peaks)} if peaks else {})
 
 

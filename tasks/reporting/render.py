@@ -23,14 +23,19 @@ def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> s
     """The whole page."""
     environment = _environment(autoescape=True)
     environment.filters |= {"table": lambda table: Markup(to_html(table)), "svg": lambda block: Markup(svg(block))}
-    return environment.get_template("report.html.j2").render(title=title, subtitle=subtitle, sections=sections)
+    anchors = {section.title: f"s{number}" for number, section in enumerate(sections, 1)}
+    template = environment.get_template("report.html.j2")
+    return template.render(title=title, subtitle=subtitle, sections=sections, anchors=anchors)
 
 
 def markdown(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """The same in Markdown; a line chart becomes the first, last, lowest and highest value of its lines."""
     environment = _environment(autoescape=False)
     environment.filters |= {"table": to_markdown, "fenced": fenced, "inline_code": _inline_code}
-    text = environment.get_template("report.md.j2").render(title=title, subtitle=subtitle, sections=sections)
+    # As GitHub and most other renderers name headings.
+    anchors = {section.title: section.title.lower().replace(" ", "-") for section in sections}
+    template = environment.get_template("report.md.j2")
+    text = template.render(title=title, subtitle=subtitle, sections=sections, anchors=anchors)
     return text.rstrip("\n") + "\n"
 
 

@@ -23,6 +23,7 @@ from tasks.reporting.blocks import (
     Samples,
     TableFigure,
 )
+from tasks.reporting.opening import COST, STAND_INS, opening
 
 Facts = Mapping[str, Any]
 
@@ -72,6 +73,7 @@ REINFORCEMENT = (
 def compose(data: Facts) -> list[ReportSection]:
     """The sections that have any content, from the data of `tasks.reporting.data.collect`."""
     sections = [
+        *opening(data),
         ReportSection("The run", tuple(_run(data["stages"]))),
         ReportSection("Results", tuple(_results(data["scores"]))),
         ReportSection("Pretraining", (*_charts(data["curves"], TRAINING), *_counts(data["stages"], ("pretrain",)))),
@@ -87,9 +89,9 @@ def compose(data: Facts) -> list[ReportSection]:
         ),
         ReportSection("Distillation", tuple(_distillation(data["stages"]))),
         ReportSection("Kept out of training", tuple(_kept_out(data["screening"]))),
-        ReportSection("Cost", tuple(_cost(data["cost"], data["calls"]))),
+        ReportSection(COST, tuple(_cost(data["cost"], data["calls"]))),
         ReportSection("Samples", tuple(Samples(group["title"], group["rows"]) for group in data["samples"])),
-        ReportSection("What is a stand-in", tuple(_stand_ins(data["stand_ins"]))),
+        ReportSection(STAND_INS, tuple(_stand_ins(data["stand_ins"]))),
         ReportSection("Lineage", tuple(_lineage(data["lineage"]))),
     ]
     return [section for section in sections if section.blocks]

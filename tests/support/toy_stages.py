@@ -157,6 +157,15 @@ def evaluate(job: Job) -> None:
     scores = {"model": "toy", "benchmarks": {"held_out": score}, "composites": {}, "average": None}
     (job.output("evaluation") / "scores.json").write_text(json.dumps(scores))
     asked = {"benchmark": "held_out", "prompt": "1 + 1?", "output": HOSTILE, "expected": "2", "problem": None}
-    rows = [{**asked, "strict": strict} for strict in (True, False)]
-    (job.output("evaluation") / "samples.json").write_text(json.dumps(rows))
+    samples = [{**asked, "strict": strict} for strict in (True, False)]
+    (job.output("evaluation") / "samples.json").write_text(json.dumps(samples))
+    asked |= {"reasoning": HOSTILE, "answer": HOSTILE, "left_out": None}
+    # Other checkpoints solve other problems, so that verdicts change between stages.
+    first = int((job.inputs["checkpoint"] / "weights.txt").read_text()[:8], 16) % n
+    rows = [
+        {**asked, "index": i, "id": str(i), "prompt": f"{i} + 1? {HOSTILE}", "prompt_digest": str(i)}
+        | dict.fromkeys(("strict", "lenient"), (i - first) % n < right)
+        for i in range(n)
+    ]
+    _write(job.output("evaluation"), "rows.jsonl", rows)
     job.describe("evaluation", accuracy={"held_out": right / n})

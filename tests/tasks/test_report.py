@@ -1,6 +1,7 @@
 """The report over a toy chain: what it holds, that it fetches nothing, and that hostile text stays text."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -52,7 +53,7 @@ def data(folder):
 
 _EMPTY = {
     "stages": [], "scores": {}, "curves": {}, "calls": [], "cost": {"calls": 0}, "screening": screening([]),
-    "samples": [], "stand_ins": [], "lineage": [],
+    "samples": [], "stand_ins": [], "lineage": [], "ladder": None, "problems": [],
 }  # fmt: skip
 
 
@@ -109,6 +110,22 @@ def test_table_1_stands_beside_the_papers_with_intervals_and_says_it_is_not_comp
         assert figure in page
     assert "35.00 [20.00, 50.00]" in text
     assert "not comparable" in text
+
+
+def test_the_report_opens_with_the_ladder_and_replies_of_every_stage(page, data, folder):
+    titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", page)
+    assert titles[:5] == [
+        "The ladder", "Three problems after each stage", "What it cost", "What is a stand-in here", "The run",
+    ]  # fmt: skip
+    assert [entry["score"]["accuracy"] for entry in data["ladder"]["stages"]] == [0.35] * 4
+    assert data["ladder"]["stages"][1]["test"]["n"] == 20
+    assert 0 < len(data["problems"]) <= 3
+    assert {len(problem["replies"]) for problem in data["problems"]} == {4}
+    assert 1.5 <= data["cost"]["wall_seconds"] < data["cost"]["seconds"]
+    linked = re.findall(r'<a href="(#s\d+)">(Cost|Stand-ins)</a>', page.partition("</nav>")[2])
+    assert [title for _, title in linked] == ["Cost", "Stand-ins"]
+    assert all(f'<h2 id="{anchor[1:]}">{title}</h2>' in page for anchor, title in linked)
+    assert "[Cost](#cost)" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_curves_calls_and_seconds_come_from_the_catalog(data):
@@ -245,16 +262,19 @@ def test_what_was_not_measured_is_left_out(chain):
     only = [Input("ingest:wikipedia", store.get(made["ingest:wikipedia"]["tokens"]))]
     sections = compose(collect(store, only, samples=4))
     assert [section.title for section in sections] == [
+        "What it cost",
+        "What is a stand-in here",
         "The run",
         "Kept out of training",
         "Cost",
-        "What is a stand-in",
+        "Stand-ins",
         "Lineage",
     ]
     text = markdown("Toy", "", sections)
     assert "27.98" not in text
     assert "dollars" not in text
     assert "0 calls" in text
+    assert "0 requests" in text
 
 
 def test_an_evaluation_without_scores_is_no_row(chain, tmp_path):

@@ -1,0 +1,129 @@
+"""The ladder: accuracy after each stage of Table 1, with a paired test of each gain on the same problems."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.errors import ConfigError
+from evals.running.rows import SampleRow
+from evals.scoring.comparison import Comparison, compare
+from evals.scoring.scores import Scores, stand_in_note, title_of
+from evals.tables import paper_figures as paper
+from evals.tables.results import MISSING, ResultTable, signed, table_1_benchmark, with_interval
+
+Ladder = dict[str, Any]
+RowsByStage = Mapping[str, Sequence[SampleRow]]
+
+
+def ladder(stages: Mapping[str, Scores], rows: RowsByStage) -> Ladder | None:
+    """The ladder as plain data; None if no stage was evaluated on a benchmark of Table 1.
+
+    `stages`: `scores.json` by stage; `rows`: rows of the same evaluations, as far as they were kept. Each entry of
+    `stages` has `score` (None: not measured), `over` (the nearest stage before it that was measured) and `test`, the
+    comparison with that stage on the problems that both were asked (None: no rows of both). `total` is the same for the
+    last stage against the first. Shares are 0 to 1, the paper's figures percent.
+    """
+    stages = {stage: stages[stage] for stage in paper.TABLE_1 if stage in stages}
+    name = table_1_benchmark(stages)
+    if name is None:
+        return None
+    asked = {stage: [row for row in rows.get(stage, ()) if row["benchmark"] == name] for stage in stages}
+    entries: list[dict[str, Any]] = []
+    measured: list[str] = []
+    for stage, figure in paper.TABLE_1.items():
+        score = stages[stage]["benchmarks"].get(name) if stage in stages else None
+        if score and score["accuracy"] is None:
+            score = None
+        over = measured[-1] if score and measured else None
+        entry = {"stage": stage, "title": paper.TABLE_1_ROWS[stage], "paper": figure, "over": over}
+        kept = ("n", "accuracy", "interval")
+        entry["score"] = score and {field: score[field] for field in kept}
+        entry["test"] = _test(asked, over, stage, name)
+        entries.append(entry)
+        measured += [stage] if score else []
+    total = {"stage": measured[-1], "over": measured[0]} if len(measured) > 2 else None
+    if total:
+        total |= {"test": _test(asked, total["over"], total["stage"], name)}
+    about = {"benchmark": name, "title": title_of(name), "stand_in": stand_in_note(name)}
+    return about | {"stages": entries, "total": total}
+
+
+def common_problems(before: Sequence[SampleRow], after: Sequence[SampleRow]) -> Comparison | None:
+    """Compare two evaluations on the problems of both; None if they have none in common."""
+    try:
+        return compare(before, after)
+    except ConfigError:
+        return None
+
+
+def _test(asked: RowsByStage, over: str | None, stage: str, name: str) -> dict[str, Any] | None:
+    comparison = common_problems(asked[over], asked[stage]) if over else None
+    return comparison and comparison["benchmarks"][name]
+
+
+def ladder_table(ladder: Ladder) -> ResultTable:
+    """One row per stage; what was not measured is a dash."""
+    columns = (
+        "Stage", ladder["title"], "Gain, points", "p", "Became right", "Became wrong", "Problems", "Paper: GSM8K",
+    )  # fmt: skip
+    names = [entry["stage"] for entry in ladder["stages"]]
+    rows, partial = [], False
+    for index, entry in enumerate(ladder["stages"]):
+        score, test = entry["score"], entry["test"]
+        tested: tuple[str, ...] = (MISSING,) * 4
+        if test:
+            partial |= test["n"] != score["n"]
+            counts = f"{test['only_b']:,}", f"{test['only_a']:,}"
+            over = "" if entry["over"] == names[index - 1] else f" over {entry['over']}"
+            tested = (gain_with_interval(test) + over, p_value(test), *counts)
+        n = f"{score['n']:,}" if score else MISSING
+        rows.append((entry["stage"], with_interval(score), *tested, n, f"{entry['paper']:.2f}"))
+    notes = [
+        "Strict accuracy in percent with the 95 % Wilson interval. Gain over the stage before on the same problems, "
+        "with the paired 95 % interval (Agresti and Min); p: McNemar's exact test, two-sided."
+    ]
+    if any(entry["over"] and not entry["test"] for entry in ladder["stages"]):
+        notes.append("A gain is missing where the rows of both evaluations, with problems in common, are not there.")
+    if partial:
+        notes.append("Some problems were asked after one of two stages only: gains are over those asked after both.")
+    if ladder["benchmark"] != "gsm8k":
+        notes.append(
+            f"Ours is {ladder['title']}, not GSM8K: the direction of the gains can be compared, not the figures."
+        )
+    return ResultTable("After each stage", columns, tuple(rows), tuple(notes), tuple(ladder["stages"]))
+
+
+def gains_in_words(ladder: Ladder) -> str:
+    """Which gains are beyond chance, which are not, and which are unknown."""
+    gains = [entry for entry in ladder["stages"] if entry["over"]]
+    if not gains:
+        return "Fewer than two stages were evaluated: there is no gain to judge."
+    tested = [entry for entry in gains if entry["test"]]
+    groups = {
+        "Gains beyond chance, their 95 % interval above zero": [e for e in tested if e["test"]["low"] > 0],
+        "Losses beyond chance, their 95 % interval below zero": [e for e in tested if e["test"]["high"] < 0],
+        "Within chance": [e for e in tested if e["test"]["low"] <= 0 <= e["test"]["high"]],
+        "Not compared, for lack of rows of both evaluations": [e for e in gains if not e["test"]],
+    }
+    parts = [f"{words}: {', '.join(map(_named, entries))}." for words, entries in groups.items() if entries]
+    if tested and not any(entry["test"]["low"] > 0 for entry in tested):
+        parts.insert(0, "No gain is beyond chance.")
+    total = ladder["total"]
+    if total and total["test"]:
+        test = total["test"]
+        parts.append(f"From {total['over']} to {total['stage']}: {gain_with_interval(test)} points, p {p_value(test)}.")
+    parts.append("An interval says what other problems could change, not what another seed of training could.")
+    return " ".join(parts)
+
+
+def _named(entry: Mapping[str, Any]) -> str:
+    return f"{entry['stage']} {gain_with_interval(entry['test'])}" if entry["test"] else str(entry["stage"])
+
+
+def p_value(test: Mapping[str, float]) -> str:
+    """A p in two digits; below 0.0001 only that."""
+    return "<0.0001" if test["p"] < 1e-4 else f"{test['p']:.2g}"
+
+
+def gain_with_interval(test: Mapping[str, float]) -> str:
+    """`+1.2 [-0.4, 2.8]`, in points."""
+    return f"{signed(100 * test['lead'])} [{signed(100 * test['low'])}, {signed(100 * test['high'])}]"

@@ -1,0 +1,90 @@
+"""The report's first page: the ladder as a picture, a few problems after every stage, what was spent, the stand-ins."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from common.text import amount, dollars, duration
+from evals.tables.ladder import gains_in_words, ladder_table
+from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
+
+Facts = Mapping[str, Any]
+COST, STAND_INS = "Cost", "Stand-ins"  # titles of the sections that have the whole of it
+
+
+def opening(data: Facts) -> list[ReportSection]:
+    """The first sections, from the data of `tasks.reporting.data.collect`; without content they have no blocks."""
+    return [
+        ReportSection("The ladder", tuple(_ladder(data["ladder"]))),
+        ReportSection("Three problems after each stage", tuple(_problems(data["ladder"], data["problems"]))),
+        ReportSection("What it cost", (Paragraph(_cost(data["cost"], data["calls"]), COST),)),
+        ReportSection("What is a stand-in here", tuple(_stand_ins(data["stand_ins"]))),
+    ]
+
+
+def _ladder(ladder: Facts | None) -> Iterator[ReportBlock]:
+    if ladder is None:
+        return
+    measured = {entry["stage"]: entry["score"] for entry in ladder["stages"] if entry["score"]}
+    ours = {
+        stage: (100 * score["accuracy"], *(100 * bound for bound in score["interval"]))
+        for stage, score in measured.items()
+    }
+    papers = {entry["stage"]: entry["paper"] for entry in ladder["stages"]}
+    yield IntervalChart(
+        f"{ladder['title']} solved after each stage",
+        tuple(papers),
+        {f"this run: {ladder['title']}, 95 % interval": ours} if ours else {},
+        {"the paper: GSM8K, 371 M parameters": papers},
+        "% right (strict)",
+    )
+    yield Paragraph(gains_in_words(ladder))
+    if missing := [stage for stage in papers if stage not in measured]:
+        yield Paragraph(f"Not measured: {', '.join(missing)}.")
+    yield ladder_table(ladder)
+
+
+def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[ReportBlock]:
+    if ladder is None:
+        return
+    shown = {row["stage"] for row in problems}
+    untested = [entry["stage"] for entry in ladder["stages"][1:] if not entry["test"]]
+    unchanged = [entry["stage"] for entry in ladder["stages"] if entry["test"] and entry["stage"] not in shown]
+    parts = ["For each stage, of the problems that became right there, the one whose prompt has the smallest digest."]
+    parts += [f"There are only {len(problems)} of three here."] if len(problems) < 3 else []
+    parts += [f"No rows of both evaluations to choose from: {', '.join(untested)}."] if untested else []
+    parts += [f"No other verdict changed: {', '.join(unchanged)}."] if unchanged else []
+    yield Paragraph(" ".join(parts))
+    for number, problem in enumerate(problems, 1):
+        group = "a problem" if problem["of"] == 1 else f"of {problem['of']:,} problems"
+        title = f"{number}. {problem['change'].capitalize()} at {problem['stage']} ({group}"
+        instead = problem["change"] == "became wrong"
+        title += "; no other became right)" if instead else ")"
+        yield SideBySide(title, problem["prompt"], problem["expected"], problem["replies"])
+
+
+def _cost(total: Facts, calls: Sequence[Facts]) -> str:
+    parts = []
+    if "wall_seconds" in total:
+        parts.append(f"{duration(total['wall_seconds'])} of wall time with a stage at work")
+    cached = sum(row["cached"] or 0 for row in calls)
+    from_cache = f" ({cached:,} answered from the cache)" if cached else ""
+    parts.append(f"{total['calls']:,} requests to endpoints{from_cache}")
+    if total["calls"]:
+        known = "tokens_in" in total and "tokens_out" in total
+        tokens = f"{amount(total['tokens_in'])} tokens in, {amount(total['tokens_out'])} out" if known else ""
+        parts.append(tokens or "tokens not counted")
+        parts.append(f"{dollars(total['dollars'])} certain" if "dollars" in total else "dollars not known")
+        if total.get("unknown_dollars"):
+            unknown = dollars(total["unknown_dollars"])
+            parts.append(f"up to {unknown} unknown, for replies that were cut, late or unreadable")
+    return "; ".join(parts) + "."
+
+
+def _stand_ins(notes: Sequence[Facts]) -> Iterator[ReportBlock]:
+    by_note: dict[str, list[str]] = {}
+    for note in notes:
+        by_note.setdefault(note["note"], []).append(note["label"])
+    if not by_note:
+        return
+    yield BulletList(tuple(f"{note} ({', '.join(labels)})" for note, labels in by_note.items()))
+    yield Paragraph("What each stage says of itself:", STAND_INS)
