@@ -93,7 +93,7 @@ def test_a_missing_stage_is_a_dash_and_no_mark_and_the_next_gain_names_its_base(
     (chart,) = blocks(data, IntervalChart)
     (ours,) = chart.series.values()
     assert set(ours) == {"pretrain", "reason", "self_distill"}
-    drawn = [path.get("d") for path in ElementTree.fromstring(svg(chart)).iter() if path.tag.endswith("path")]
+    drawn = [path.get("d", "") for path in ElementTree.fromstring(svg(chart)).iter() if path.tag.endswith("path")]
     assert not any("nan" in d for d in drawn)
     assert any(d.count("M") == 2 and d.count("L") == 1 for d in drawn), "the line is broken where a stage is missing"
     assert "Not measured: align." in [block.text for block in blocks(data, Paragraph)]
