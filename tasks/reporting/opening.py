@@ -55,10 +55,9 @@ def _problems(ladder: Facts | None, problems: Sequence[Facts]) -> Iterator[Repor
     parts += [f"No other verdict changed: {', '.join(unchanged)}."] if unchanged else []
     yield Paragraph(" ".join(parts))
     for number, problem in enumerate(problems, 1):
-        group = "a problem" if problem["of"] == 1 else f"of {problem['of']:,} problems"
-        title = f"{number}. {problem['change'].capitalize()} at {problem['stage']} ({group}"
-        instead = problem["change"] == "became wrong"
-        title += "; no other became right)" if instead else ")"
+        which = "the only one that did" if problem["of"] == 1 else f"one of {problem['of']:,} that did"
+        instead = "; no other became right" if problem["change"] == "became wrong" else ""
+        title = f"{number}. {problem['change'].capitalize()} at {problem['stage']} ({which}{instead})"
         yield SideBySide(title, problem["prompt"], problem["expected"], problem["replies"])
 
 
