@@ -105,7 +105,7 @@ def _batches(source: SourceConfig, seed: int, file: SourceFile, folder: Path) ->
     if source.reader == "wikipedia":
         yield from batched(map(web_record, articles(seed)[file.first : end]), "web")
     elif source.reader == "reasoning":
-        drawn = problems(source.tasks, seed, "train")
+        drawn = problems(source.tasks, seed + (source.seed_offset or 0), "train")
         records = (synth_record(problem, source.worked_share, source.brief_share or 0.0) for problem in drawn)
         yield from batched(itertools.islice(records, file.first, end), "synth")
     elif source.reader == "hub":
