@@ -31,7 +31,9 @@ class SourceConfig(Section):
     tasks: tuple[TaskConfig, ...] = ()  # reader "reasoning": what it generates
     worked_share: Share = 1.0  # reader "reasoning": records that show all their reasoning
     brief_share: Share | None = None  # and that show its last step; the others give the answer alone
-    seed_offset: PositiveInt | None = None  # added to the seed: else two sources of one task draw the same problems
+    seed_offset: PositiveInt | None = (
+        None  # added to the seed, as far as the other source reads; else both draw the same
+    )
     validation_share: Share = 0.01  # of the documents, kept out of training
     exemplars: NonNegativeInt = 0  # records sampled for retrieval, stratified by exercise
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker holds one file in memory
