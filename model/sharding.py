@@ -9,6 +9,7 @@ The functions that work inside a jitted program (`split_rows`, `everywhere`, `on
 which `OnMesh` sets, and do nothing on a single device.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,11 +96,29 @@ def put_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
 
 
+def put_shared_rows(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """A global batch that every process holds whole as global arrays, split over the devices by rows."""
+    sharding = row_sharding(mesh)
+    return {name: jax.make_array_from_callback(a.shape, sharding, a.__getitem__) for name, a in batch.items()}
+
+
+def own_mesh(mesh: Mesh, process: int) -> Mesh:
+    """The mesh of one process's devices, with parameters split over as many of them as `mesh` allows."""
+    own = [device for device in mesh.devices.flat if device.process_index == process]
+    return make_mesh(math.gcd(mesh.shape["fsdp"], len(own)), own)
+
+
 def whole_on_hosts(tree: Any, mesh: Mesh) -> Any:
     """The arrays whole, in the memory of every process; all processes must call this together."""
     if jax.process_count() == 1:
         return tree
-    return jax.tree.map(lambda leaf: np.asarray(jax.jit(lambda a: a, out_shardings=replicated(mesh))(leaf)), tree)
+    gather = jax.jit(_unchanged, out_shardings=replicated(mesh))
+    return jax.tree.map(lambda leaf: np.asarray(gather(leaf)), tree)
+
+
+def _unchanged(array: Array) -> Array:
+    # At module level, so that the gathering of a shape is compiled once and not at each call.
+    return array
 
 
 def split_rows(rows: Array) -> Array:

@@ -19,7 +19,7 @@ from configs.training import PolicyConfig, RolloutConfig
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.nautile import shapes
-from model.sharding import OnMesh, parameter_shardings, replicated, row_sharding
+from model.sharding import OnMesh, own_mesh, parameter_shardings, replicated, row_sharding
 from rl.learner import BATCH_ARRAYS, LearnerProgram
 from rl.objectives import Balance
 
@@ -43,6 +43,9 @@ def estimate_memory(
         trained = _bytes(_placed(program.kinds, program.shardings))
         moments = _bytes(_placed(jax.eval_shape(program.tx.init, program.kinds), program.moments))
         resident += moments + trained * ((policy.kl > 0) + (policy.sync_every > 1))
+    first, hosts = mesh.devices.flat[0].process_index, {device.process_index for device in mesh.devices.flat}
+    # Several hosts sample each for itself, from a copy of the parameters on its own chips.
+    copy = _bytes(_placed(kinds, parameter_shardings(kinds, own_mesh(mesh, first)))) if len(hosts) > 1 else 0
     sampling = Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     generator = Generator(model, sampling, rows, rollout.prompt_length, mesh)
     analyses = {}
@@ -54,7 +57,7 @@ def estimate_memory(
     weights, prompts = (analyses[name].output_size_in_bytes for name in ("weights for decoding", "prefill"))
     cache = generator.lanes * analyses["decode"].alias_size_in_bytes
     working = max(analyses["prefill"].temp_size_in_bytes, generator.lanes * analyses["decode"].temp_size_in_bytes)
-    sampling_bytes = weights + prompts + cache + working
+    sampling_bytes = copy + weights + prompts + cache + working
     needs = {"rows": rows, "resident": resident, "cache": cache, "rollout": resident + sampling_bytes}
     if policy is None or program is None:
         return needs

@@ -5,12 +5,13 @@ signal, which a judge may have been paid for, is trained on in the step that dre
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from data.sources.reasoning_gym import Problem
 from model.layers.common import Params
+from model.processes import on_first
 from rl.problems import ProblemOrder
 from rl.rewards import AdvantageForm, advantages, carries_signal
 from rl.rollouts import Group
@@ -39,6 +40,7 @@ class GroupDraw:
 
     State: `cursor`, the position of the next problem; `draw`, the number of draws, which seeds the samples; `totals`.
     Of the totals `refilled` counts the groups of all refills, and `missing` those that steps lacked after the last one.
+    Of several processes only the first scores, and a judge is paid once; the others need no `scorer`.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class GroupDraw:
         problems: Sequence[Problem],
         order: ProblemOrder,
         sampler: Sampler,
-        scorer: Scorer,
+        scorer: Scorer | None,
         refill: int,
         advantage: AdvantageForm = "dr",
     ) -> None:
@@ -71,15 +73,32 @@ class GroupDraw:
             problems = [(position, self.problems[self.order[position]]) for position in positions]
             groups = self.sampler.sample(params, problems, self.draw)
             self.cursor, self.draw = self.cursor + count, self.draw + 1
-            self.scorer.score(groups)
+            mastered = self._score(groups)
             every += groups
-            uses += [self._judge(group) for group in groups]
+            uses += [self._judge(group, skip) for group, skip in zip(groups, mastered, strict=True)]
             live = [group for group, use in zip(every, uses, strict=True) if use == "live"]
             self.totals["refilled"] += count if number else 0
         self.totals["missing"] += wanted - len(live)
         return live, every, measure(every, uses)
 
-    def _judge(self, group: Group) -> Use:
+    def _score(self, groups: Sequence[Group]) -> list[bool]:
+        """Have the first process score the groups, and give every process the rewards; which groups are mastered."""
+
+        def score() -> list[dict[str, Any]]:
+            assert self.scorer
+            self.scorer.score(groups)
+            return [
+                {"scores": [(r.reward, r.parts) for r in group.rollouts], "mastered": self.scorer.mastered(group)}
+                for group in groups
+            ]
+
+        rows = on_first(score)
+        for group, row in zip(groups, rows, strict=True):
+            for rollout, (reward, parts) in zip(group.rollouts, row["scores"], strict=True):
+                rollout.reward, rollout.parts = reward, parts
+        return [row["mastered"] for row in rows]
+
+    def _judge(self, group: Group, mastered: bool) -> Use:
         """Give the rollouts their advantages, and count the group by its use for the update."""
         values = advantages([rollout.reward for rollout in group.rollouts], self.advantage)
         for rollout, advantage in zip(group.rollouts, values, strict=True):
@@ -87,7 +106,7 @@ class GroupDraw:
         use: Use = "live"
         if all(advantage is None for advantage in values):
             use = "dropped"
-        elif self.scorer.mastered(group):
+        elif mastered:
             use = "mastered"
         elif not carries_signal(values):
             use = "no_signal"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from configs.training import RolloutConfig
@@ -19,7 +21,11 @@ from data.tokenizer import tokenizer_for
 from evals.scoring.intervals import paired
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
+from model.decoding.shared import SharedGenerator
 from model.layers.common import Params
+from model.nautile import shapes
+from model.processes import arrays_of_first, on_first
+from model.sharding import whole_on_hosts
 from model.weights.files import load_weights, save_weights
 from rl.rewards import verifiable
 from rl.stage_inputs import StageInputs
@@ -75,10 +81,13 @@ def has_fallen(readings: Sequence[GuardReading]) -> bool:
 
 
 class Guard:
-    """Measures the policy and keeps the best one in `folder`, on disk, so that a resumed run has it as well."""
+    """Measures the policy and keeps the best one in `folder`, on disk, so that a resumed run has it as well.
 
-    def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh | None = None) -> None:
-        self.inputs, self.folder = inputs, folder
+    Of several processes each samples its share, and the first one grades and keeps the folder.
+    """
+
+    def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
+        self.inputs, self.folder, self.mesh = inputs, folder, mesh
         self._tokenizer = tokenizer_for(inputs.tokenizer)
         sampling = Sampling(
             max_tokens=rollout.max_tokens,
@@ -87,7 +96,11 @@ class Guard:
             think_end=self._tokenizer.think_end,
             thinking_budget=rollout.thinking_budget,
         )
-        self._generate = Generator(inputs.model, sampling, rollout.prompts * rollout.group, rollout.prompt_length, mesh)
+        self._generate = SharedGenerator(
+            lambda rows, own: Generator(inputs.model, sampling, rows, rollout.prompt_length, own),
+            rollout.prompts * rollout.group,
+            mesh,
+        )
         self.readings: list[GuardReading] = []
 
     def read(self, params: Params, step: int) -> GuardReading:
@@ -95,13 +108,19 @@ class Guard:
         problems = self.inputs.guard_problems
         prompts = [encode_prompt(self._tokenizer, problem.question) for problem in problems]
         completions = self._generate(params, prompts, [(0, index) for index in range(len(prompts))])
-        replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
-        solved = [verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True)]
+
+        def grade() -> str:
+            replies = [parse_completion(self._tokenizer, completion.ids) for completion in completions]
+            solved = [verifiable(p, reply) == 1.0 for p, reply in zip(problems, replies, strict=True)]
+            return "".join("1" if right else "0" for right in solved)
+
         earlier = [reading for reading in self.readings if reading.step < step]
-        reading = compared(step, "".join("1" if right else "0" for right in solved), earlier)
+        reading = compared(step, on_first(grade), earlier)
         self.readings = [*earlier, reading]
         if self.best == reading:
-            save_weights(self.folder, params, self.inputs.model, self.inputs.tokenizer)
+            whole = whole_on_hosts(params, self.mesh)
+            if jax.process_index() == 0:
+                save_weights(self.folder, whole, self.inputs.model, self.inputs.tokenizer)
         return reading
 
     @property
@@ -123,4 +142,7 @@ class Guard:
         return self.best_params()
 
     def best_params(self) -> Params:
-        return load_weights(self.folder)[0]
+        """The best policy, in the memory of every process."""
+        if jax.process_index() == 0:
+            return arrays_of_first(load_weights(self.folder)[0])
+        return arrays_of_first(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes(self.inputs.model)))

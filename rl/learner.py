@@ -28,7 +28,7 @@ from model.compile_time import working_seconds
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward, shapes
-from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_rows, replicated, row_sharding
+from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_shared_rows, replicated, row_sharding
 from model.training import optimizer
 from rl.finite_updates import SkippedUpdates, finite_update
 from rl.objectives import Aggregate, Balance, balance, kl_to_reference, surrogate, token_weights
@@ -174,7 +174,7 @@ class Learner:
             # From short to long, so that the rows of one micro-batch are padded little; equals keep their order.
             for batch in batches(sorted(side_rows, key=len), size, self.length):
                 gradients, kl_gradients, counts = self.program.pull[ratio](
-                    self.trained, self.frozen, self.reference, put_rows(batch, self.mesh)
+                    self.trained, self.frozen, self.reference, put_shared_rows(batch, self.mesh)
                 )
                 self._accumulate(sums, side, gradients)
                 self._accumulate(shared, "kl", kl_gradients)

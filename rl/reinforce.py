@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
 from configs.training import SMALLEST_GUARD, PolicyConfig, RolloutConfig
 from data.tokenizer import tokenizer_for
 from model.layers.common import Params
-from model.sharding import make_mesh
-from model.training.checkpoint import TrainCheckpoints
+from model.sharding import make_mesh, whole_on_hosts
+from model.training.gathered_checkpoint import open_checkpoints
+from model.training.preemption import StopRequested, joint_termination
 from rl.group_draw import GroupDraw, Scorer
 from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
@@ -37,19 +39,21 @@ class Reinforcement:
 
     `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and of the best policy.
     `rollouts`: the JSON-lines file that every rollout is appended to; each is also a `sample` event to `emit`.
+    `scorer`: asked on the first of several processes only. `shared_disk`: all of them see `work`.
     `balance`: of the gradients (paper §4.3); None: their plain sum.
     """
 
     inputs: StageInputs
     rollout: RolloutConfig
     policy: PolicyConfig
-    scorer: Scorer
+    scorer: Scorer | None
     identity: dict[str, Any]
     work: Path
     rollouts: Path
     seed: int
     balance: Balance | None = None
     emit: Emit = silent
+    shared_disk: bool = True
 
 
 def check(config: Reinforcement) -> tuple[Mesh, RolloutEngine]:
@@ -76,13 +80,19 @@ def reinforce(config: Reinforcement, params: Params) -> tuple[Params, dict[str, 
 
     With `policy.guard_every` the parameters returned are those of the best guard reading. Raises `ConfigError` as
     `check`, before anything is compiled or sampled.
+
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share of the
+    completions; all get all of them and update together; the first scores, reports and writes. Asked to stop
+    (SIGTERM), several processes save the same step and raise `Retryable`.
     """
-    return _Run(config, on_device(params)).run()
+    with joint_termination() as stop_requested:
+        return _Run(config, on_device(params)).run(stop_requested)
 
 
 class _Run:
     def __init__(self, config: Reinforcement, params: Params) -> None:
-        self.config, self.inputs = config, config.inputs
+        self.config, self.inputs, self.is_first = config, config.inputs, jax.process_index() == 0
+        self.emit = config.emit if self.is_first else silent
         self.mesh, self.engine = check(config)
         length = config.rollout.prompt_length + config.rollout.max_tokens
         self.learner = Learner(
@@ -92,13 +102,16 @@ class _Run:
         self.groups = GroupDraw(
             self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage
         )
-        self.checkpoints = TrainCheckpoints(config.work / "checkpoints", keep=2, identity=config.identity)
+        self.checkpoints = open_checkpoints(
+            config.work / "checkpoints", 2, config.identity, self.mesh, shared_disk=config.shared_disk
+        )
         self.guard: Guard | None = None
         if config.policy.guard_every is not None:
             self.guard = Guard(self.inputs, config.rollout, config.work / "best", self.mesh)
         self.step = 0
 
-    def run(self) -> tuple[Params, dict[str, Any]]:
+    def run(self, stop_requested: StopRequested) -> tuple[Params, dict[str, Any]]:
+        """The steps that are left: parameters, whole in every process's memory, and facts."""
         self._resume()
         steps = self.config.policy.steps
         self._read_guard()
@@ -111,31 +124,42 @@ class _Run:
             self.step += 1
             self._report(metrics)
             self._read_guard()
-            if self.step % self.config.policy.save_every == 0 or self.step == steps:
-                readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
-                arrays, learner = self.learner.saved()
-                drawn = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
-                extra = {**drawn, "guard": readings}
-                flush(self.config.emit)
-                self.checkpoints.save(self.step, arrays, extra | {"learner": learner})
+            stopping = stop_requested(self.step) and self.step < steps
+            if stopping or self.step % self.config.policy.save_every == 0 or self.step == steps:
+                self._save()
+            if stopping:
+                self.checkpoints.wait()
+                raise Retryable(
+                    f"reinforcement was asked to stop; it is saved at step {self.step} of {steps}, and a rerun "
+                    "resumes there"
+                )
         self.checkpoints.close()
         facts: dict[str, Any] = {"steps": self.step, **self.groups.totals}
         facts["skipped_updates"] = self.learner.skipped.total
         if self.guard is None:
-            return self.learner.params, facts
+            return whole_on_hosts(self.learner.params, self.mesh), facts
         best = self.guard.best
         facts |= {"guard": [reading.row() for reading in self.guard.readings], "published_step": best.step}
         return self.guard.best_params(), facts
+
+    def _save(self) -> None:
+        readings = [asdict(reading) for reading in self.guard.readings] if self.guard else []
+        arrays, learner = self.learner.saved()
+        drawn = {"cursor": self.groups.cursor, "draw": self.groups.draw, "totals": self.groups.totals}
+        flush(self.emit)
+        self.checkpoints.save(self.step, arrays, {**drawn, "guard": readings, "learner": learner})
 
     def _record(self, groups: list[Group]) -> None:
         """Append the step's rollouts to the log in one write, and emit them as events."""
         first = self.groups.totals["rollouts"] - sum(len(group.rollouts) for group in groups)
         rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
+        if not self.is_first:
+            return
         with self.config.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         shown = ("step", "task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
         for index, row in enumerate(rows, first):
-            self.config.emit("sample", set="rollouts", index=index, **{name: row[name] for name in shown})
+            self.emit("sample", set="rollouts", index=index, **{name: row[name] for name in shown})
 
     def _report(self, metrics: dict[str, float]) -> None:
         if self.engine.seconds:
@@ -143,9 +167,9 @@ class _Run:
         if self.learner.seconds:
             metrics["update_tokens_per_second"] = self.learner.tokens / self.learner.seconds
         for name, value in metrics.items():
-            self.config.emit("metric", name=name, step=self.step, value=value)
+            self.emit("metric", name=name, step=self.step, value=value)
         note = f"reward {metrics['reward']:.3f}" if "reward" in metrics else "no reward yet"
-        self.config.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
+        self.emit("progress", done=self.step, total=self.config.policy.steps, unit="steps", note=note)
 
     def _read_guard(self) -> None:
         """Measure the policy when it is due; go back to the best one where it fell and another return is allowed."""
@@ -154,9 +178,9 @@ class _Run:
         if self.step % (self.config.policy.guard_every or 1) and self.step != self.config.policy.steps:
             return
         reading = self.guard.read(self.learner.params, self.step)
-        self.config.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
+        self.emit("metric", name="guard_accuracy", step=self.step, value=reading.accuracy)
         if reading.p is not None:
-            self.config.emit("metric", name="guard_p", step=self.step, value=reading.p)
+            self.emit("metric", name="guard_p", step=self.step, value=reading.p)
         if not self.guard.fell():
             return
         policy, best = self.config.policy, self.guard.best
@@ -179,4 +203,5 @@ class _Run:
             self.groups.totals, self.step = extra["totals"], latest
             if self.guard:
                 self.guard.readings = [GuardReading(**reading) for reading in extra["guard"]]
-        keep_steps(self.config.rollouts, self.step)
+        if self.is_first:
+            keep_steps(self.config.rollouts, self.step)

@@ -23,6 +23,7 @@ from data.tokenizer import Tokenizer
 from model.compile_time import working_seconds
 from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
+from model.decoding.shared import SharedGenerator
 from model.layers.common import Params
 
 
@@ -100,7 +101,9 @@ class RolloutEngine:
                 f"rollout.prompts x rollout.group is {rows} completions at once, which do not divide among the "
                 f"{mesh.size} devices of this run"
             )
-        self._generate = Generator(model, sampling, rows, config.prompt_length, mesh)
+        self._generate = SharedGenerator(
+            lambda rows, own: Generator(model, sampling, rows, config.prompt_length, own), rows, mesh
+        )
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Raise `ConfigError`, before any compute, for a problem whose prompt exceeds `rollout.prompt_length`."""

@@ -4,11 +4,12 @@ Advantages are not normalised, so the few right traces of a hard problem weigh m
 That is the built-in curriculum, and the traces record it.
 """
 
+import itertools
 import json
 import logging
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from common.errors import ConfigError
+from common.errors import ConfigError, Retryable
 from common.events import Emit, flush, silent
 from common.files import atomic_path
 from configs.model import ModelConfig
@@ -29,9 +30,19 @@ from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward, shapes
-from model.sharding import OnMesh, make_mesh, optimizer_shardings, parameter_shardings, put_rows, replicated
+from model.processes import on_first
+from model.sharding import (
+    OnMesh,
+    make_mesh,
+    optimizer_shardings,
+    parameter_shardings,
+    put_shared_rows,
+    replicated,
+    whole_on_hosts,
+)
 from model.training import optimizer
-from model.training.checkpoint import TrainCheckpoints
+from model.training.gathered_checkpoint import open_checkpoints
+from model.training.preemption import joint_termination
 from rl.finite_updates import SkippedUpdates, finite_update
 from rl.rewards import advantages, verifiable
 from rl.rollouts import Group, RolloutEngine, keep_steps
@@ -47,7 +58,7 @@ class SelfDistillation:
     """Inputs of one self-distillation run.
 
     `identity`: checkpoints of another identity are not resumed. `work`: folder of checkpoints and samples. `traces`:
-    the JSON-lines file of every trace that was trained on.
+    the JSON-lines file of every trace that was trained on. `shared_disk`: all of several processes see `work`.
     """
 
     inputs: StageInputs
@@ -57,55 +68,77 @@ class SelfDistillation:
     traces: Path
     seed: int
     emit: Emit = silent
+    shared_disk: bool = True
 
 
 def self_distil(run: SelfDistillation, params: Params) -> tuple[Params, dict[str, Any]]:
     """`config.rounds` times: sample every problem, keep the traces with A > 0, train on them.
 
     Returns the new parameters and facts. Resumes after the last sampling draw and the last finished round.
+
+    All processes of a pod (`jax.distributed`) call this with the same arguments. Each samples its share; the first one
+    scores, reports and writes, and gives the traces to all, which train together.
     """
-    config, work = run.config, run.work
+    config, work, is_first = run.config, run.work, jax.process_index() == 0
+    run = run if is_first else replace(run, emit=silent)
     mesh = make_mesh(config.fsdp, part="self_distill")
     if config.batch_rows % mesh.size:
         raise ConfigError(f"self_distill.batch_rows {config.batch_rows} does not divide among the {mesh.size} devices")
     params = jax.device_put(on_device(params), parameter_shardings(shapes(run.inputs.model), mesh))
-    checkpoints = TrainCheckpoints(work / "checkpoints", keep=2, identity=run.identity)
+    checkpoints = open_checkpoints(work / "checkpoints", 2, run.identity, mesh, shared_disk=run.shared_disk)
     done = checkpoints.latest()
     facts: dict[str, Any] = {"rounds": []}
     if done is not None:
         params, facts = checkpoints.restore(done, params)
-    for number in range(done or 0, config.rounds):
-        sampled = _sample(run, params, number, mesh)
-        kept = [row for row in sampled if row["advantage"] > 0]
-        params, losses, skipped = _train(run, params, kept, number, mesh)
-        facts["rounds"].append(_facts(sampled, kept, losses, skipped))
-        flush(run.emit)
-        checkpoints.save(number + 1, params, facts)
-        checkpoints.wait()
+    pauses = itertools.count()
+    with joint_termination() as stop_requested:
+
+        def check_stop() -> None:
+            if stop_requested(next(pauses)):
+                raise Retryable("self-distillation was asked to stop; its samples are kept, and a rerun resumes there")
+
+        for number in range(done or 0, config.rounds):
+            _sample(run, params, number, mesh, check_stop)
+            sampled = _read_rows(work / SAMPLES.format(number)) if is_first else []
+            kept = on_first(partial(_kept, sampled))
+            params, losses, skipped = _train(run, params, kept, number, mesh, check_stop)
+            facts["rounds"].append(on_first(partial(_facts, sampled, kept, losses, skipped)))
+            flush(run.emit)
+            checkpoints.save(number + 1, params, facts)
+            checkpoints.wait()
     checkpoints.close()
+    whole = whole_on_hosts(params, mesh)
+    if not is_first:
+        return whole, facts
     with atomic_path(run.traces) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number in range(config.rounds):
-            for row in _read_rows(work / SAMPLES.format(number)):
-                if row["advantage"] > 0:
-                    file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
-    return params, facts
+            for row in _kept(_read_rows(work / SAMPLES.format(number))):
+                file.write(json.dumps({"round": number, **row}, ensure_ascii=False) + "\n")
+    return whole, facts
 
 
-def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh) -> list[dict[str, Any]]:
+def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, check_stop: Callable[[], None]) -> None:
     """Sample groups for every problem, a batch a draw; each draw is appended to the round's log with its rewards."""
     inputs, rollout, log = run.inputs, run.config.rollout, run.work / SAMPLES.format(number)
     engine = RolloutEngine(inputs.model, tokenizer_for(inputs.tokenizer), rollout, run.seed, mesh)
     engine.check(inputs.problems)
     size = rollout.prompts
     draws = -(-len(inputs.problems) // size)
-    keep_steps(log, draws)
-    rows = _read_rows(log)
-    first = rows[-1]["step"] if rows else 0
-    keep_steps(log, first)  # the last draw may be incomplete: it is drawn again, to the same samples
-    for draw in range(first, draws):
+
+    def first_draw() -> int:
+        keep_steps(log, draws)
+        rows = _read_rows(log)
+        first = rows[-1]["step"] if rows else 0
+        keep_steps(log, first)  # the last draw may be incomplete: it is drawn again, to the same samples
+        return first
+
+    for draw in range(on_first(first_draw), draws):
         problems = list(enumerate(inputs.problems))[draw * size : (draw + 1) * size]
         step = number * draws + draw  # numbers the draw within the whole run
+        check_stop()
         groups = engine.sample(params, problems, step)
+        if jax.process_index():
+            continue
         rows = [{"step": draw, **row} for group in groups for row in _scored(group)]
         with log.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -113,7 +146,6 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh) -> l
         run.emit("metric", name="solve_rate", step=step, value=solve_rate)
         run.emit("metric", name="rollout_tokens_per_second", step=step, value=engine.tokens / engine.seconds)
         run.emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {solve_rate:.2f}")
-    return _read_rows(log)
 
 
 def _read_rows(log: Path) -> list[dict[str, Any]]:
@@ -121,6 +153,10 @@ def _read_rows(log: Path) -> list[dict[str, Any]]:
         return []
     with log.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def _kept(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["advantage"] > 0]
 
 
 def _scored(group: Group) -> list[dict[str, Any]]:
@@ -134,7 +170,12 @@ def _scored(group: Group) -> list[dict[str, Any]]:
 
 
 def _train(
-    run: SelfDistillation, params: Params, kept: list[dict[str, Any]], number: int, mesh: Mesh
+    run: SelfDistillation,
+    params: Params,
+    kept: list[dict[str, Any]],
+    number: int,
+    mesh: Mesh,
+    check_stop: Callable[[], None],
 ) -> tuple[Params, list[float], int]:
     """Epochs over the kept traces in a seeded order. A round without any trace leaves the parameters as they are.
 
@@ -163,7 +204,8 @@ def _train(
     for epoch in range(config.epochs):
         random.Random(f"{run.seed}:{number}:{epoch}").shuffle(rows)
         for batch in batches(rows, config.batch_rows, length):
-            params, state, loss, measured = step(params, state, put_rows(batch, mesh))
+            check_stop()
+            params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh))
             done += 1
             if skipped.record(number * steps + done, jax.device_get(measured), params):
                 losses.append(float(loss))

@@ -1,7 +1,9 @@
 """Alignment as a stage (paper §4.2): Dr. GRPO with rewards from an LLM judge."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from common.files import write_json
 from configs.training import AlignConfig, JudgeConfig
@@ -13,6 +15,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 if TYPE_CHECKING:
+    from data.sources.reasoning_gym import Problem
     from rl.rollouts import Group
 
 
@@ -48,54 +51,71 @@ class JudgeScorer:
         return is_mastered(overalls, self.config.mastered_mean, self.config.mastered_minimum)
 
 
-@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True)
+@stage("align", version=7, outputs=("checkpoint", "rollouts", "calibration"), accelerator=True, multihost=True)
 def align(job: Job) -> None:
     """Check the judge and measure it, reinforce from the input checkpoint, publish the policy and every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
+    from model.processes import on_first
     from model.weights.files import save_weights
     from rl.reinforce import Reinforcement, check, reinforce
     from rl.stage_inputs import load_inputs
 
     config = job.part("align", AlignConfig)
     params, inputs, screen = load_inputs(job.inputs, config.problems, config.rollout, config.policy, job.seed, "keep")
-    with EndpointPool(job.endpoints, job.reply_source, job.emit) as pool:
-        judge, *others = (
-            Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in config.judge.endpoints
-        )
-        judged_by = judge.facts()
-        run = Reinforcement(
-            inputs=inputs,
-            rollout=config.rollout,
-            policy=config.policy,
-            scorer=JudgeScorer(judge, config.judge),
-            identity={"execution": job.key},
-            work=job.scratch,
-            rollouts=job.output("rollouts") / "rollouts.jsonl",
-            seed=job.seed,
-            emit=job.emit,
-        )
-        # Everything that can be refused is checked before the first call is paid for.
-        check(run)
-        pool.check()
-        answered = [problem for problem in inputs.problems if problem.answer]
-        right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in answered]
-        known = right[: config.judge.calibration_items // len(KINDS)]
-        calibration = calibrate(judge, known, config.judge.hostile_items, job.seed)
-        known = right[: config.judge.compare_items // 2]
-        compared = [
-            {"judge": other.facts(), **calibrate(other, known, seed=job.seed, kinds=("right", "wrong"))}
-            for other in others
-        ]
-        write_json(
-            job.output("calibration") / "calibration.json",
-            {"judge": judged_by, **calibration, "compared": compared},
-        )
-        for figures in (calibration, *compared):
-            del figures["answers"]  # those are in the file
-        job.describe("calibration", judge=judged_by, **calibration, compared=compared)
-        params, run_facts = reinforce(run, params)
-    calibration.pop("hostile")  # a table of its own, with the calibration
-    facts = {"judge": judged_by, "calibration": calibration, **run_facts}
-    save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
+    run = Reinforcement(
+        inputs=inputs,
+        rollout=config.rollout,
+        policy=config.policy,
+        scorer=None,
+        identity={"execution": job.key},
+        work=job.scratch,
+        rollouts=job.output("rollouts") / "rollouts.jsonl",
+        seed=job.seed,
+        emit=job.emit,
+        shared_disk=job.shared_disk,
+    )
+    # Everything that can be refused is checked before the first call is paid for.
+    check(run)
+    # Only the first of several processes asks judges. If they cannot be asked, all processes end with its error.
+    with EndpointPool(job.endpoints, job.reply_source, job.emit) if job.process == 0 else nullcontext() as pool:
+        judges = _judges(pool, config.judge) if pool else []
+
+        def measure() -> dict[str, Any]:
+            assert pool is not None
+            pool.check()
+            return _measured(job, judges, config.judge, inputs.problems)
+
+        facts = on_first(measure)
+        scorer = JudgeScorer(judges[0], config.judge) if judges else None
+        params, run_facts = reinforce(replace(run, scorer=scorer), params)
+    facts |= run_facts
+    if job.process == 0:
+        save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("rollouts", **facts, **screen.facts())
+
+
+def _judges(pool: EndpointPool, config: JudgeConfig) -> list[Judge]:
+    """The judge of the rewards, and those that are only measured beside it."""
+    return [Judge(pool, config.model_copy(update={"endpoint": name})) for name in config.endpoints]
+
+
+def _measured(job: Job, judges: list[Judge], config: JudgeConfig, problems: "Sequence[Problem]") -> dict[str, Any]:
+    """Measure the judges on answers of known quality, and write that; returns facts about the first of them."""
+    judge, *others = judges
+    right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in problems if p.answer]
+    known = right[: config.calibration_items // len(KINDS)]
+    calibration = calibrate(judge, known, config.hostile_items, job.seed)
+    known = right[: config.compare_items // 2]
+    compared = [
+        {"judge": other.facts(), **calibrate(other, known, seed=job.seed, kinds=("right", "wrong"))} for other in others
+    ]
+    judged_by = judge.facts()
+    write_json(
+        job.output("calibration") / "calibration.json", {"judge": judged_by, **calibration, "compared": compared}
+    )
+    for figures in (calibration, *compared):
+        del figures["answers"]  # those are in the file
+    job.describe("calibration", judge=judged_by, **calibration, compared=compared)
+    calibration.pop("hostile")  # a table of its own, with the calibration
+    return {"judge": judged_by, "calibration": calibration}

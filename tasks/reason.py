@@ -25,7 +25,7 @@ class AnswerScorer:
         return False
 
 
-@stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True)
+@stage("reason", version=6, outputs=("checkpoint", "rollouts"), accelerator=True, multihost=True)
 def reason(job: Job) -> None:
     """Reinforce from the input checkpoint and publish the policy with every rollout."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -47,8 +47,10 @@ def reason(job: Job) -> None:
         seed=job.seed,
         balance=Balance.of(config),
         emit=job.emit,
+        shared_disk=job.shared_disk,
     )
     params, facts = reinforce(run, params)
-    save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
+    if job.process == 0:
+        save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", balance=config.balance, **facts)
     job.describe("rollouts", **facts, **screen.facts())

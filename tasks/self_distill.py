@@ -5,7 +5,7 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 
-@stage("self_distill", version=6, outputs=("traces", "checkpoint"), accelerator=True)
+@stage("self_distill", version=6, outputs=("traces", "checkpoint"), accelerator=True, multihost=True)
 def self_distill(job: Job) -> None:
     """Sample the problems, keep what is better than its group, train on it in proportion."""
     # Imported here because every command imports this file for the DAG, and JAX takes seconds.
@@ -23,8 +23,10 @@ def self_distill(job: Job) -> None:
         traces=job.output("traces") / "traces.jsonl",
         seed=job.seed,
         emit=job.emit,
+        shared_disk=job.shared_disk,
     )
     params, facts = self_distil(run, params)
-    save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
+    if job.process == 0:
+        save_weights(job.output("checkpoint"), params, inputs.model, inputs.tokenizer)
     job.describe("checkpoint", **facts)
     job.describe("traces", **facts, **screen.facts())

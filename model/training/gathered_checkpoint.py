@@ -4,15 +4,14 @@ The files are those of `TrainCheckpoints`, so either kind resumes from the other
 whole state (4.5 GB for 371 M parameters with Adam), and the network carries it at each save and once at a resume.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
+from model.processes import arrays_of_first, on_first
 from model.sharding import whole_on_hosts
 from model.training.checkpoint import TrainCheckpoints
 
@@ -38,27 +37,30 @@ class GatheredCheckpoints:
 
     def latest(self) -> int | None:
         """The newest intact step."""
-        step = self._own.latest() if self._own else None
-        known = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if step is None else step)))
-        return None if known < 0 else known
+        return on_first(lambda: self._own.latest() if self._own else None)
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """The state saved as `step`, in the shapes, types and shardings of `like`."""
         state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-        text = b""
+        extra: dict[str, Any] = {}
         if self._own:
             state, extra = self._own.restore(step, state)
-            text = json.dumps(extra).encode()
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-        sent = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(size), np.uint8))
 
-        def spread(leaf: Any, target: Any) -> jax.Array:
-            whole = np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(leaf)))
+        def spread(whole: np.ndarray, target: Any) -> jax.Array:
             return jax.make_array_from_callback(whole.shape, target.sharding, lambda index: whole[index])
 
-        return jax.tree.map(spread, state, like), json.loads(np.asarray(sent).tobytes())
+        return jax.tree.map(spread, arrays_of_first(state), like), on_first(lambda: extra)
 
     def close(self) -> None:
         """Wait for the last save and end the background threads."""
         if self._own:
             self._own.close()
+
+
+def open_checkpoints(
+    folder: Path, keep: int, identity: dict[str, Any], mesh: jax.sharding.Mesh, *, shared_disk: bool
+) -> TrainCheckpoints | GatheredCheckpoints:
+    """The checkpoints of a run whose processes see the same `folder`, or, without a `shared_disk`, do not."""
+    if shared_disk:
+        return TrainCheckpoints(folder, keep, identity)
+    return GatheredCheckpoints(folder, keep, identity, mesh)

@@ -29,9 +29,8 @@ from data.tokens.loader import Batch, Loader
 from model.capacity.flops import peak_of, training_flops
 from model.nautile import parameter_counts
 from model.sharding import make_mesh, put_rows, whole_on_hosts
-from model.training.checkpoint import TrainCheckpoints
 from model.training.divergence import DivergenceMonitor, DivergenceState, Rollback
-from model.training.gathered_checkpoint import GatheredCheckpoints
+from model.training.gathered_checkpoint import open_checkpoints
 from model.training.metrics import MetricTotals, TrainMetrics
 from model.training.midtrain_eval import MidtrainSampler, validate
 from model.training.preemption import StopRequested, termination
@@ -121,11 +120,7 @@ class _Run:
         length, names = self.loader.row_length, self.loader.names
         self.program = Program(config, model, self.mesh, self.steps, len(names), length, seed)
         own = identity(replace(pretraining, sources=used))
-        self.checkpoints: TrainCheckpoints | GatheredCheckpoints
-        if shared_disk:
-            self.checkpoints = TrainCheckpoints(work / "checkpoints", config.keep, own)
-        else:
-            self.checkpoints = GatheredCheckpoints(work / "checkpoints", config.keep, own, self.mesh)
+        self.checkpoints = open_checkpoints(work / "checkpoints", config.keep, own, self.mesh, shared_disk=shared_disk)
         self.tokens = config.batch_rows * length
         peak = peak_of(jax.devices()[0].device_kind)
         self.flops = training_flops(model, length)

@@ -38,3 +38,13 @@ def termination() -> Iterator[StopRequested]:
         yield lambda _: received.is_set()
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def joint_termination() -> Iterator[StopRequested]:
+    """As `termination` for several processes; with a single one SIGTERM keeps its meaning, and nothing is requested."""
+    if jax.process_count() == 1:
+        yield lambda _: False
+        return
+    with termination() as stop_requested:
+        yield stop_requested

@@ -27,7 +27,7 @@ class Scripted:
                 rollout.reward = reward
 
     def mastered(self, group):
-        return min(rollout.reward for rollout in group.rollouts) > 0.85
+        return min(rollout.reward or 0 for rollout in group.rollouts) > 0.85
 
 
 def draw_of(rewards, refill=3):
