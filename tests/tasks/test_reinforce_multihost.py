@@ -26,22 +26,24 @@ from tests.support.stage_store import key_of
 
 ROLLOUT = RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6)
 PROBLEMS = ProblemsConfig(tasks=SUMS, count=12)
-STEPS, GUARD = 3, 8
+STEPS, GUARD, DEVICES, JUDGED_AT_ONCE = 2, 8, 4, 2
 
 
 def section(url):
     optimizer = OptimizerConfig(learning_rate=1e-3, schedule="constant")
     learner = policy(
-        steps=STEPS, kl=0.1, micro_rows=8, save_every=1, refill=1, fsdp=2, guard_every=2, guard_problems=GUARD
+        steps=STEPS, kl=0.1, micro_rows=8, save_every=1, fsdp=DEVICES, guard_every=STEPS, guard_problems=GUARD
     )
     judge = JudgeConfig(endpoint="judge", calibration_items=4, hostile_items=0)
     distil = SelfDistillConfig(
-        rollout=ROLLOUT, problems=ProblemsConfig(tasks=SUMS, count=4), batch_rows=8, optimizer=optimizer, fsdp=2
+        rollout=ROLLOUT, problems=ProblemsConfig(tasks=SUMS, count=2), batch_rows=8, optimizer=optimizer, fsdp=DEVICES
     )
     return {
         "align": AlignConfig(rollout=ROLLOUT, policy=learner, judge=judge, problems=PROBLEMS).model_dump(mode="json"),
         "self_distill": distil.model_dump(mode="json"),
-        "endpoints": {"judge": {"kind": "openai", "model": "fake", "url": url, "timeout_s": 60, "concurrency": 2}},
+        "endpoints": {
+            "judge": {"kind": "openai", "model": "fake", "url": url, "timeout_s": 60, "concurrency": JUDGED_AT_ONCE}
+        },
         "seed": 7,
     }
 
@@ -76,7 +78,7 @@ def test_two_processes_of_which_one_is_killed_do_what_one_does(start, tmp_path, 
 
     def run(processes, url):
         launch = LaunchConfig(processes=processes, stages=("reinforced",))
-        monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(8 // processes))
+        monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(DEVICES // processes))
         context = RunContext(
             f"r{processes}", str(store.root), force=processes == 1, launch=launch, ask_again=processes == 1
         )
@@ -97,21 +99,22 @@ def test_two_processes_of_which_one_is_killed_do_what_one_does(start, tmp_path, 
             before = server.answered if processes == 1 else 0
             made[processes] = {kind: store.get(id) for kind, id in run(processes, server.url).items()}
             asked[processes] = server.answered - before
-    assert asked[2] == asked[1], "the judge is asked by one process, and once"
+    # One process asks, and asks once; the kill may have lost the answers to the requests in flight.
+    assert asked[1] <= asked[2] <= asked[1] + JUDGED_AT_ONCE
     rows = {n: _rows(made[n]["rollouts"].path / "rollouts.jsonl") for n in made}
     for ours, theirs in zip(rows[2], rows[1], strict=True):
         np.testing.assert_allclose(ours.pop("logprobs"), theirs.pop("logprobs"), atol=1e-5)
         assert ours == theirs
     facts = {n: made[n]["checkpoint"].manifest["facts"] for n in made}
     assert facts[2] == facts[1]
-    assert [(reading["step"], reading["n"]) for reading in facts[2]["guard"]] == [(0, GUARD), (2, GUARD), (3, GUARD)]
+    assert [(reading["step"], reading["n"]) for reading in facts[2]["guard"]] == [(0, GUARD), (STEPS, GUARD)]
     weights = {n: load_weights(made[n]["checkpoint"].path)[0] for n in made}
     np.testing.assert_allclose(weights[2]["embedding"], weights[1]["embedding"], atol=1e-5)
     catalog = Catalog(store)
     catalog.ingest()
     measured = {n: _metrics(catalog, made[n]["checkpoint"].execution) for n in made}
     assert measured[2].keys() == measured[1].keys()
-    assert {step for name, _, step in measured[2] if name == "grad_norm"} == {1, 2, 3}
+    assert {step for name, _, step in measured[2] if name == "grad_norm"} == {1, 2}
     assert any(name == "loss" for name, *_ in measured[2]), "self-distillation has trained"
     for key, value in measured[1].items():
         if "per_second" not in key[0]:
