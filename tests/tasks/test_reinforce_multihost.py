@@ -26,7 +26,7 @@ from tests.support.stage_store import key_of
 
 ROLLOUT = RolloutConfig(prompts=2, group=4, prompt_length=60, max_tokens=6)
 PROBLEMS = ProblemsConfig(tasks=SUMS, count=12)
-STEPS, GUARD, DEVICES, JUDGED_AT_ONCE = 2, 8, 4, 2
+STEPS, GUARD, DEVICES, JUDGED_AT_ONCE = 2, 8, 2, 2
 
 
 def section(url):
