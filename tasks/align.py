@@ -15,7 +15,6 @@ from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
 if TYPE_CHECKING:
-    from data.sources.reasoning_gym import Problem
     from rl.rollouts import Group
 
 
@@ -78,12 +77,15 @@ def align(job: Job) -> None:
     check(run)
     # Only the first of several processes asks judges. If they cannot be asked, all processes end with its error.
     with EndpointPool(job.endpoints, job.reply_source, job.emit) if job.process == 0 else nullcontext() as pool:
-        judges = _judges(pool, config.judge) if pool else []
+        # That of the rewards, and those that are only measured beside it.
+        endpoints = config.judge.endpoints if pool else ()
+        judges = [Judge(pool, config.judge.model_copy(update={"endpoint": name})) for name in endpoints]
 
         def measure() -> dict[str, Any]:
             assert pool is not None
             pool.check()
-            return _measured(job, judges, config.judge, inputs.problems)
+            right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in inputs.problems if p.answer]
+            return _measured(job, judges, config.judge, right)
 
         facts = on_first(measure)
         scorer = JudgeScorer(judges[0], config.judge) if judges else None
@@ -95,15 +97,9 @@ def align(job: Job) -> None:
     job.describe("rollouts", **facts, **screen.facts())
 
 
-def _judges(pool: EndpointPool, config: JudgeConfig) -> list[Judge]:
-    """The judge of the rewards, and those that are only measured beside it."""
-    return [Judge(pool, config.model_copy(update={"endpoint": name})) for name in config.endpoints]
-
-
-def _measured(job: Job, judges: list[Judge], config: JudgeConfig, problems: "Sequence[Problem]") -> dict[str, Any]:
-    """Measure the judges on answers of known quality, and write that; returns facts about the first of them."""
+def _measured(job: Job, judges: list[Judge], config: JudgeConfig, right: Sequence[JudgeItem]) -> dict[str, Any]:
+    """Measure the judges by what they make of `right` answers, and write that; returns facts about the first."""
     judge, *others = judges
-    right = [JudgeItem(p.question, p.answer, p.answer, p.rationale) for p in problems if p.answer]
     known = right[: config.calibration_items // len(KINDS)]
     calibration = calibrate(judge, known, config.hostile_items, job.seed)
     known = right[: config.compare_items // 2]
