@@ -68,8 +68,10 @@ def ask(api: str, deployment: str, parameters: dict[str, Any]) -> tuple[int, Any
 
 def small() -> dict[str, Any]:
     config = load("local").model_dump(mode="json", exclude_defaults=True)
-    synth = next(source for source in config["ingest"]["sources"] if source["name"] == "synth")
-    config["ingest"]["sources"] = [SMALL, {**synth, "records": 300}]
+    generated = [
+        {**source, "records": 300} for source in config["ingest"]["sources"] if source["reader"] == "reasoning"
+    ]
+    config["ingest"]["sources"] = [SMALL, *generated]
     return config
 
 
@@ -117,7 +119,7 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
             assert time.monotonic() < deadline
             time.sleep(0.5)
         assert state["type"] == "COMPLETED", state["message"]
-    assert len(store.list("tokens")) == 2
+    assert len(store.list("tokens")) == len(small()["ingest"]["sources"])
 
 
 def descendants(service: services.Service) -> list[psutil.Process]:
