@@ -1,11 +1,13 @@
 """`nautile plan`: a small model's training step compiled for absent TPUs, and the plan as an artifact."""
 
 import json
+import math
 import sys
 
 import pytest
 
 from common.errors import ConfigError
+from configs.load import load
 from flows.cli import capacity
 from flows.cli import main as cli
 from model.capacity.planner import CompiledStep, _largest
@@ -19,11 +21,16 @@ sca_per_block = 1
 [pretrain]
 batch_rows = 16
 fsdp = 4
-# Rollouts of one size, as align's are, whose programs are then compiled once for three stages.
+# Rollouts of one size, whose programs are then compiled once for three stages.
+[align.rollout]
+prompts = 4
+group = 4
 [reason.rollout]
 prompts = 4
+group = 4
 [self_distill.rollout]
 prompts = 4
+group = 4
 """
 PAID_TEACHER = """
 [distill]
@@ -65,7 +72,7 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert largest["micro_rows"] == 16 << 6  # so small a model: the most that is looked for
     assert asked["peak"] < largest["peak"] < plan["memory_limit"]
     assert plan["days"] == pytest.approx(plan["tokens"] / plan["tokens_per_second"] / 86_400)
-    assert plan["steps"] == 100 + 750
+    assert plan["steps"] == sum(math.ceil(phase.tokens / (16 * 128)) for phase in load("local").pretrain.phases)
     [artifact] = Store(tmp_path / "store").list("plan")
     assert artifact.manifest["facts"]["advice"] == "it fits"
     code, out, _ = nautile("--topology", "v4:2x2x1")  # the same request: the artifact is reused
