@@ -208,13 +208,22 @@ def chat(
         stream_answer(session, prompt, console_for(), not hide_thinking)
 
 
-def export(checkpoint: CheckpointRequired, out: OutArgument, as_json: Json = False) -> None:
-    """Write a checkpoint for other programs: safetensors, config.json and tokenizer files."""
+def export(
+    checkpoint: CheckpointRequired,
+    out: OutArgument,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="nautile: the project's own, which it reads back.")
+    ] = "nautile",
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
     from flows.cli.inspect import checkpoint_folder
     from flows.cli.tables import file_table
-    from model.weights.export import export as export_checkpoint
+    from model.exports.formats import FORMATS
 
-    show_as([str(path) for path in export_checkpoint(checkpoint_folder(checkpoint), out)], as_json, file_table)
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_}: is not one of {', '.join(FORMATS)}")
+    show_as([str(path) for path in FORMATS[format_](checkpoint_folder(checkpoint), out)], as_json, file_table)
 
 
 def import_(

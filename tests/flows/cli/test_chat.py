@@ -117,6 +117,8 @@ def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_
     jax.tree.map(np.testing.assert_array_equal, original[0], exported[0])
     assert original[1:] == exported[1:]
     assert reply(nautile, tmp_path / "out")["thinking"] == reply(nautile, checkpoint)["thinking"]
+    code, _, err = nautile("export", checkpoint, tmp_path / "other", "--format", "gguf")
+    assert (code, "--format gguf: is not one of nautile" in err) == (2, True)
     code, _, err = nautile("export", checkpoint, tmp_path / "out")
     assert (code, "already holds something" in err) == (2, True)
 

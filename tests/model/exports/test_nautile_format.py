@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
+from model.exports.nautile_format import export_nautile
+from model.exports.tokenizer_files import byte_letters, tokenizer_json
 from model.nautile import initialise
-from model.weights.export import byte_letters, export, tokenizer_json
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
@@ -29,7 +30,7 @@ def checkpoint(tmp_path_factory):
 
 
 def test_an_export_reads_back_bit_for_bit(checkpoint, tmp_path):
-    written = export(checkpoint, tmp_path / "out")
+    written = export_nautile(checkpoint, tmp_path / "out")
     assert [path.name for path in written] == [
         "config.json",
         "tokenizer.json",
@@ -42,7 +43,7 @@ def test_an_export_reads_back_bit_for_bit(checkpoint, tmp_path):
 
 
 def test_the_settings_show_the_training_prompt(checkpoint, tmp_path):
-    export(checkpoint, tmp_path)
+    export_nautile(checkpoint, tmp_path)
     settings_of = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert settings_of["prompt"].startswith("<|im_start|>user\n{query}\n<|im_end|>")
     assert settings_of["prompt"].endswith("<|think_start|>")
@@ -52,13 +53,13 @@ def test_the_settings_show_the_training_prompt(checkpoint, tmp_path):
 def test_an_occupied_folder_is_refused_and_unchanged(checkpoint, tmp_path):
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(ConfigError, match="already holds something"):
-        export(checkpoint, tmp_path)
+        export_nautile(checkpoint, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_missing_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json"):
-        export(Path(tmp_path / "nowhere"), tmp_path / "out")
+        export_nautile(Path(tmp_path / "nowhere"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,45 +1,11 @@
-"""Export of a checkpoint (`nautile export`): safetensors, configuration, and the tokenizer for Hugging Face libraries.
+"""The tokenizer as Hugging Face libraries read it: `tokenizer.json`, and what all formats write beside it."""
 
-The weights keep this project's names and bytes, so `load_weights` on an export returns the checkpoint bit for bit.
-"""
-
-import json
-from pathlib import Path
 from typing import Any
 
-from common.files import write_text
-from data.chat_template import encode_prompt
-from data.tokenizer import PATTERN, Tokenizer, tokenizer_for
-from model.weights.files import load_weights, refuse_occupied, save_weights
+from data.tokenizer import PATTERN, Tokenizer
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-
-
-def export(checkpoint: Path, out: Path) -> list[Path]:
-    """Write a checkpoint folder as `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
-
-    `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` lists the special tokens and the prompt
-    that the model was trained on, with `{query}` for the question. Raises ConfigError where `out` holds something
-    already or the checkpoint cannot be read.
-    """
-    refuse_occupied(out)
-    params, model, tokenizer_config = load_weights(checkpoint)
-    tokenizer = tokenizer_for(tokenizer_config)
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.context,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "additional_special_tokens": list(tokenizer.specials),
-        "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
-        "fingerprint": tokenizer.fingerprint,
-    }
-    write_text(out / TOKENIZER_CONFIG, json.dumps(settings, ensure_ascii=False, indent=1))
-    save_weights(out, params, model, tokenizer_config)
-    return sorted(out.iterdir())
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:

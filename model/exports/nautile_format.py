@@ -1,0 +1,39 @@
+"""The project's own format (`nautile export --format nautile`): safetensors, configuration, tokenizer.
+
+The weights keep this project's names and bytes, so `load_weights` on an export returns the checkpoint bit for bit.
+"""
+
+import json
+from pathlib import Path
+
+from common.files import write_text
+from data.chat_template import encode_prompt
+from data.tokenizer import tokenizer_for
+from model.exports.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
+from model.weights.files import load_weights, refuse_occupied, save_weights
+
+
+def export_nautile(checkpoint: Path, out: Path) -> list[Path]:
+    """Write a checkpoint folder as `weights.safetensors`, `config.json`, `tokenizer.json`, `tokenizer_config.json`.
+
+    `tokenizer.json` is for the `tokenizers` library; `tokenizer_config.json` lists the special tokens and the prompt
+    that the model was trained on, with `{query}` for the question. Raises ConfigError where `out` holds something
+    already or the checkpoint cannot be read.
+    """
+    refuse_occupied(out)
+    params, model, tokenizer_config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(tokenizer_config)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.context,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "additional_special_tokens": list(tokenizer.specials),
+        "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
+        "fingerprint": tokenizer.fingerprint,
+    }
+    write_text(out / TOKENIZER_CONFIG, json.dumps(settings, ensure_ascii=False, indent=1))
+    save_weights(out, params, model, tokenizer_config)
+    return sorted(out.iterdir())
