@@ -10,37 +10,41 @@ chosen on problems of the guard split (docs/log.md), so none of these.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from common.errors import ConfigError
+from common.files import read_json
 from configs.load import load
-from evals.scoring.intervals import Paired, paired, wilson
+from evals.running.rows import read_rows
+from evals.tables.ladder import Ladder, gain_with_interval, ladder, p_value
+from evals.tables.results import with_interval
 from flows.dag import build_dag
 from store.artifacts import Store
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("pretrain", "align", "reason", "self_distill")
-BENCHMARK = "held_out"
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Right or wrong on each held-out problem after every stage, by stage, and the seconds that the run took."""
+    """The ladder of one seed, and the seconds that the run took, without what was reused."""
 
     seed: int
-    right: dict[str, list[bool]]
+    ladder: Ladder
     seconds: float
 
-    def gain(self, stage: str) -> Paired:
-        """The gain of a stage over the one before it, problem by problem."""
-        return paired(self.right[STAGES[STAGES.index(stage) - 1]], self.right[stage])
+    @property
+    def gains(self) -> list[dict[str, Any]]:
+        """The paired test of each stage against the one before it."""
+        return [entry["test"] for entry in self.ladder["stages"][1:]]
 
 
 def run_seed(config: str, seed: int, store: Store) -> SeedResult:
@@ -53,18 +57,19 @@ def run_seed(config: str, seed: int, store: Store) -> SeedResult:
     subprocess.run([sys.executable, "-m", "flows.cli.main", "run", str(path)], cwd=ROOT, env=environment, check=True)
     seconds = time.perf_counter() - began
     keys = {step.label: step.key for step in build_dag(load(str(path)))}
-    right = {}
-    for stage in STAGES:
-        file = store.get(f"evaluation/{keys[f'evaluate:{stage}']}").path / "rows.jsonl"
-        with file.open(encoding="utf-8") as lines:
-            rows = [row for row in map(json.loads, lines) if row["benchmark"] == BENCHMARK]
-        right[stage] = [row["strict"] for row in sorted(rows, key=lambda row: row["index"])]
-    return SeedResult(seed, right, seconds)
+    evaluations = {stage: store.get(f"evaluation/{keys[f'evaluate:{stage}']}").path for stage in STAGES}
+    climbed = ladder(
+        {stage: read_json(path / "scores.json") for stage, path in evaluations.items()},
+        {stage: read_rows(path / "rows.jsonl") for stage, path in evaluations.items()},
+    )
+    if climbed is None:
+        raise ConfigError(f"{config}: [evaluate] asks no benchmark of Table 1 and no held-out problems")
+    return SeedResult(seed, climbed, seconds)
 
 
 def markdown(results: list[SeedResult]) -> str:
     """The table of all seeds, and for each stage how many of them gain beyond their interval."""
-    count = len(results[0].right["pretrain"])
+    count = results[0].ladder["stages"][0]["score"]["n"]
     lines = [
         f"Percent of {count:,} held-out problems solved greedily (strict grader), with 95 % intervals: Wilson for "
         "the start, paired by problem for the gains.",
@@ -73,21 +78,15 @@ def markdown(results: list[SeedResult]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        start = result.right["pretrain"]
-        low, high = wilson(sum(start), len(start))
-        gains = [_gain(result.gain(stage)) for stage in STAGES[1:]]
-        end = result.right["self_distill"]
-        cells = [f"{100 * sum(start) / len(start):.1f} [{100 * low:.1f}, {100 * high:.1f}]", *gains]
-        lines.append(f"| {result.seed} | {' | '.join(cells)} | {100 * sum(end) / len(end):.1f} |")
+        first, last = result.ladder["stages"][0]["score"], result.ladder["stages"][-1]["score"]
+        gains = [f"{gain_with_interval(test)}, p {p_value(test)}" for test in result.gains]
+        cells = [str(result.seed), with_interval(first), *gains, f"{100 * last['accuracy']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
-    for stage in STAGES[1:]:
-        beyond = sum(result.gain(stage).low > 0 for result in results)
+    for number, stage in enumerate(STAGES[1:]):
+        beyond = sum(result.gains[number]["low"] > 0 for result in results)
         lines.append(f"- {stage}: the gain exceeds its interval with {beyond} of {len(results)} seeds.")
     return "\n".join(lines) + "\n"
-
-
-def _gain(test: Paired) -> str:
-    return f"{100 * test.lead:+.1f} [{100 * test.low:+.1f}, {100 * test.high:+.1f}], p {test.p:.2g}"
 
 
 def main() -> None:
@@ -105,7 +104,7 @@ def main() -> None:
         text = markdown(results)
         (options.out / "results-ladder.md").write_text(text, encoding="utf-8")
         print(text, flush=True)
-        print(f"seed {seed}: {results[-1].seconds:.0f} s, what was reused included", flush=True)
+        print(f"seed {seed}: {results[-1].seconds:.0f} s, without what was reused", flush=True)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class PretrainConfig(StartSection):
 
 
 class ProblemSource(Section):
-    """Where problems come from: generators, a training set of the Hub (`rl.problem_sets`), or a file of one's own."""
+    """Where problems come from: generators, a training set of the Hub (`rl.problems.sets`), or a file of one's own."""
 
     source: Literal[
         "reasoning", "gsm8k", "math", "arc_easy", "arc_challenge", "commonsense_qa", "openbookqa", "jsonl"

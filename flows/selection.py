@@ -13,7 +13,7 @@ from configs.operation import LaunchConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.starts import dag_in
-from rl.problem_files import check_files
+from rl.problems.files import check_files
 from store.artifacts import Store, short_id
 from tasks.engine.ray_cluster import check_hosts
 

@@ -1,4 +1,4 @@
-"""The optimizer's step of these stages: as in pretraining, an update that is not finite is not applied, but counted."""
+"""Counting of the updates that `model.training.optimizer.finite_update` refused: too many in a row end a stage."""
 
 import logging
 from collections.abc import Mapping
@@ -6,37 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import Array
 
 from common.errors import ConfigError
 from model.layers.common import Params
-from rl.objectives import norm
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 3  # names of parameters in a message
-
-
-def finite_update(
-    tx: optax.GradientTransformation, params: Params, state: Any, gradient: Any
-) -> tuple[Params, Any, dict[str, Array]]:
-    """The step of `tx`. Where the gradient or the update is not finite, parameters, moments and the schedule's count
-    stay as they are.
-
-    Also returns `grad_norm`, `update_norm`, whether it was `applied`, and `not_finite`: for every leaf of the gradient
-    whether it holds a number that is not finite, bool [leaves].
-    """
-    updates, moved = tx.update(gradient, state, params)
-    measured = {"grad_norm": norm(gradient), "update_norm": norm(updates)}
-    applied = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
-    not_finite = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
-    chosen = jax.tree.map(
-        lambda new, old: jnp.where(applied, new, old), (optax.apply_updates(params, updates), moved), (params, state)
-    )
-    return *chosen, {**measured, "applied": applied, "not_finite": not_finite}
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 from data.sources.reasoning_gym import Problem
 from model.layers.common import Params
 from model.processes import on_first
-from rl.problems import ProblemOrder
+from rl.problems.load import ProblemOrder
 from rl.rewards import AdvantageForm, advantages, carries_signal
 from rl.rollouts import Group
 

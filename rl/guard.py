@@ -19,15 +19,13 @@ from configs.training import RolloutConfig
 from data.chat_template import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
 from evals.scoring.intervals import paired
-from model.decoding.generate import Generator
-from model.decoding.sampling import Sampling
-from model.decoding.shared import SharedGenerator
 from model.layers.common import Params
 from model.nautile import shapes
 from model.processes import arrays_of_first, on_first
 from model.sharding import whole_on_hosts
 from model.weights.files import load_weights, save_weights
 from rl.rewards import verifiable
+from rl.rollouts import generator
 from rl.stage_inputs import StageInputs
 
 LEVEL = 0.01  # a reading is worse than the best one below this probability, two-sided
@@ -89,18 +87,8 @@ class Guard:
     def __init__(self, inputs: StageInputs, rollout: RolloutConfig, folder: Path, mesh: Mesh) -> None:
         self.inputs, self.folder, self.mesh = inputs, folder, mesh
         self._tokenizer = tokenizer_for(inputs.tokenizer)
-        sampling = Sampling(
-            max_tokens=rollout.max_tokens,
-            temperature=0.0,
-            stop_ids=(self._tokenizer.im_end, self._tokenizer.end_of_text),
-            think_end=self._tokenizer.think_end,
-            thinking_budget=rollout.thinking_budget,
-        )
-        self._generate = SharedGenerator(
-            lambda rows, own: Generator(inputs.model, sampling, rows, rollout.prompt_length, own),
-            rollout.prompts * rollout.group,
-            mesh,
-        )
+        greedy = rollout.model_copy(update={"temperature": 0.0})
+        self._generate = generator(inputs.model, self._tokenizer, greedy, mesh)
         self.readings: list[GuardReading] = []
 
     def read(self, params: Params, step: int) -> GuardReading:

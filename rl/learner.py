@@ -30,7 +30,7 @@ from model.loss import token_logprobs
 from model.nautile import forward, shapes
 from model.sharding import OnMesh, optimizer_shardings, parameter_shardings, put_shared_rows, replicated, row_sharding
 from model.training import optimizer
-from rl.finite_updates import SkippedUpdates, finite_update
+from rl.finite_updates import SkippedUpdates
 from rl.objectives import Aggregate, Balance, balance, kl_to_reference, surrogate, token_weights
 from rl.parameter_subset import ParameterSubset
 from rl.rewards import carries_signal
@@ -209,7 +209,7 @@ class Learner:
             norms |= balance_norms
         if kl is not None:
             total = jax.tree.map(lambda a, b: a + self.config.kl * b, total, kl)
-        params, state, measured = finite_update(self.program.tx, params, state, total)
+        params, state, measured = optimizer.finite_update(self.program.tx, params, state, total)
         return params, state, norms | measured
 
 

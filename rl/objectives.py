@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from configs.training import ReasonConfig
+from model.training.optimizer import norm
 
 BalanceMode = Literal["equalise", "cap", "off", "positives"]
 Aggregate = Literal["group_tokens", "sequence_mean"]
@@ -65,12 +66,6 @@ def token_weights(lengths: list[list[int]], aggregate: Aggregate = "group_tokens
     if aggregate == "sequence_mean":
         return [[1.0 / (length * len(group) * live) if length else 0.0 for length in group] for group in lengths]
     return [[1.0 / (total * live) if total else 0.0] * len(group) for group, total in zip(lengths, totals, strict=True)]
-
-
-def norm(tree: Any) -> Array:
-    """The Euclidean norm of all leaves together, summed in float32 whatever their type."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
 def balance(g_plus: Any, g_minus: Any, settings: Balance) -> tuple[Any, dict[str, Array]]:

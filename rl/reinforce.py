@@ -26,7 +26,7 @@ from rl.guard import IN_A_ROW, LEVEL, Guard, GuardReading
 from rl.learner import Learner
 from rl.objectives import Balance
 from rl.parameter_subset import ParameterSubset
-from rl.problems import ProblemOrder
+from rl.problems.load import ProblemOrder
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
 
@@ -151,10 +151,10 @@ class _Run:
 
     def _record(self, groups: list[Group]) -> None:
         """Append the step's rollouts to the log in one write, and emit them as events."""
-        first = self.groups.totals["rollouts"] - sum(len(group.rollouts) for group in groups)
-        rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
         if not self.is_first:
             return
+        rows = [{"step": self.step, **group.row(i)} for group in groups for i in range(len(group.rollouts))]
+        first = self.groups.totals["rollouts"] - len(rows)
         with self.config.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         shown = ("step", "task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")

@@ -75,6 +75,21 @@ class Group:
         }
 
 
+def generator(model: ModelConfig, tokenizer: Tokenizer, config: RolloutConfig, mesh: Mesh | None) -> SharedGenerator:
+    """What draws a stage's completions, `prompts` x `group` at a time over all devices, as its configuration says."""
+    sampling = Sampling(
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        stop_ids=(tokenizer.im_end, tokenizer.end_of_text),
+        think_end=tokenizer.think_end,
+        thinking_budget=config.thinking_budget,
+    )
+    rows = config.prompts * config.group
+    return SharedGenerator(lambda rows, own: Generator(model, sampling, rows, config.prompt_length, own), rows, mesh)
+
+
 class RolloutEngine:
     """Samples groups. Compiles once a run for each of the few shapes of prompts and of lanes (`Generator`).
 
@@ -86,24 +101,13 @@ class RolloutEngine:
     ) -> None:
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self.tokens, self.seconds = 0, 0.0
-        sampling = Sampling(
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            stop_ids=(tokenizer.im_end, tokenizer.end_of_text),
-            think_end=tokenizer.think_end,
-            thinking_budget=config.thinking_budget,
-        )
         rows = config.prompts * config.group
         if mesh is not None and rows % mesh.size:
             raise ConfigError(
                 f"rollout.prompts x rollout.group is {rows} completions at once, which do not divide among the "
                 f"{mesh.size} devices of this run"
             )
-        self._generate = SharedGenerator(
-            lambda rows, own: Generator(model, sampling, rows, config.prompt_length, own), rows, mesh
-        )
+        self._generate = generator(model, tokenizer, config, mesh)
 
     def check(self, problems: Sequence[Problem]) -> None:
         """Raise `ConfigError`, before any compute, for a problem whose prompt exceeds `rollout.prompt_length`."""

@@ -43,7 +43,7 @@ from model.sharding import (
 from model.training import optimizer
 from model.training.gathered_checkpoint import open_checkpoints
 from model.training.preemption import joint_termination
-from rl.finite_updates import SkippedUpdates, finite_update
+from rl.finite_updates import SkippedUpdates
 from rl.rewards import advantages, verifiable
 from rl.rollouts import Group, RolloutEngine, keep_steps
 from rl.stage_inputs import StageInputs, on_device
@@ -206,11 +206,13 @@ def _train(
         for batch in batches(rows, config.batch_rows, length):
             check_stop()
             params, state, loss, measured = step(params, state, put_shared_rows(batch, mesh))
+            loss, measured = jax.device_get((loss, measured))
             done += 1
-            if skipped.record(number * steps + done, jax.device_get(measured), params):
+            at = number * steps + done
+            if skipped.record(at, measured, params):
                 losses.append(float(loss))
-                emit("metric", name="loss", step=number * steps + done, value=losses[-1])
-            emit("metric", name="skipped_updates", step=number * steps + done, value=skipped.total)
+                emit("metric", name="loss", step=at, value=losses[-1])
+            emit("metric", name="skipped_updates", step=at, value=skipped.total)
             emit("progress", done=done, total=steps, unit="steps", note=f"loss {loss:.3f}")
     return params, losses, skipped.total
 
@@ -236,7 +238,7 @@ def update(
         return jnp.sum(scaled_B) / jnp.maximum(jnp.sum(batch["weights"]), 1)
 
     value, gradients = jax.value_and_grad(loss)(params)
-    params, state, measured = finite_update(tx, params, state, gradients)
+    params, state, measured = optimizer.finite_update(tx, params, state, gradients)
     return params, state, value, measured
 
 

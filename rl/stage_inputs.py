@@ -14,7 +14,7 @@ from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.layers.common import Params
 from model.weights.files import load_weights
-from rl.problems import ProblemScreen, Unanswered, load, load_guard
+from rl.problems.load import ProblemScreen, Unanswered, load, load_guard
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.events import Emit
 from common.files import write_atomically
+from common.shares import whole_shares
 from configs.distill import DistillConfig, PromptSetConfig
 from data.distill.prompt_files import count_prompt_rows
 from data.distill.prompts import Prompt, read_prompt_set
@@ -95,12 +96,8 @@ def refuse_short_sets(config: DistillConfig, rows: Mapping[str, int]) -> None:
 def quotas(config: DistillConfig) -> dict[str, int]:
     """Prompts that each set gives: its `count`, or by weight a part of what the counts leave (largest remainders)."""
     left = config.prompts - sum(s.count or 0 for s in config.prompt_sets)
-    weights = {s.name: s.weight for s in config.prompt_sets if s.count is None}
-    shares = {name: left * weight / sum(weights.values()) for name, weight in weights.items()}
-    quota = {s.name: s.count or 0 for s in config.prompt_sets} | {name: int(share) for name, share in shares.items()}
-    missing = config.prompts - sum(quota.values())
-    for name in sorted(shares, key=lambda name: (int(shares[name]) - shares[name], name))[:missing]:
-        quota[name] += 1
+    weights = {s.name: s.weight for s in sorted(config.prompt_sets, key=lambda s: s.name) if s.count is None}
+    quota = {s.name: s.count or 0 for s in config.prompt_sets} | (whole_shares(left, weights) if weights else {})
     return {name: count for name, count in quota.items() if count}
 
 

@@ -16,6 +16,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from configs.base import OptimizerConfig
+from model.layers.common import Params
 
 MUON_RMS = 0.2  # an AdamW update's root mean square (arXiv:2502.16982 §2.2), so both share one learning rate
 MUON_BETA = 0.95
@@ -78,6 +79,36 @@ def applied(state: optax.OptState) -> jax.Array:
     """Number of updates applied so far, int32 scalar: the argument of `schedule` for the next one."""
     leaves = jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, optax.ScaleByScheduleState))
     return next(leaf.count for leaf in leaves if isinstance(leaf, optax.ScaleByScheduleState))
+
+
+def finite_update(
+    tx: optax.GradientTransformation,
+    params: Params,
+    state: optax.OptState,
+    gradient: Params,
+    loss: jax.Array | None = None,
+) -> tuple[Params, optax.OptState, dict[str, jax.Array]]:
+    """The step of `tx`. Where the loss (None: there is no single one), the gradient or the update is not finite,
+    parameters, moments and the schedule's count stay as they are.
+
+    Also returns `grad_norm`, `update_norm`, whether it was `applied`, and `not_finite`: for every leaf of the gradient
+    whether it holds a number that is not finite, bool [leaves].
+    """
+    updates, moved = tx.update(gradient, state, params)
+    measured = {"grad_norm": norm(gradient), "update_norm": norm(updates)}
+    finite = jnp.isfinite(measured["grad_norm"]) & jnp.isfinite(measured["update_norm"])
+    if loss is not None:
+        finite &= jnp.isfinite(loss)
+    not_finite = jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(gradient)])
+    updated = optax.apply_updates(params, updates), moved
+    chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, (params, state))
+    return *chosen, {**measured, "applied": finite, "not_finite": not_finite}
+
+
+def norm(tree: Any) -> jax.Array:
+    """The Euclidean norm of all leaves together, summed in float32 whatever their type."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))
 
 
 def is_stacked(path: tuple[Any, ...]) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -22,7 +21,7 @@ from model.layers.common import Params
 from model.loss import LossSums, weighted_loss
 from model.nautile import initialise, shapes
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
-from model.training.optimizer import applied, build, schedule
+from model.training.optimizer import applied, build, finite_update, schedule
 
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
 
@@ -96,16 +95,11 @@ class Program:
             loss, source_loss_S, source_weight_S = sums
             total = jnp.maximum(jnp.sum(source_weight_S), 1.0)
             gradient = jax.tree.map(lambda leaf: leaf / total, gradient)
-            norm = optax.global_norm(gradient)
-            finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-            updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-            updated = optax.apply_updates(state.params, updates), opt_state
-            unchanged = state.params, state.opt_state
-            chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
-            metrics = StepMetrics(
-                source_loss_S, source_weight_S, norm, optax.global_norm(updates), rate(applied(state.opt_state)), finite
-            )
-            return TrainState(*chosen, state.step + 1), metrics
+            used_rate = rate(applied(state.opt_state))
+            masters, opt_state, measured = finite_update(tx, state.params, state.opt_state, gradient, loss)
+            norms = measured["grad_norm"], measured["update_norm"]
+            metrics = StepMetrics(source_loss_S, source_weight_S, *norms, used_rate, measured["applied"])
+            return TrainState(masters, opt_state, state.step + 1), metrics
 
         def evaluate(params: Params, batch: dict[str, Array]) -> tuple[Array, Array]:
             sums = losses(params, batch)

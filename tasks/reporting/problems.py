@@ -4,6 +4,7 @@ They are not picked by hand: of the problems that became right at a stage, the o
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.text import visible
@@ -17,36 +18,37 @@ def changed_problems(ladder: Ladder, rows: RowsByStage) -> list[dict[str, Any]]:
     """At most one problem for each stage that could be compared: one that became right there, else one that became
     wrong, none where no verdict changed. `of`: how many changed in that way.
     """
+    names = [stage["stage"] for stage in ladder["stages"]]
     shown: list[dict[str, Any]] = []
-    taken: set[tuple[int, str]] = set()
     for entry in ladder["stages"]:
-        if not entry["test"]:
-            continue
-        comparison = common_problems(rows[entry["over"]], rows[entry["stage"]])
-        changed = (
-            [row for row in comparison["changed"] if row["benchmark"] == ladder["benchmark"]] if comparison else []
-        )
+        # What the ladder tested is compared again: it keeps the counts and not the problems.
+        comparison = common_problems(rows[entry["over"]], rows[entry["stage"]]) if entry["test"] else None
+        changed = comparison["changed"] if comparison else []
+        changed = [row for row in changed if row["benchmark"] == ladder["benchmark"]]
+        taken = {(problem["index"], problem["prompt"]) for problem in shown}
         for change, words in (("gained", "became right"), ("lost", "became wrong")):
             alike = [row for row in changed if row["change"] == change]
-            free = [row for row in alike if (row["index"], row["prompt"]) not in taken]
+            free = [row for row in alike if (row["index"], visible(row["prompt"], LONGEST_PROMPT)) not in taken]
             if free:
                 chosen = min(free, key=lambda row: hashlib.sha256(row["prompt"].encode(errors="replace")).digest())
-                taken.add((chosen["index"], chosen["prompt"]))
-                about = {"stage": entry["stage"], "change": words, "of": len(alike), "id": chosen["id"]}
-                about["prompt"] = visible(chosen["prompt"], LONGEST_PROMPT)
-                about["expected"] = visible(chosen["expected"], LONGEST_ANSWER)
-                names = [stage["stage"] for stage in ladder["stages"]]
-                asked = {
-                    stage: row
-                    for stage, of_stage in rows.items()
-                    for row in of_stage
-                    if all(row[name] == chosen[name] for name in ("benchmark", "index", "prompt"))
-                }
-                names = [stage["stage"] for stage in ladder["stages"]]
-                about["replies"] = [_reply(name, asked.get(name)) for name in names]
-                shown.append(about)
+                shown.append(_shown(chosen, names, rows) | {"stage": entry["stage"], "change": words, "of": len(alike)})
                 break
     return shown
+
+
+def _shown(chosen: Mapping[str, Any], names: Sequence[str], rows: RowsByStage) -> dict[str, Any]:
+    """The problem of a changed row with the replies after every stage."""
+    same = ("benchmark", "index", "prompt")
+    asked = {
+        stage: row for stage, of_stage in rows.items() for row in of_stage if all(row[n] == chosen[n] for n in same)
+    }
+    return {
+        "id": chosen["id"],
+        "index": chosen["index"],
+        "prompt": visible(chosen["prompt"], LONGEST_PROMPT),
+        "expected": visible(chosen["expected"], LONGEST_ANSWER),
+        "replies": [_reply(name, asked.get(name)) for name in names],
+    }
 
 
 def _reply(stage: str, row: SampleRow | None) -> dict[str, Any]:

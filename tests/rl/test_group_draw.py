@@ -4,7 +4,7 @@ import pytest
 
 from data.sources.reasoning_gym import Problem
 from rl.group_draw import GroupDraw
-from rl.problems import ProblemOrder
+from rl.problems.load import ProblemOrder
 from tests.rl.conftest import group
 
 MIXED, EQUAL, HIGH, UNSCORED = [0.0, 1.0], [0.5, 0.5], [0.95, 0.9], [None, 0.5]

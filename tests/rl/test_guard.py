@@ -10,7 +10,7 @@ from common.errors import ConfigError
 from configs.training import ProblemsConfig
 from evals.scoring.intervals import paired
 from rl.guard import GuardReading, best_of, compared, has_fallen
-from rl.problems import load_guard
+from rl.problems.load import load_guard
 from tests.rl.conftest import policy
 
 PROBLEMS, ACCURACY = 393, 0.3  # of GSM8K's guard split, and of the paper's model

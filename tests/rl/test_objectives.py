@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.objectives import Balance, balance, kl_to_reference, norm, surrogate, token_weights
+from model.training.optimizer import norm
+from rl.objectives import Balance, balance, kl_to_reference, surrogate, token_weights
 from rl.rewards import advantages
 
 

@@ -22,7 +22,7 @@ from rl import self_distillation
 from rl.capacity import estimate_memory
 from rl.learner import Learner
 from rl.objectives import Balance
-from rl.problems import load
+from rl.problems.load import load
 from rl.rewards import advantages
 from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs

@@ -20,7 +20,7 @@ from model.nautile import initialise
 from model.weights.files import save_weights
 from rl.judge import Judge
 from rl.learner import Learner
-from rl.problems import load, load_guard
+from rl.problems.load import load, load_guard
 from rl.reinforce import Reinforcement, reinforce
 from rl.rollouts import RolloutEngine
 from rl.stage_inputs import StageInputs

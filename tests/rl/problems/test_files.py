@@ -8,9 +8,9 @@ from common.errors import ConfigError
 from configs.training import ProblemsConfig, ProblemSource
 from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem, problem_split
-from rl.problem_files import check_expressions, check_files, read_problems
-from rl.problem_sets import asked
-from rl.problems import load
+from rl.problems.files import check_expressions, check_files, read_problems
+from rl.problems.load import load
+from rl.problems.sets import asked
 from rl.rewards import verifiable
 
 OPTIONS = ["a fork", "a spoon", "a knife"]

@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from common.errors import ConfigError
+from common.shares import whole_shares
 from configs.training import MOST_GUARD, PolicyConfig, ProblemsConfig, ProblemSource
 from data.screening.contamination import ContaminationIndex
 from data.sources import reasoning_gym
 from data.sources.reasoning_gym import Problem, ProblemSplit, problem_split
-from rl.problem_files import check_expressions, read_problems, refuse_unanswered
-from rl.problem_sets import TRAINING_SETS, asked, training_problems
+from rl.problems.files import check_expressions, read_problems, refuse_unanswered
+from rl.problems.sets import TRAINING_SETS, asked, training_problems
 
 Unanswered = Literal["refuse", "keep", "skip"]
 SCREENED_AT_ONCE = 256
@@ -124,12 +125,8 @@ def shares(config: ProblemsConfig) -> list[tuple[ProblemSource, int]]:
     """
     if config.sources is None:
         return [(config, config.count)]
-    total = sum(source.weight for source in config.sources)
-    exact = [config.count * source.weight / total for source in config.sources]
-    counts = [int(share) for share in exact]
-    by_fraction = sorted(range(len(exact)), key=lambda number: (counts[number] - exact[number], number))
-    for number in by_fraction[: config.count - sum(counts)]:
-        counts[number] += 1
+    weights = {number: source.weight for number, source in enumerate(config.sources)}
+    counts = list(whole_shares(config.count, weights).values())
     if 0 in counts:
         raise ConfigError(f"problems.sources[{counts.index(0)}]: none of {config.count} problems falls to its weight")
     return list(zip(config.sources, counts, strict=True))
