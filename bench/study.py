@@ -1,13 +1,15 @@
 """The paper's claim (§4.1, §4.3) at a size that one core trains: where does plain GRPO fail and the balanced form not?
 
-    python bench/study.py [--work .nautile/study] [--seeds 1 2 3 4 5] [--only E2 E7]    train what is not trained yet
-    python bench/study.py --premise                    E0: norms and cosine of the two gradients by k of G, no training
-    python bench/study.py --report                     docs/results-rl-study.md, .json and .svg from what there is
+    python bench/study.py [--work .nautile/study] [--only E2 E7]      train what is not trained yet, with seed 1
+    python bench/study.py --repeat "E2 rate=0.0001 passes=4 ratio=False"   the arms of a setting with all five seeds
+    python bench/study.py --report             docs/results-rl-study.md, .json and .svg from what there is
+
+A setting is named as in the table. E0, the norms of the two gradients by k of G, comes first and trains nothing.
 
 All cells (bench/study_cells.py) start from one model, pretrained by the pipeline's own stages with bench/study.toml and
-kept in WORK. They are trained one after the other in this process, which compiles once, by the reinforcement stages' own
-parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is evaluated on 1,000 held-out
-problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and started again, only
+kept in WORK. They are trained one after the other in this process, which compiles once, by the reinforcement stages'
+own parts (`GroupDraw`, `RolloutEngine`, `Learner`) without their checkpoints and events. Each is evaluated on 1,000
+held-out problems, greedy and at temperature 1, and written to WORK/cells: stopped at any moment and started again, only
 the cell under way is lost.
 """
 
@@ -26,10 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import jax
 import numpy as np
 
-from bench.study_cells import Cell, later, repeated, screen
-from common.files import write_json
+from bench.study_cells import PREMISE, Cell, later, repeated, screen
+from bench.study_results import write
+from common.files import read_json, write_json
 from configs.load import load
-from configs.model import ModelConfig, TokenizerConfig
+from configs.model import ModelConfig
 from data.chat_template import encode_prompt, parse_completion
 from data.sources.reasoning_gym import Problem
 from data.sources.reasoning_gym import problems as generated
@@ -79,12 +82,14 @@ class Study:
         assert asked is not None
         drawn = generated(asked.tasks, config.seed, "held_out")
         held_out = [problem for problem, _ in zip(drawn, range(asked.count), strict=False)]
-        return cls(on_device(params), model, tokenizer_for(tokenizer), load_problems(config.reason.problems, 1), held_out)
+        return cls(
+            on_device(params), model, tokenizer_for(tokenizer), load_problems(config.reason.problems, 1), held_out
+        )
 
     def learner(self, cell: Cell) -> Learner:
         """A learner whose gradients are compiled once for all cells with the same loss."""
         length = cell.rollout.prompt_length + cell.rollout.max_tokens
-        # Its log-probabilities are those of temperature 1, as the author's were: at E3's 0.7 that is part of the question.
+        # With log-probabilities of temperature 1, as the author's were: at E3's 0.7 that is part of the question.
         learner = Learner(self.model, cell.policy, self.params, length, cell.balance, make_mesh(1))
         loss = (cell.kl, cell.train)
         learner.program.pull = self.pulls.setdefault(loss, learner.program.pull)
@@ -200,12 +205,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, default=Path(".nautile/study"))
     parser.add_argument("--only", nargs="+", help="experiments")
+    parser.add_argument("--repeat", nargs="+", default=[], metavar="SETTING", help="settings to run with every seed")
+    parser.add_argument("--report", type=Path, nargs="?", const=ROOT / "docs", metavar="FOLDER")
     options = parser.parse_args()
+    folder, premise = options.work / "cells", options.work / "premise.json"
+    if options.report:
+        rows = [read_json(file) for file in sorted(folder.glob("E*.json"))]
+        print(write(read_json(folder / "start.json"), rows, read_json(premise), options.report))
+        return
     checkpoint = start(options.work)
     enable_compile_cache(options.work / "compiled")
     study = Study.load(checkpoint)
-    cells = [cell for cell in [*screen(), *later()] if not options.only or cell.experiment in options.only]
-    run(study, cells, options.work / "cells")
+    folder.mkdir(exist_ok=True)
+    if not premise.exists():
+        write_json(premise, [row for cell in PREMISE for row in norms_by_right(study, cell)])
+    cells = [*screen(), *later()]
+    if options.repeat:
+        unknown = set(options.repeat) - {f"{cell.experiment} {cell.setting}" for cell in cells}
+        if unknown:
+            raise SystemExit(f"--repeat: no setting {sorted(unknown)} in bench/study_cells.py")
+        cells = list(repeated(cell for cell in cells if f"{cell.experiment} {cell.setting}" in options.repeat))
+    run(study, [cell for cell in cells if not options.only or cell.experiment in options.only], folder)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Cell:
         """The learner's settings: Adam as in bench/table1.toml, five updates of warm-up, a constant rate."""
         return PolicyConfig(
             steps=self.steps, kl=self.kl, advantage=self.advantage, aggregate=self.aggregate, ratio=self.ratio,
-            inner_epochs=self.passes, sync_every=self.sync_every, micro_rows=64, refill=0, train=self.train,
+            inner_epochs=self.passes, sync_every=self.sync_every, micro_rows=16, refill=0, train=self.train,
             optimizer=OptimizerConfig(
                 learning_rate=self.rate, schedule="constant", warmup_steps=5, beta2=0.98, weight_decay=0.0
             ),
@@ -99,6 +99,10 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return "+".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# E0: one draw each of groups of 4, 8 and 16 at the start.
+PREMISE = [Cell("E0", "off", group=group, prompts=prompts) for group, prompts in ((4, 96), (8, 64), (16, 48))]
 
 
 def screen() -> Iterator[Cell]:
