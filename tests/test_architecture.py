@@ -18,8 +18,8 @@ LAYERS = ("common", "configs", "data", "model", "evals", "rl", "tasks", "flows")
 PACKAGES = (*LAYERS, "store")
 STORE_READERS = ("tasks", "flows")
 OPERATORS_ONLY = ("prefect", "duckdb", "streamlit")
-# Modules that may be imported inside a function: each loads a vendor's SDK, which takes most of a second.
-LATE = {"data.endpoints.openai_client", "data.endpoints.mistral_client"}
+# Modules that may be imported inside a function: each loads a vendor's SDK, which takes most of a second, or an extra.
+LATE = {"data.endpoints.openai_client", "data.endpoints.mistral_client", "model.exports.onnx.graph"}
 LONGEST_FILE, FULLEST_FOLDER = 600, 20
 BANNED_NAMES = {
     *("told", "tell", "said", "found", "heard", "one", "crew", "flight", "purse", "desk", "tally", "effort"),

@@ -212,18 +212,29 @@ def export(
     checkpoint: CheckpointRequired,
     out: OutArgument,
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="nautile: the project's own, which it reads back.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="nautile: the project's own, which it reads back; onnx: for onnxruntime."
+        ),
     ] = "nautile",
+    bits: Annotated[int | None, typer.Option(help="With --format onnx: 32, 8 or 4 for each weight.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
+    from functools import partial
+
     from flows.cli.inspect import checkpoint_folder
     from flows.cli.tables import file_table
-    from model.exports.formats import FORMATS
+    from model.exports.formats import FORMATS, WITH_BITS
 
     if format_ not in FORMATS:
         raise ConfigError(f"--format {format_}: is not one of {', '.join(FORMATS)}")
-    show_as([str(path) for path in FORMATS[format_](checkpoint_folder(checkpoint), out)], as_json, file_table)
+    write = FORMATS[format_]
+    if bits is not None:
+        if format_ not in WITH_BITS:
+            raise ConfigError(f"--bits {bits}: goes with --format {' or '.join(WITH_BITS)}, not {format_}")
+        write = partial(write, bits=bits)
+    show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
 
 
 def import_(

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model.exports.nautile_format import export_nautile
+from model.exports.onnx.folder import export_onnx
 
 # Each writes the checkpoint in a folder into a new or an empty one and returns the files; ConfigError where it cannot.
-FORMATS: dict[str, Callable[[Path, Path], list[Path]]] = {
+FORMATS: dict[str, Callable[..., list[Path]]] = {
     "nautile": export_nautile,
+    "onnx": export_onnx,
 }
+WITH_BITS = ("onnx",)  # those that take `bits`: how many each weight is stored with

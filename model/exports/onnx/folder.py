@@ -1,0 +1,127 @@
+"""The format of onnxruntime (`nautile export --format onnx --bits 32 | 8 | 4`): two graphs, their weights, an example.
+
+`digests.json` lists every file but the card, to which a measurement is added later.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import read_bounded_json, sha256_of, write_text
+from configs.model import ModelConfig
+from data.chat_template import encode_prompt
+from data.tokenizer import Tokenizer, tokenizer_for
+from model.exports.tokenizer_files import TOKENIZER, tokenizer_json
+from model.weights.files import CONFIG, FORMAT, load_weights, refuse_occupied
+
+BITS = (32, 8, 4)
+PROMPT, STEP, WEIGHTS = "prompt.onnx", "step.onnx", "weights.bin"
+EXAMPLE, CARD, DIGESTS = "chat.py", "README.md", "digests.json"
+HEAD_MULTIPLE = 16  # of an attention head's dimension, for onnxruntime's operator
+INT8_ACTIVATIONS = 4  # the accuracy level of `MatMulNBits`: products of int8, several times as fast as of float32
+MEASURED = "## Measured\n"
+
+
+def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
+    """Write a checkpoint folder for onnxruntime into the new or empty folder `out`, with `bits` for each weight.
+
+    Raises ConfigError where `out` holds something already, where the checkpoint cannot be read or its model cannot be
+    expressed, and where the package onnx is missing.
+    """
+    if bits not in BITS:
+        raise ConfigError(f"--bits {bits}: is not one of {', '.join(map(str, BITS))}")
+    refuse_occupied(out)
+    params, model, tokenizer_config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(tokenizer_config)
+    _refuse_unsuited(checkpoint, model, tokenizer)
+    try:
+        import onnx
+    except ImportError:
+        raise ConfigError(
+            "--format onnx: the package onnx is missing; install it with `pip install nautile[onnx]`"
+        ) from None
+    from model.exports.onnx.graph import WeightFile
+    from model.exports.onnx.graphs import prompt_graph, step_graph
+    from model.exports.onnx.weights import write_weights
+
+    out.mkdir(parents=True, exist_ok=True)
+    with WeightFile(out / WEIGHTS, bits) as weights:
+        write_weights(weights, params, model)
+    for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
+        onnx.save(graph(weights, model, INT8_ACTIVATIONS), out / name)
+    write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
+    settings = {
+        "format": FORMAT,
+        "model": model.model_dump(mode="json"),
+        "tokenizer": tokenizer_config.model_dump(mode="json"),
+        "onnx": {"bits": bits, "weights_sha256": sha256_of(out / WEIGHTS)},
+        "chat": {
+            "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
+            "stop_ids": [tokenizer.im_end, tokenizer.end_of_text],
+            "think_end": tokenizer.think_end,
+        },
+    }
+    write_text(out / CONFIG, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
+    shutil.copyfile(Path(__file__).parent / EXAMPLE, out / EXAMPLE)
+    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
+    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    write_text(out / CARD, _card(model, bits, (out / WEIGHTS).stat().st_size))
+    return sorted(out.iterdir())
+
+
+def check_digests(folder: Path) -> dict[str, Any]:
+    """The content of config.json; raises ConfigError unless every file of the export is as it was written."""
+    digests = read_bounded_json(folder / DIGESTS).get("sha256")
+    if not isinstance(digests, dict) or not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
+        raise ConfigError(f"{folder / DIGESTS}: does not list the files of an ONNX export; export the checkpoint again")
+    for name, digest in digests.items():
+        path = folder / name
+        if path.name != name or not path.is_file():
+            raise ConfigError(f"{path}: is missing, and {DIGESTS} lists it; export the checkpoint again")
+        if sha256_of(path) != digest:
+            raise ConfigError(f"{path}: is not as it was exported (its digest differs); export the checkpoint again")
+    settings: dict[str, Any] = read_bounded_json(folder / CONFIG)
+    return settings
+
+
+def add_measurement(folder: Path, line: str) -> None:
+    """Add a line to what the card says was measured."""
+    path = folder / CARD
+    card = path.read_text(encoding="utf-8") if path.exists() else MEASURED
+    before, heading, after = card.partition(MEASURED)
+    lines = [known for known in after.strip().splitlines() if known.startswith("- ")]
+    write_text(path, before + (heading or MEASURED) + "\n" + "\n".join([*lines, f"- {line}"]) + "\n")
+
+
+def _refuse_unsuited(checkpoint: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"{checkpoint}: is a checkpoint of another tokenizer: its config.json names one of {tokenizer.vocabulary} "
+            f"ids, and its model has {model.vocabulary}"
+        )
+    if model.attention_head_dim % HEAD_MULTIPLE:
+        raise ConfigError(
+            f"{checkpoint}: --format onnx: onnxruntime's attention needs heads of a multiple of {HEAD_MULTIPLE}, and "
+            f"this model has width/attention_heads = {model.attention_head_dim}"
+        )
+
+
+def _card(model: ModelConfig, bits: int, size: int) -> str:
+    how = "float32" if bits == 32 else f"{bits} bits in blocks of 32 with a float32 scale; int8 activations in products"
+    return f"""# A Nautile model for onnxruntime
+
+Weights: {how} ({size / 2**20:.1f} MiB). Everything else is computed in float32. Context: {model.context} tokens.
+
+`prompt.onnx` reads a prompt, `step.onnx` adds a token; both use `weights.bin`. The state is their output and input:
+decayed sums and the last inputs of the convolution, whose size does not grow, and keys and values.
+
+    pip install onnxruntime numpy tokenizers
+    python chat.py "What is 2 + 2?"
+
+`digests.json` has the sha256 of every file but this one. In the project: `nautile chat FOLDER --runtime onnx`.
+
+{MEASURED}
+Nothing yet: `nautile evaluate FOLDER --runtime onnx --against CHECKPOINT` adds the change in accuracy.
+"""

@@ -1,0 +1,143 @@
+"""A graph under construction: operators appended in order, small constants inside it, weights in a file beside it.
+
+Two graphs of one model share their weights: `WeightFile` writes each array once, and both refer to it by its offset.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from model.exports.onnx.quantise import quantise
+
+PAGE = 4096  # a runtime can map an array into memory where it begins at a page
+OPSET, CONTRIB = 20, "com.microsoft"
+INLINE = 1024  # bytes; what is smaller stays in the graph
+
+
+class WeightFile:
+    """The arrays of a model in one file, each at the beginning of a page. Use it as a context.
+
+    bits: 32, or how many a number of a matrix has (8, 4); then it is stored as `NAME.levels` and `NAME.scales`.
+    """
+
+    def __init__(self, path: Path, bits: int) -> None:
+        self.name, self.bits = path.name, bits
+        self._path = path
+        self._places: dict[str, TensorProto] = {}
+        self.matrices: dict[str, tuple[int, int]] = {}  # outputs and inputs of each quantised matrix
+
+    def __enter__(self) -> Self:
+        self._file = self._path.open("wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Write an array under a name that is not in the file yet."""
+        if array.nbytes < INLINE:
+            self._places[name] = numpy_helper.from_array(array, name)
+            return
+        self._file.write(bytes(-self._file.tell() % PAGE))
+        tensor = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        tensor.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        for key, value in (("location", self.name), ("offset", self._file.tell()), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        self._file.write(np.ascontiguousarray(array).data)
+        self._places[name] = tensor
+
+    def add_matrix(self, name: str, weight_IO: np.ndarray) -> None:
+        """Write a matrix that `Layers.linear` multiplies by, with as many bits as this file's have."""
+        if self.bits == 32:
+            self.add(name, weight_IO)
+            return
+        levels, scales = quantise(weight_IO.T, self.bits)
+        self.matrices[name] = weight_IO.shape[1], weight_IO.shape[0]
+        self.add(f"{name}.levels", levels)
+        self.add(f"{name}.scales", scales)
+
+    def tensor(self, name: str) -> TensorProto:
+        """The reference of a graph to an array of the file."""
+        return self._places[name]
+
+
+class Graph:
+    """Operators in the order in which they are appended; every value is known by its name."""
+
+    def __init__(self, weights: WeightFile) -> None:
+        self.weights = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._used: dict[str, TensorProto] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._constants: dict[tuple, str] = {}
+
+    def input(self, name: str, dtype: Any, shape: tuple[int | str, ...]) -> str:
+        """Declare an input; a dimension that is a name may have any size."""
+        self._inputs.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+        )
+        return name
+
+    def output(self, name: str, shape: tuple[int | str, ...]) -> str:
+        """Declare a float32 output, which some operator writes under this name."""
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        return name
+
+    def op(self, kind: str, *inputs: str, domain: str = "", into: str | None = None, **attributes: Any) -> str:
+        """Append an operator with one output, and return that output's name."""
+        return self.ops(kind, *inputs, into=(into or self._fresh(kind),), domain=domain, **attributes)[0]
+
+    def ops(
+        self, kind: str, *inputs: str, into: tuple[str, ...] = (), count: int = 0, domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]:
+        """Append an operator with several outputs: those named in `into`, or `count` new ones."""
+        names = into or tuple(f"{self._fresh(kind)}.{index}" for index in range(count))
+        self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
+        return names
+
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """A small constant; the same value twice is stored once."""
+        array = np.asarray(value, dtype)
+        key = (array.shape, array.dtype.str, array.tobytes())
+        if key not in self._constants:
+            name = f"constant.{len(self._constants)}"
+            self._constants[key] = name
+            self._used[name] = numpy_helper.from_array(array, name)
+        return self._constants[key]
+
+    def indices(self, *values: int) -> str:
+        """A constant vector of int64: a shape, axes, or the bounds of a slice."""
+        return self.constant(values, np.int64)
+
+    def weight(self, name: str) -> str:
+        """An array of the weight file."""
+        self._used.setdefault(name, self.weights.tensor(name))
+        return name
+
+    def reshape(self, value: str, *shape: int) -> str:
+        """0 keeps a dimension, -1 takes what is left."""
+        return self.op("Reshape", value, self.indices(*shape))
+
+    def cut(self, value: str, start: int, stop: int, axis: int) -> str:
+        """A slice of one axis."""
+        return self.op("Slice", value, self.indices(start), self.indices(stop), self.indices(axis))
+
+    def split(self, value: str, sizes: list[int], axis: int = -1) -> tuple[str, ...]:
+        return self.ops("Split", value, self.indices(*sizes), count=len(sizes), axis=axis)
+
+    def silu(self, value: str) -> str:
+        return self.op("Mul", value, self.op("Sigmoid", value))
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """The finished graph."""
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, list(self._used.values()))
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9, producer_name="nautile")
+
+    def _fresh(self, kind: str) -> str:
+        return f"{kind.lower()}.{len(self._nodes)}"

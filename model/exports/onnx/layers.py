@@ -1,0 +1,285 @@
+"""The layers of the model as ONNX operators, for whole prompts and for one token.
+
+They compute what `model.layers` computes, in float32, with two rearrangements. The axes H and M of the mixing are
+exchanged, [K, M, H], so that operators broadcast over the long one. And a prompt's sums are two products with decay
+weights, inside chunks of 32 columns and between them, whose exponents are never positive: nothing overflows.
+
+Prompts are padded on the right: what follows a prompt's last token does not reach back to it.
+Letters as in `model.layers`; N chunks, C columns of a chunk, J = M·H.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.model import ModelConfig
+from model.exports.onnx.graph import CONTRIB, Graph
+from model.exports.onnx.quantise import BLOCK
+from model.layers.mixing.parts import TINY
+from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
+
+CHUNK = 32
+END = np.iinfo(np.int64).max  # of a slice: that of the axis
+
+
+class SCAValues(NamedTuple):
+    """The state of one SCA layer: [1, B, K, M, H] twice, [1, B, K] and [1, B, T-1, C]."""
+
+    re: str
+    im: str
+    z: str
+    history: str
+
+
+class ChunkValues(NamedTuple):
+    """What all SCA layers of a prompt's graph share."""
+
+    positions: str  # of the columns, float32 [1, L]
+    recent: str  # the last T-1 columns of each row, in the padded inputs of the convolution, int64 [B, T-1, 1]
+    last: str  # 1 at the last token of each row, else 0, [B, 1, 1, L]
+    distance: str  # chunks between the end of a chunk and the beginning of another, at least 0, [N, N]
+    before: str  # 1 where a chunk precedes another, else 0, [N, N]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Appends layers of `config` to a graph.
+
+    accuracy: what the products with quantised matrices compute in; 1: float32, 4: int8 for the activations as well.
+    """
+
+    graph: Graph
+    config: ModelConfig
+    accuracy: int
+
+    def linear(self, x: str, name: str) -> str:
+        """x · W."""
+        graph = self.graph
+        if graph.weights.bits == 32:
+            return graph.op("MatMul", x, graph.weight(name))
+        outputs, inputs = graph.weights.matrices[name]
+        return graph.op(
+            "MatMulNBits", x, graph.weight(f"{name}.levels"), graph.weight(f"{name}.scales"), domain=CONTRIB,
+            bits=graph.weights.bits, block_size=BLOCK, N=outputs, K=inputs, accuracy_level=self.accuracy,
+        )  # fmt: skip
+
+    def norm(self, x: str, name: str, epsilon: float) -> str:
+        """RMS norm with a learned scale, as the pattern of operators that onnxruntime computes as one."""
+        graph = self.graph
+        square = graph.op("ReduceMean", graph.op("Pow", x, graph.constant(2.0)), graph.indices(-1), keepdims=1)
+        root = graph.op("Sqrt", graph.op("Add", square, graph.constant(epsilon)))
+        return graph.op("Mul", graph.op("Div", x, root), graph.weight(name))
+
+    def embed(self, tokens: str) -> str:
+        """Rows of the table that the head uses as well: [B, L] to [B, L, D]."""
+        graph, bits = self.graph, self.graph.weights.bits
+        if bits == 32:
+            return graph.op("Gather", graph.weight("embedding"), tokens, axis=0)
+        levels = graph.op("Gather", graph.weight("embedding.levels"), tokens, axis=0)
+        scales = graph.op("Gather", graph.weight("embedding.scales"), tokens, axis=0)
+        if bits == 4:
+            low = graph.op("BitwiseAnd", levels, graph.constant(15, np.uint8))
+            high = graph.op("BitShift", levels, graph.constant(4, np.uint8), direction="RIGHT")
+            last = graph.indices(-1)
+            pairs = graph.op("Concat", graph.op("Unsqueeze", low, last), graph.op("Unsqueeze", high, last), axis=-1)
+            levels = graph.op("Reshape", pairs, graph.indices(0, 0, -1, BLOCK))
+        centred = graph.op("Sub", graph.op("Cast", levels, to=1), graph.constant(2.0 ** (bits - 1)))
+        wide = graph.op("Mul", centred, graph.op("Unsqueeze", scales, graph.indices(-1)))
+        return graph.cut(graph.reshape(wide, 0, 0, -1), 0, self.config.width, -1)
+
+    def logits(self, x: str, into: str) -> str:
+        """x · tableᵀ over the vocabulary: [B, P, D] to [B, P, V]."""
+        graph = self.graph
+        if graph.weights.bits != 32:
+            return graph.op("Identity", self.linear(x, "embedding"), into=into)
+        product = graph.op("Gemm", graph.reshape(x, -1, self.config.width), graph.weight("embedding"), transB=1)
+        shape = graph.op("Concat", graph.op("Shape", x, end=2), graph.indices(self.config.vocabulary), axis=0)
+        return graph.op("Reshape", product, shape, into=into)
+
+    def attention(
+        self, x: str, name: str, past: tuple[str, str], lengths: tuple[str, str], into: tuple[str, str]
+    ) -> str:
+        """One Transformer layer, [B, L, D]; `past` and `into`: keys and values before and after it, [B, G, S, H].
+
+        lengths: positions of each row's last token, int32 [B], and the number of columns. The norm of queries and keys
+        has no weights and so commutes with the rotation, which the operator does.
+        """
+        graph, config = self.graph, self.config
+        normed = self.norm(x, f"{name}.norm1", config.norm_epsilon)
+        q, k, v = (self.linear(normed, f"{name}.{part}") for part in ("q_proj", "k_proj", "v_proj"))
+        if config.qk_norm:
+            q, k = self._head_norm(q), self._head_norm(k)
+        mixed, _, _ = graph.ops(
+            "GroupQueryAttention", q, k, v, *past, *lengths, graph.weight("rope.cosine"), graph.weight("rope.sine"),
+            into=(f"{name}.mixed", *into), domain=CONTRIB, num_heads=config.attention_heads,
+            kv_num_heads=config.kv_heads, do_rotary=1, rotary_interleaved=0,
+        )  # fmt: skip
+        x = graph.op("Add", x, self.linear(mixed, f"{name}.out_proj"))
+        normed = self.norm(x, f"{name}.norm2", config.norm_epsilon)
+        inner = graph.op("Add", self.linear(normed, f"{name}.ff_in"), graph.weight(f"{name}.ff_in_bias"))
+        value, gate = graph.split(inner, [config.feed_forward, config.feed_forward])
+        out = self.linear(graph.op("Mul", value, graph.silu(gate)), f"{name}.ff_out")
+        return graph.op("Add", x, graph.op("Add", out, graph.weight(f"{name}.ff_out_bias")))
+
+    def sca_prompt(self, x: str, name: str, chunks: "ChunkValues") -> tuple[str, SCAValues]:
+        """One SCA layer over padded prompts, [B, L, D] with L a multiple of 32, and the state after each last token."""
+        graph, config = self.graph, self.config
+        heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
+        each = head_dim * samples
+        normed = self.norm(x, f"{name}.norm", config.sca_norm_epsilon)
+        inputs = self.linear(normed, f"{name}.in_proj")
+        reach = config.convolution - 1
+        padded = graph.op("Pad", inputs, graph.indices(0, reach, 0, 0, 0, 0)) if reach else inputs
+        summed = ""
+        for tap in range(config.convolution):
+            # The end of a slice may lie beyond the axis or before its end, counted from there.
+            stop = tap - reach if tap < reach else END
+            part = graph.cut(padded, tap, stop, 1) if reach else padded
+            product = graph.op("Mul", part, graph.cut(graph.weight(f"{name}.conv"), tap, tap + 1, 0))
+            summed = graph.op("Add", summed, product) if summed else product
+        history = graph.op("GatherND", padded, chunks.recent, batch_dims=1)
+        keys, gates, q_re, q_im = self._operands(graph.silu(summed), name, chunks.positions)
+        # [B, L, K, ...] to [B, K, L, ...].
+        keys = graph.op("Unsqueeze", graph.op("Transpose", keys, perm=[0, 2, 1, 3]), graph.indices(3))
+        gates = graph.op("Transpose", gates, perm=[0, 2, 1])
+        q_re, q_im = (self._shared(graph.op("Transpose", q, perm=[0, 2, 1, 3, 4]), 1) for q in (q_re, q_im))
+        sine, cosine = self._phases(keys, name, whole_rows=True)
+        gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(3, 4)))
+        columns = [
+            graph.reshape(graph.op("Mul", gated, wave), 0, heads, -1, CHUNK, each) for wave in (cosine, sine)
+        ]  # [B, K, N, C, J]
+        values = graph.op("Concat", *columns, graph.reshape(gates, 0, heads, -1, CHUNK, 1), axis=-1)
+        inside = graph.op("MatMul", graph.weight(f"{name}.within"), values)
+        totals = graph.op("Squeeze", graph.cut(inside, CHUNK - 1, CHUNK, 3), graph.indices(3))
+        rate = graph.weight(f"{name}.rate")  # -λ·C, [K, 1, 1]
+        between = graph.op("Mul", graph.op("Exp", graph.op("Mul", chunks.distance, rate)), chunks.before)
+        before = graph.op("Unsqueeze", graph.op("MatMul", between, totals), graph.indices(3))
+        sums = graph.op("Add", inside, graph.op("Mul", before, graph.weight(f"{name}.carry")))
+        sums = graph.reshape(sums, 0, heads, -1, 2 * each + 1)
+        # Exactly one weight is 1 and the others 0, so this picks the last token's sums as they are.
+        last = graph.op("MatMul", chunks.last, sums)
+        parts = [2 * each, 1]
+        last_sums, last_z = graph.split(last, parts)
+        last_re, last_im = (
+            graph.reshape(part, 0, heads, samples, head_dim) for part in graph.split(last_sums, [each, each])
+        )
+        last_values = (last_re, last_im, graph.reshape(last_z, 0, heads), history)
+        state = SCAValues(*(graph.op("Unsqueeze", value, graph.indices(0)) for value in last_values))
+        all_sums, z = graph.split(sums, parts)
+        re, im = (graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [each, each]))
+        out_re, out_im = self._readout(re, im, z, name, (q_re, q_im), whole_rows=True)
+        both = graph.op("Transpose", graph.op("Concat", out_re, out_im, axis=-1), perm=[0, 2, 1, 3])
+        return graph.op("Add", x, self._fuse(normed, graph.reshape(both, 0, 0, -1), name)), state
+
+    def sca_step(self, x: str, name: str, state: SCAValues, positions: str) -> tuple[str, SCAValues]:
+        """One SCA layer for one token, [B, 1, D], and its next state."""
+        graph, config = self.graph, self.config
+        heads, head_dim = config.memory_heads, config.head_dim
+        normed = self.norm(x, f"{name}.norm", config.sca_norm_epsilon)
+        inputs = self.linear(normed, f"{name}.in_proj")
+        recent = graph.op("Concat", state.history, graph.op("Unsqueeze", inputs, graph.indices(0)), axis=2)
+        history = graph.cut(recent, 1, END, 2)
+        taps = graph.op("Mul", recent, graph.weight(f"{name}.conv"))
+        branches = graph.silu(graph.reshape(graph.op("ReduceSum", taps, graph.indices(2)), -1, 1, self.columns))
+        keys, gates, q_re, q_im = self._operands(branches, name, positions)
+        keys, gates = graph.reshape(keys, 0, heads, 1, head_dim), graph.reshape(gates, 0, heads)
+        q_re, q_im = (self._shared(graph.op("Squeeze", q, graph.indices(1)), 1) for q in (q_re, q_im))
+        sine, cosine = self._phases(keys, name, whole_rows=False)
+        gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(2, 3)))
+        kept = graph.weight(f"{name}.kept")  # e^-λ, [K, 1, 1]
+        re = graph.op("Add", graph.op("Mul", state.re, kept), graph.op("Mul", gated, cosine))
+        im = graph.op("Add", graph.op("Mul", state.im, kept), graph.op("Mul", gated, sine))
+        z = graph.op("Add", graph.op("Mul", state.z, graph.reshape(kept, heads)), gates)
+        wide_z = graph.op("Unsqueeze", z, graph.indices(-1))
+        both = graph.op("Concat", *self._readout(re, im, wide_z, name, (q_re, q_im), whole_rows=False), axis=-1)
+        fused = self._fuse(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
+        return graph.op("Add", x, fused), SCAValues(re, im, z, history)
+
+    @property
+    def columns(self) -> int:
+        """Of the input projection."""
+        return projected(self.config)
+
+    def _head_norm(self, x: str) -> str:
+        """RMS norm of each head's slice, without a scale."""
+        graph, head_dim = self.graph, self.config.attention_head_dim
+        by_head = graph.reshape(x, 0, 0, -1, head_dim)
+        return graph.reshape(self.norm(by_head, "ones", self.config.norm_epsilon), 0, 0, -1)
+
+    def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str, str]:
+        """Keys [B, L, K, H], gates [B, L, K] and both parts of the queries [B, L, Q, M, H]."""
+        graph, config = self.graph, self.config
+        heads, head_dim, queries = config.memory_heads, config.head_dim, config.query_heads
+        each = queries * head_dim * config.spectral_samples
+        keys, scores, q_re, q_im = graph.split(branches, [heads * head_dim, heads, each, each])
+        scores = graph.op("Add", graph.op("Mul", scores, graph.weight(f"{name}.score_scale")),
+                          graph.weight(f"{name}.score_bias"))  # fmt: skip
+        gates = graph.op("Softplus", scores)
+        if config.decay == "window":
+            distance = graph.op("Max", graph.op("Sub", graph.constant(config.context - 1), positions),
+                                graph.constant(0.0))  # fmt: skip
+            faded = graph.op("Mul", graph.op("Unsqueeze", distance, graph.indices(-1)), graph.weight(f"{name}.window"))
+            gates = graph.op("Clip", graph.op("Mul", gates, graph.op("Exp", faded)),
+                             graph.constant(WINDOW_FLOOR), graph.constant(WINDOW_CEILING))  # fmt: skip
+        keys = graph.reshape(keys, 0, 0, heads, head_dim)
+        q_re, q_im = (graph.reshape(q, 0, 0, queries, config.spectral_samples, head_dim) for q in (q_re, q_im))
+        return keys, gates, q_re, q_im
+
+    def _shared(self, queries: str, axis: int) -> str:
+        """Queries repeated for the memory heads that share them."""
+        share = self.config.memory_heads // self.config.query_heads
+        if share == 1:
+            return queries
+        order = np.repeat(np.arange(self.config.query_heads), share)
+        return self.graph.op("Gather", queries, self.graph.indices(*order.tolist()), axis=axis)
+
+    def _phases(self, keys: str, name: str, whole_rows: bool) -> tuple[str, str]:
+        """Sine and cosine of softsign(η k)·θ: [B, K, (L,) 1, H] to [B, K, (L,) M, H]."""
+        graph = self.graph
+        scaled = graph.op("Mul", keys, self._by_head(f"{name}.phase_scale", whole_rows))
+        phase = graph.op("Mul", graph.op("Softsign", scaled), self._by_head(f"{name}.grid", whole_rows))
+        return graph.op("Sin", phase), graph.op("Cos", phase)
+
+    def _by_head(self, name: str, whole_rows: bool) -> str:
+        """A weight [K, M, H], which whole rows need with an axis for their columns."""
+        weight = self.graph.weight(name)
+        return self.graph.op("Unsqueeze", weight, self.graph.indices(1)) if whole_rows else weight
+
+    def _readout(
+        self, re: str, im: str, z: str, name: str, queries: tuple[str, str], whole_rows: bool
+    ) -> tuple[str, str]:
+        """Step 5: [..., M, H] twice and Z [..., 1] to [..., H] twice. Where Z is 0 the result is 0."""
+        graph = self.graph
+        tiny = graph.constant(TINY)
+        inverse = graph.op("Reciprocal", graph.op("Max", z, tiny))
+        inverse = graph.op("Where", graph.op("GreaterOrEqual", z, tiny), inverse, graph.constant(0.0))
+        shares = self._by_head(f"{name}.shares", whole_rows)  # ω / √H
+        q_re, q_im = (graph.op("Mul", q, shares) for q in queries)
+        sums = (
+            graph.op("Add", graph.op("Mul", re, q_re), graph.op("Mul", im, q_im)),
+            graph.op("Sub", graph.op("Mul", im, q_re), graph.op("Mul", re, q_im)),
+        )
+        out_re, out_im = (
+            graph.op("Mul", graph.op("ReduceSum", part, graph.indices(-2), keepdims=0), inverse) for part in sums
+        )
+        return out_re, out_im
+
+    def _fuse(self, normed: str, both: str, name: str) -> str:
+        """Step 6: gated RMS norm, SwiGLU per head, output projection; `both` is [B, L, K·2H]."""
+        graph, config = self.graph, self.config
+        heads, features = config.memory_heads, 2 * config.head_dim
+        hidden = config.readout_expand * config.head_dim
+        gated = graph.op("Mul", both, graph.silu(self.linear(normed, f"{name}.gate_proj")))
+        fused = self.norm(gated, f"{name}.gated_norm", config.norm_epsilon)
+        if graph.weights.bits == 32:
+            by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, features), perm=[0, 2, 1, 3])
+            product = graph.op("MatMul", by_head, graph.weight(f"{name}.readout"))
+            read = graph.op("Transpose", product, perm=[0, 2, 1, 3])
+        else:
+            parts = graph.split(fused, [features] * heads)
+            products = [self.linear(part, f"{name}.readout.{head}") for head, part in enumerate(parts)]
+            read = graph.reshape(graph.op("Concat", *products, axis=-1), 0, 0, heads, 2 * hidden)
+        value, gate = graph.split(read, [hidden, hidden])
+        merged = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, 0, -1)
+        return self.linear(merged, f"{name}.out_proj")

@@ -1,0 +1,82 @@
+"""The parameters of a checkpoint as the graphs need them: unstacked, rearranged, spectra computed, quantised."""
+
+import jax
+import numpy as np
+
+from configs.model import ModelConfig
+from model.exports.onnx.graph import WeightFile
+from model.exports.onnx.layers import CHUNK
+from model.layers.common import Params
+from model.layers.sca import spectrum
+from model.nautile import sca_names
+
+
+def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None:
+    """Write everything; the rows of the table that only pad the vocabulary are left out."""
+    table_VD = np.asarray(params["embedding"], np.float32)[: config.vocabulary]
+    if file.bits == 32:
+        file.add("embedding", table_VD)
+    else:
+        file.add_matrix("embedding", table_VD.T)
+    _rope_tables(file, config)
+    file.add("ones", np.ones(config.attention_head_dim, np.float32))
+    for block in range(config.blocks):
+        layers = jax.tree.map(lambda leaf, block=block: np.asarray(leaf[block], np.float32), params["blocks"])
+        for name in sca_names(config):
+            _sca(file, f"block_{block}.{name}", layers[name], config)
+        _attention(file, f"block_{block}.attention", layers["attention"])
+
+
+def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
+    """Cosine and sine of every position's angles, from float64."""
+    half = config.attention_head_dim // 2
+    angles_SH = np.arange(config.context)[:, None] * config.rope_base ** (-np.arange(half) / half)
+    file.add("rope.cosine", np.cos(angles_SH).astype(np.float32))
+    file.add("rope.sine", np.sin(angles_SH).astype(np.float32))
+
+
+def _sca(file: WeightFile, name: str, layer: Params, config: ModelConfig) -> None:
+    heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
+    # The columns of the queries from [Q, H, M] to [Q, M, H].
+    fixed, query = heads * (head_dim + 1), config.query_heads * head_dim * samples
+    order = np.arange(query).reshape(config.query_heads, head_dim, samples).swapaxes(1, 2).ravel()
+    columns = np.concatenate([np.arange(fixed), fixed + order, fixed + query + order])
+    file.add(f"{name}.norm", layer["norm"])
+    file.add_matrix(f"{name}.in_proj", layer["in_proj"][:, columns])
+    file.add(f"{name}.conv", np.ascontiguousarray(layer["conv"][:, columns]))
+    decay_K, grid_KHM, weights_KHM = (np.asarray(part, np.float64) for part in spectrum(layer))
+    file.add(f"{name}.grid", _single(grid_KHM.swapaxes(1, 2)))
+    file.add(f"{name}.shares", _single(weights_KHM.swapaxes(1, 2) * head_dim**-0.5))
+    file.add(f"{name}.phase_scale", layer["phase_scale"][:, None, None])
+    file.add(f"{name}.score_scale", layer["score_scale"])
+    file.add(f"{name}.score_bias", layer["score_bias"])
+    if config.decay == "window":
+        # The decay is in the gates; the sums keep everything.
+        file.add(f"{name}.window", _single(-decay_K))
+        decay_K = np.zeros_like(decay_K)
+    column_C = np.arange(CHUNK)
+    distance_CS = column_C[:, None] - column_C
+    within_KCS = np.where(distance_CS >= 0, np.exp(-decay_K[:, None, None] * np.maximum(distance_CS, 0)), 0)
+    file.add(f"{name}.kept", _single(np.exp(-decay_K)[:, None, None]))
+    file.add(f"{name}.within", _single(within_KCS[:, None]))
+    file.add(f"{name}.carry", _single(np.exp(-decay_K[:, None] * (column_C + 1))[:, None, :, None]))
+    file.add(f"{name}.rate", _single(-decay_K[:, None, None] * CHUNK))
+    file.add_matrix(f"{name}.gate_proj", layer["gate_proj"])
+    file.add(f"{name}.gated_norm", layer["gated_norm"])
+    if file.bits == 32:
+        file.add(f"{name}.readout", layer["readout"])
+    else:
+        for head, weight_IO in enumerate(layer["readout"]):
+            file.add_matrix(f"{name}.readout.{head}", weight_IO)
+    file.add_matrix(f"{name}.out_proj", layer["out_proj"])
+
+
+def _attention(file: WeightFile, name: str, layer: Params) -> None:
+    for part in ("q_proj", "k_proj", "v_proj", "out_proj", "ff_in", "ff_out"):
+        file.add_matrix(f"{name}.{part}", layer[part])
+    for part in ("norm1", "norm2", "ff_in_bias", "ff_out_bias"):
+        file.add(f"{name}.{part}", layer[part])
+
+
+def _single(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float32)

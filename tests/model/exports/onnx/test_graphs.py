@@ -1,0 +1,128 @@
+"""The graphs against the model in JAX: prompts of every kind of length, ragged rows, single tokens, both decays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from model.exports.onnx.graph import WeightFile
+from model.exports.onnx.graphs import prompt_graph, state_shapes, step_graph
+from model.exports.onnx.quantise import BLOCK, dequantise, quantise
+from model.exports.onnx.weights import write_weights
+from model.loss import masked_logits
+from model.nautile import forward, initialise
+from tests.model.conftest import tiny_config
+from tests.model.exports.onnx.conftest import MODEL
+
+FLOAT_ACTIVATIONS = 1
+LENGTH = 200
+
+
+def reference(params, config, tokens):
+    """Our logits at every position."""
+    shape = tokens.shape
+    positions = np.broadcast_to(np.arange(shape[1]), shape)
+    hidden = forward(params, config, jnp.asarray(tokens), jnp.ones(shape, jnp.int32), jnp.asarray(positions))
+    return np.asarray(masked_logits(hidden, params["embedding"], config.vocabulary))[..., : config.vocabulary]
+
+
+def graphs(folder, params, config, bits):
+    """Sessions of the two graphs."""
+    with WeightFile(folder / "weights.bin", bits) as weights:
+        write_weights(weights, params, config)
+    sessions = []
+    for name, graph in (("prompt", prompt_graph), ("step", step_graph)):
+        onnx.save(graph(weights, config, FLOAT_ACTIVATIONS), folder / f"{name}.onnx")
+        sessions.append(onnxruntime.InferenceSession(folder / f"{name}.onnx"))
+    return sessions
+
+
+def run(session, **inputs):
+    """Outputs by name; keys and values with room for the whole context."""
+    names = [output.name for output in session.get_outputs()]
+    state = dict(zip(names, session.run(names, inputs), strict=True))
+    logits = state.pop("logits")
+    for name in state:
+        if name.startswith(("keys", "values")):
+            room = MODEL.context - state[name].shape[2]
+            state[name] = np.pad(state[name], ((0, 0), (0, 0), (0, room), (0, 0)))
+    return logits, state
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(2).integers(0, MODEL.vocabulary, (2, LENGTH))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"decay": "window"}, {"spectral_samples": 1, "query_heads": 4, "qk_norm": False}],
+    ids=["relative", "window", "one spectral sample, no qk norm"],
+)
+def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
+    config = MODEL.model_copy(update=changes)
+    if "spectral_samples" in changes:
+        config = tiny_config(vocabulary=MODEL.vocabulary, width=64, context=256, **changes)
+        weights = jax.tree.map(lambda leaf: leaf + 0.05, jax.jit(initialise, static_argnums=0)(config, 3))
+    expected = reference(weights, config, tokens)
+    prompt, step = graphs(tmp_path, weights, config, 32)
+    every = np.broadcast_to(np.arange(LENGTH), tokens.shape).copy()
+    logits, _ = run(prompt, tokens=tokens, lengths=np.array([LENGTH, LENGTH]), wanted=every)
+    np.testing.assert_allclose(logits, expected, atol=1e-3)
+    for length in (1, 2, 3, 31, 32, 33, 64, 127):
+        logits, _ = run(
+            prompt, tokens=tokens[:, :length], lengths=np.array([length] * 2), wanted=every[:, length - 1 :][:, :1]
+        )
+        np.testing.assert_allclose(logits[:, 0], expected[:, length - 1], atol=1e-3)
+    # Rows of different lengths, continued token by token.
+    lengths, rows = np.array([40, 1]), np.arange(2)
+    padded = np.where(np.arange(40) < lengths[:, None], tokens[:, :40], 7)
+    logits, state = run(prompt, tokens=padded, lengths=lengths, wanted=lengths[:, None] - 1)
+    assert set(state) == set(state_shapes(config, "S"))
+    np.testing.assert_allclose(logits[:, 0], expected[rows, lengths - 1], atol=1e-3)
+    for count in range(70):
+        positions = lengths + count
+        past = {f"past.{name}": value for name, value in state.items()}
+        logits, state = run(step, tokens=tokens[rows, positions][:, None], positions=positions, **past)
+        np.testing.assert_allclose(logits[:, 0], expected[rows, positions], atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weights, tokens, bits):
+    """Products in float32: then the only difference from our model is that of its weights."""
+
+    def rounded(path, leaf):
+        name = path[-1].key
+        if name == "embedding":
+            return dequantise(*quantise(np.asarray(leaf), bits), bits, leaf.shape[1])
+        if name not in {"in_proj", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}:
+            return leaf
+        flat = np.asarray(leaf).swapaxes(-1, -2).reshape(-1, leaf.shape[-2])
+        wide = dequantise(*quantise(flat, bits), bits, leaf.shape[-2])
+        return wide.reshape(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2]).swapaxes(-1, -2)
+
+    expected = reference(jax.tree_util.tree_map_with_path(rounded, weights), MODEL, tokens[:, :40])
+    prompt, step = graphs(tmp_path, weights, MODEL, bits)
+    lengths = np.array([39, 39])
+    logits, state = run(prompt, tokens=tokens[:, :39], lengths=lengths, wanted=lengths[:, None] - 1)
+    np.testing.assert_allclose(logits[:, 0], expected[:, 38], atol=2e-3)
+    past = {f"past.{name}": value for name, value in state.items()}
+    logits, _ = run(step, tokens=tokens[:, 39:40], positions=lengths, **past)
+    np.testing.assert_allclose(logits[:, 0], expected[:, 39], atol=2e-3)
+
+
+@pytest.mark.parametrize(("bits", "step"), [(8, 1 / 127), (4, 1 / 7)])
+def test_no_weight_moves_by_more_than_half_a_level_of_its_block(bits, step):
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(5, 2 * BLOCK + 7)).astype(np.float32)
+    matrix[1] = 0
+    levels, scales = quantise(matrix, bits)
+    assert levels.shape == (5, 3, BLOCK * bits // 8)
+    wide = dequantise(levels, scales, bits, matrix.shape[1])
+    np.testing.assert_array_equal(wide[1], 0)
+    largest = np.abs(np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK))).reshape(5, 3, BLOCK)).max(-1)
+    limit = np.repeat(largest, BLOCK, axis=1)[:, : matrix.shape[1]] * step
+    # At 4 bits a shrunk scale may cut the largest weight of a block by 18 % where the whole block gains by it.
+    assert np.all(np.abs(wide - matrix) <= (0.5 if bits == 8 else 1.3) * limit + 1e-7)
