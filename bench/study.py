@@ -46,8 +46,8 @@ from model.weights.files import load_weights
 from rl.group_draw import GroupDraw
 from rl.learner import Learner, rows_of
 from rl.objectives import Balance, balance
-from rl.problems import ProblemOrder
-from rl.problems import load as load_problems
+from rl.problems.load import ProblemOrder
+from rl.problems.load import load as load_problems
 from rl.rewards import verifiable
 from rl.rollouts import Group, RolloutEngine
 from rl.stage_inputs import on_device
@@ -206,6 +206,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".nautile/study"))
     parser.add_argument("--only", nargs="+", help="experiments")
     parser.add_argument("--repeat", nargs="+", default=[], metavar="SETTING", help="settings to run with every seed")
+    parser.add_argument(
+        "--arms", nargs="+", help="of those settings, plain, balanced-step, ...; all of them if not given"
+    )
     parser.add_argument("--report", type=Path, nargs="?", const=ROOT / "docs", metavar="FOLDER")
     options = parser.parse_args()
     folder, premise = options.work / "cells", options.work / "premise.json"
@@ -225,7 +228,8 @@ def main() -> None:
         if unknown:
             raise SystemExit(f"--repeat: no setting {sorted(unknown)} in bench/study_cells.py")
         cells = list(repeated(cell for cell in cells if f"{cell.experiment} {cell.setting}" in options.repeat))
-    run(study, [cell for cell in cells if not options.only or cell.experiment in options.only], folder)
+    cells = [cell for cell in cells if not options.only or cell.experiment in options.only]
+    run(study, [cell for cell in cells if not options.arms or cell.arm in options.arms], folder)
 
 
 if __name__ == "__main__":

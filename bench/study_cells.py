@@ -80,7 +80,7 @@ class Cell:
         """The learner's settings: Adam as in bench/table1.toml, five updates of warm-up, a constant rate."""
         return PolicyConfig(
             steps=self.steps, kl=self.kl, advantage=self.advantage, aggregate=self.aggregate, ratio=self.ratio,
-            inner_epochs=self.passes, sync_every=self.sync_every, micro_rows=16, refill=0, train=self.train,
+            inner_epochs=self.passes, sync_every=self.sync_every, micro_rows=4, refill=0, train=self.train,
             optimizer=OptimizerConfig(
                 learning_rate=self.rate, schedule="constant", warmup_steps=5, beta2=0.98, weight_decay=0.0
             ),

@@ -6,12 +6,14 @@ an arm started from is paired, problem by problem. The range over seeds stands b
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from common.figures import COLOURS, draw
 
 PAPER = {"start": 27.98, "align": 28.96, "balanced": 31.36, "self_distill_after": 33.43}
 DRAWS = 10_000
@@ -42,16 +44,25 @@ class Arm:
 
 
 def write(arms: Sequence[Arm], folder: Path, name: str) -> str:
-    """Write NAME.json, NAME.md and NAME.svg into `folder`; returns the table as Markdown."""
+    """Write NAME.json, NAME.md and NAME.svg into `folder`; returns the table as Markdown.
+
+    Of the curves the JSON keeps those that the figure shows, thinned; all of them are in the store.
+    """
     rows = summary(arms)
     text = markdown(rows)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    kept = {arm.name: [{"facts": run.facts, "curves": run.curves} for run in arm.runs] for arm in arms[1:]}
+    kept = {arm.name: [{"facts": run.facts, "curves": thinned(run.curves)} for run in arm.runs] for arm in arms[1:]}
     output = json.dumps({"rows": [asdict(row) for row in rows], "runs": kept}, separators=(",", ":"))
     (folder / f"{name}.json").write_text(output + "\n", encoding="utf-8")
-    picture(arms, folder / f"{name}.svg")
+    (folder / f"{name}.svg").write_text(picture(name, arms), encoding="utf-8")
     return text
+
+
+def thinned(curves: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
+    """The curves of `PANELS` at every second step, to four digits: what a repository can keep."""
+    shown = {name: curves[name] for name, _ in PANELS if name in curves}
+    return {name: [(step, float(f"{value:.4g}")) for step, value in curve[::2]] for name, curve in shown.items()}
 
 
 @dataclass(frozen=True)
@@ -147,27 +158,21 @@ PANELS = (
 )
 
 
-def picture(arms: Sequence[Arm], path: Path) -> None:
-    """The curves of every arm that updates by policy gradient, each seed a thin line and their mean a thick one."""
-    import matplotlib
+def picture(title: str, arms: Sequence[Arm]) -> str:
+    """An `<svg>` of the curves of every arm that updates by policy gradient: the mean over its seeds."""
 
-    matplotlib.use("svg")
-    from matplotlib.figure import Figure
+    def paint(figure: Any) -> None:
+        for axes, (name, heading) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+            for number, arm in enumerate(arm for arm in arms if any("norm_positive" in run.curves for run in arm.runs)):
+                series = [dict(thinned(run.curves)[name]) for run in arm.runs if name in run.curves]
+                steps = sorted(set.intersection(*map(set, series))) if series else []
+                means = [np.mean([points[step] for points in series]) for step in steps]
+                axes.plot(steps, means, color=COLOURS[number], linewidth=1.4, label=arm.title)
+            axes.set_title(heading, fontsize=9, loc="left")
+            axes.tick_params(labelsize=7)
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.25, linewidth=0.6)
+        figure.supxlabel("step", fontsize=8)
+        figure.axes[0].legend(frameon=False, fontsize=7)
 
-    figure = Figure(figsize=(9.6, 5.2), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
-        for number, arm in enumerate(arm for arm in arms if any("norm_positive" in run.curves for run in arm.runs)):
-            series = [run.curves[name] for run in arm.runs if name in run.curves]
-            for points in series:
-                axes.plot(*zip(*points, strict=True), color=f"C{number}", linewidth=0.6, alpha=0.35)
-            steps = sorted(set.intersection(*(set(dict(points)) for points in series))) if series else []
-            means = [np.mean([dict(points)[step] for points in series]) for step in steps]
-            axes.plot(steps, means, color=f"C{number}", linewidth=1.6, label=arm.title)
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("step", fontsize=8)
-        axes.tick_params(labelsize=7)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.25, linewidth=0.6)
-    figure.axes[0].legend(frameon=False, fontsize=7)
-    with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    return draw(title, (9.6, 5.2), paint)
