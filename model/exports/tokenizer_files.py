@@ -6,13 +6,20 @@ from data.tokenizer import PATTERN, Tokenizer
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+PAD = "<|pad|>"
 
 
-def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_json(tokenizer: Tokenizer, *, padding: bool = False) -> dict[str, Any]:
     """The content of `tokenizer.json`.
 
     With it, `tokenizers` encodes plain text as `tokenizer` does, and turns the names of special tokens into their ids.
+    `padding`: ids as the paper's author counts them, ours + 1 with `PAD` as 0; then the markers of the reasoning are
+    not special, so that a reply decoded without special tokens still shows where its reasoning ends.
     """
+    shift, specials, shown = 0, tokenizer.specials, set[str]()
+    if padding:
+        shift, shown = 1, {"<|think_start|>", "<|think_end|>"}
+        specials = {PAD: 0, **{name: number + shift for name, number in specials.items()}}
     ranks = {tokenizer.decode_bytes([rank]): rank for rank in range(tokenizer.config.ranks)}
     letters = byte_letters()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
@@ -30,9 +37,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         "added_tokens": [
             {
                 "id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": True,
+                "normalized": False, "special": name not in shown,
             }
-            for name, number in tokenizer.specials.items()
+            for name, number in specials.items()
         ],
         "normalizer": None,
         "pre_tokenizer": {
@@ -47,7 +54,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": {spelled[token]: rank for token, rank in ranks.items()},
+            # The library numbers added tokens on from the vocabulary's size unless the vocabulary names them, and the
+            # whole tokenizer has gaps before its specials.
+            "vocab": {**{spelled[token]: rank + shift for token, rank in ranks.items()}, **specials},
             "merges": merges,
         },
     }  # fmt: skip

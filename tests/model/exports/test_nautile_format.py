@@ -86,6 +86,14 @@ def test_the_hub_library_reads_the_specials_and_decodes(both):
     assert theirs.decode(ids, skip_special_tokens=True) == "user\nhello world"
 
 
+def test_the_whole_tokenizer_has_the_specials_at_their_ids():
+    """There are gaps before them, which the library does not keep by itself."""
+    ours = tokenizer_for(TokenizerConfig())
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(ours)))
+    assert {name: theirs.token_to_id(name) for name in ours.specials} == ours.specials
+    assert theirs.encode("<|im_end|>").ids == [ours.im_end]
+
+
 def test_every_byte_has_its_own_printable_letter():
     letters = byte_letters()
     assert len(set(letters)) == 256
