@@ -214,7 +214,9 @@ def export(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORMAT", help="nautile: the project's own, which it reads back; onnx: for onnxruntime."
+            "--format",
+            metavar="FORMAT",
+            help="nautile: the project's own; transformers: for Hugging Face libraries; onnx: for onnxruntime.",
         ),
     ] = "nautile",
     bits: Annotated[int | None, typer.Option(help="With --format onnx: 32, 8 or 4 for each weight.")] = None,
@@ -239,21 +241,38 @@ def export(
 
 def import_(
     weights: Annotated[
-        Path, typer.Argument(metavar="WEIGHTS", help="The author's weights, .safetensors or .npz (never a pickle).")
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS",
+            help="The author's weights, or an export: a folder, .safetensors or .npz (never a pickle).",
+        ),
     ],
     out: OutArgument,
     config: Annotated[
-        str, typer.Option("--config", metavar="CONFIG", help="The configuration whose model has the same shape.")
+        str,
+        typer.Option(
+            "--config",
+            metavar="CONFIG",
+            help="A configuration whose model has the same shape, for what no config.json beside the weights says.",
+        ),
     ] = "nautile_370m",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="The longest sequence of the weights, where no file says it: decays depend on it."),
+    ] = None,
+    sca_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Epsilon of the SCA layers' norm: 1e-5 in the author's JAX code, 1e-6 in his PyTorch code."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert the author's published weights to a checkpoint that computes as they do (decay = "window")."""
+    """Convert the author's published weights, or an export for transformers, to a checkpoint that computes the same."""
     from configs.load import load
     from flows.cli.tables import file_table
     from model.weights.author_import import import_weights
 
-    run_config = load(config)
-    paths = import_weights(weights, out, run_config.model, run_config.tokenizer)
+    base = load(config)
+    paths = import_weights(weights, out, base.model, base.tokenizer, context=context, sca_epsilon=sca_epsilon)
     show_as([str(path) for path in paths], as_json, file_table)
 
 

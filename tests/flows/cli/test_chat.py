@@ -13,7 +13,7 @@ from common.text import visible
 from configs.model import TokenizerConfig
 from flows.cli import main as cli
 from model.nautile import initialise
-from model.weights.author_import import author_shapes
+from model.weights.author_layout import author_shapes
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
@@ -117,6 +117,11 @@ def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_
     jax.tree.map(np.testing.assert_array_equal, original[0], exported[0])
     assert original[1:] == exported[1:]
     assert reply(nautile, tmp_path / "out")["thinking"] == reply(nautile, checkpoint)["thinking"]
+    code, _, err = nautile("export", checkpoint, tmp_path / "hub", "--format", "transformers")
+    assert code == 0, err
+    code, _, err = nautile("import", tmp_path / "hub", tmp_path / "back")
+    assert code == 0, err
+    assert (tmp_path / "back" / "weights.safetensors").read_bytes() == (checkpoint / "weights.safetensors").read_bytes()
     code, _, err = nautile("export", checkpoint, tmp_path / "other", "--format", "gguf")
     assert (code, "--format gguf: is not one of nautile" in err) == (2, True)
     code, _, err = nautile("export", checkpoint, tmp_path / "out")
@@ -131,8 +136,11 @@ def test_the_authors_weights_become_a_checkpoint(nautile, tmp_path):
     (tmp_path / "small.toml").write_text(small_config(), encoding="utf-8")
     options = (tmp_path / "theirs.safetensors", tmp_path / "ours", "--config", tmp_path / "small.toml")
     code, _, err = nautile("import", *options)
+    assert (code, "name it with --context" in err) == (2, True)
+    code, _, err = nautile("import", *options, "--context", MODEL.context, "--sca-epsilon", 1e-6)
     assert code == 0, err
-    assert load_weights(tmp_path / "ours")[1].decay == "window"
+    model = load_weights(tmp_path / "ours")[1]
+    assert (model.decay, model.context, model.sca_norm_epsilon) == ("window", MODEL.context, 1e-6)
     assert reply(nautile, tmp_path / "ours")["tokens"] >= 1
     code, _, err = nautile("import", tmp_path / "small.toml", tmp_path / "again")
     assert (code, "cannot be read as safetensors" in err) == (2, True)

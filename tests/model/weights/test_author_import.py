@@ -1,5 +1,7 @@
 """Imported weights against the author's arithmetic, written independently here in numpy and float64."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,8 @@ from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from model.loss import masked_logits
 from model.nautile import forward
-from model.weights.author_import import author_shapes, load_author_weights
+from model.weights.author_import import load_author_weights
+from model.weights.author_layout import author_shapes
 from tests.model.conftest import tiny_config
 
 TOKENIZER = TokenizerConfig(ranks=256)
@@ -35,7 +38,7 @@ def archive(tensors, tmp_path):
 
 def test_their_arithmetic_is_reproduced(tensors, archive):
     """Logits equal theirs after the shift of ids, for a row as long as the context, where their weights are clipped."""
-    params, model, tokenizer = load_author_weights(archive, SHAPE, TOKENIZER)
+    params, model, tokenizer = load_author_weights(archive, SHAPE, TOKENIZER, context=16)
     assert (model.decay, model.vocabulary, tokenizer) == ("window", TOKENIZER.vocabulary, TOKENIZER)
     ids = np.random.default_rng(1).integers(0, TOKENIZER.vocabulary, (1, 16))
     positions = jnp.arange(16)[None]
@@ -48,8 +51,8 @@ def test_their_arithmetic_is_reproduced(tensors, archive):
 def test_safetensors_and_a_prefix_read_the_same(tensors, archive, tmp_path):
     save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "theirs.safetensors")
     ours, prefixed = (
-        load_author_weights(archive, SHAPE, TOKENIZER),
-        load_author_weights(tmp_path / "theirs.safetensors", SHAPE, TOKENIZER),
+        load_author_weights(archive, SHAPE, TOKENIZER, context=16),
+        load_author_weights(tmp_path / "theirs.safetensors", SHAPE, TOKENIZER, context=16),
     )
     jax.tree.map(np.testing.assert_array_equal, ours[0], prefixed[0])
     assert ours[1:] == prefixed[1:]
@@ -70,7 +73,8 @@ def test_a_plain_conversion_of_their_state_dict_is_read(tensors, archive, tmp_pa
     everything = {f"model.{name}": tensor for name, tensor in {**tensors, **redundant(tensors)}.items()}
     save_file({name: tensor.copy() for name, tensor in everything.items()}, tmp_path / "theirs.safetensors")
     plain, converted = (
-        load_author_weights(path, SHAPE, TOKENIZER)[0] for path in (archive, tmp_path / "theirs.safetensors")
+        load_author_weights(path, SHAPE, TOKENIZER, context=40)[0]
+        for path in (archive, tmp_path / "theirs.safetensors")
     )
     jax.tree.map(np.testing.assert_array_equal, plain, converted)
 
@@ -89,7 +93,7 @@ def test_a_redundant_tensor_of_another_model_is_refused(tensors, tmp_path, name,
     others = redundant(tensors)
     np.savez(tmp_path / "theirs.npz", **tensors, **{**others, name: change(others[name])})
     with pytest.raises(ConfigError, match=message):
-        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=40)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +109,13 @@ def test_the_first_difference_is_named(tensors, tmp_path, change, message):
     changed = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
     np.savez(tmp_path / "theirs.npz", **changed)
     with pytest.raises(ConfigError, match=message):
-        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=16)
 
 
 def test_nothing_is_unpickled(tmp_path):
     np.savez(tmp_path / "theirs.npz", **{"embedding.weight": np.array([{"not": "numbers"}], dtype=object)})
     with pytest.raises(ConfigError, match=r"theirs\.npz: cannot be read"):
-        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER)
+        load_author_weights(tmp_path / "theirs.npz", SHAPE, TOKENIZER, context=16)
 
 
 @pytest.mark.parametrize("name", ["theirs.npz", "theirs.safetensors", "absent.npz"])
@@ -119,7 +123,113 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, name):
     if not name.startswith("absent"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match=name):
-        load_author_weights(tmp_path / name, SHAPE, TOKENIZER)
+        load_author_weights(tmp_path / name, SHAPE, TOKENIZER, context=16)
+
+
+def test_what_a_layer_remembers_between_steps_is_not_read(tensors, archive, tmp_path):
+    """A state dict that was taken after generating holds copies of parameters, of other shapes and maybe stale."""
+    others = {"blocks.0.attn._theta_cached": np.ones(3), "blocks.0.attn._score_bias_b": np.ones((1, 1, 4))}
+    np.savez(tmp_path / "after.npz", **tensors, **others)
+    plain, after = (
+        load_author_weights(path, SHAPE, TOKENIZER, context=16)[0] for path in (archive, tmp_path / "after.npz")
+    )
+    jax.tree.map(np.testing.assert_array_equal, plain, after)
+
+
+def author_config(**changes):
+    """The config.json of the author's own export, for `SHAPE`."""
+    return {
+        "model_type": "seqcond", "d_model": 32, "d_ff": 40, "num_layers": 6, "vocab_size": 300, "maxlen": 16,
+        "num_heads": 4, "num_kv_heads": 2, "qk_norm": True, "qk_norm_eps": 1e-6, "seqcond_heads": 4,
+        "num_query_heads": 2, "num_thetas": 2, "conv_kernel_size": 4, "expand_factor": 2.0, "out_expand_factor": 3,
+        "seqcond_ratio": 2, "num_anchor_heads": 0, **changes,
+    }  # fmt: skip
+
+
+def test_the_config_beside_the_weights_says_shape_and_context(archive, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(author_config(maxlen=48)))
+    other_shape = tiny_config(blocks=1, qk_norm=False)
+    read = load_author_weights(tmp_path, other_shape, TOKENIZER)
+    assert read[1].context == 48
+    assert read[1].decay == "window"
+    expected = SHAPE.model_copy(update={"vocabulary": TOKENIZER.vocabulary, "decay": "window", "context": 48})
+    assert read[1] == expected
+    jax.tree.map(np.testing.assert_array_equal, read[0], load_author_weights(archive, SHAPE, TOKENIZER, context=48)[0])
+    assert load_author_weights(archive, SHAPE, TOKENIZER, sca_epsilon=1e-6)[1].sca_norm_epsilon == 1e-6
+
+
+def test_the_context_is_never_a_default(tensors, archive, tmp_path):
+    """With decay = "window" a wrong one gives other logits, and nothing else would show it."""
+    with pytest.raises(ConfigError, match=r"name it with --context \(4096 for the published model\)"):
+        load_author_weights(archive, SHAPE, TOKENIZER)
+    np.savez(tmp_path / "tables.npz", **tensors, **redundant(tensors))
+    assert load_author_weights(tmp_path / "tables.npz", SHAPE, TOKENIZER)[1].context == 40
+    with pytest.raises(ConfigError, match=r"is not one number: --context 16, cos_emb 40, sin_emb 40"):
+        load_author_weights(tmp_path / "tables.npz", SHAPE, TOKENIZER, context=16)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (author_config(num_layers=7), "`num_layers` 7 is no multiple of `seqcond_ratio` \\+ 1 = 3"),
+        (author_config(num_layers="6"), "`num_layers`: '6' is no number that a model can have"),
+        (author_config(num_layers=2**40), "`num_layers`: 1099511627776 is no number"),
+        (author_config(num_layers=3 * 2**20), "too few for 3145728 layers"),
+        (author_config(d_model=2**40), "`width`: 1099511627776 is more than any model has"),
+        (author_config(d_model=[1]), "`d_model`: Input should be a valid integer"),
+        (author_config(maxlen=-1), "`maxlen`: Input should be greater than 0"),
+        (author_config(num_kv_heads=3), "attention_heads 4 is not a multiple of kv_heads 3"),
+        (author_config(qk_norm_eps=1e-5), "`qk_norm_eps` 1e-05: this model has one epsilon"),
+        (author_config(tokenizer_ranks=10**9), "`ranks`: Input should be less than or equal to 100256"),
+        (author_config(tokenizer_ranks=600), "`vocab_size` 300 is too small for its tokenizer"),
+        (author_config(tokenizer_fingerprint="x"), "of another tokenizer"),
+        ({"format": 1, "model": {}}, "is that of a checkpoint of this project"),
+        ([], "is not a table of settings"),
+    ],
+)
+def test_a_hostile_config_is_refused_in_a_line(archive, tmp_path, config, message):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_author_weights(tmp_path, SHAPE, TOKENIZER)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_in_several_files_are_read_by_their_index(tensors, archive, tmp_path):
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    names = sorted(tensors)
+    places = {name: f"model-0000{1 + (name in names[30:])}-of-00002.safetensors" for name in names}
+    for shard in set(places.values()):
+        save_file({f"model.{name}": tensors[name] for name in names if places[name] == shard}, folder / shard)
+    index = folder / "model.safetensors.index.json"
+    listed = {f"model.{name}": shard for name, shard in places.items()}
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": listed}))
+    whole, by_index, by_folder = (
+        load_author_weights(path, SHAPE, TOKENIZER, context=16)[0] for path in (archive, index, folder)
+    )
+    jax.tree.map(np.testing.assert_array_equal, whole, by_index)
+    jax.tree.map(np.testing.assert_array_equal, whole, by_folder)
+    wrong = {
+        "is not the name of a .safetensors file beside it": {**listed, "model.embedding.weight": "../x.safetensors"},
+        "names the file y.safetensors, which is not there": {**listed, "model.embedding.weight": "y.safetensors"},
+        "lacks the tensor `z`": {**listed, "z": places["embedding.weight"]},
+        "holds the tensor `model.embedding.weight`": {
+            name: shard for name, shard in listed.items() if name != "model.embedding.weight"
+        },
+        "has no table `weight_map`": ["model.embedding.weight"],
+    }
+    for message, table in wrong.items():
+        index.write_text(json.dumps({"weight_map": table}))
+        with pytest.raises(ConfigError, match=message):
+            load_author_weights(folder, SHAPE, TOKENIZER, context=16)
+
+
+@pytest.mark.parametrize("name", ["nautile.pt", "pytorch_model.bin", "weights.pkl"])
+def test_a_pickle_is_refused_with_the_way_to_convert_it(tmp_path, name):
+    (tmp_path / name).write_bytes(b"anything")
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(ConfigError, match=r"is a pickle, .* python -c .*weights_only=True.*model.safetensors"):
+            load_author_weights(path, SHAPE, TOKENIZER)
 
 
 def their_logits(tensors, model, ids_L):

@@ -15,7 +15,8 @@ import pytest
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
 from model.nautile import shapes
-from model.weights.author_import import author_shapes, load_author_weights
+from model.weights.author_import import load_author_weights
+from model.weights.author_layout import author_shapes
 from model.weights.files import load_weights, save_weights
 from tests.model.conftest import tiny_config
 
@@ -160,7 +161,7 @@ def author_archive(path, claims=None, content=None):
 
 def test_an_archive_is_judged_by_its_headers_before_it_is_unpacked(tmp_path):
     good = author_archive(tmp_path / "good.npz")
-    load_author_weights(good, SHAPE, TOKENIZER)
+    load_author_weights(good, SHAPE, TOKENIZER, context=16)
     for claims in (
         {"embedding.weight": (10**11, SHAPE.width)},
         {"blocks.0.norm.scale": (10**12,)},

@@ -1,0 +1,97 @@
+"""The configuration of a Nautile model for `transformers`: paper §2, under the names that the paper's author uses."""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+
+class NautileConfig(PretrainedConfig):
+    """Shape and arithmetic: `num_layers` layers, of which one after every `seqcond_ratio` SCA layers is attention.
+
+    `vocab_size` counts the padding id 0. `maxlen` is the longest sequence in tokens; with `decay = "window"` it is
+    part of the arithmetic. Raises ValueError where the sizes do not fit each other.
+    """
+
+    model_type = "nautile"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "max_position_embeddings": "maxlen",
+    }
+
+    def __init__(
+        self,
+        vocab_size: int = 100_282,
+        d_model: int = 1024,
+        num_layers: int = 24,
+        seqcond_ratio: int = 2,
+        maxlen: int = 1024,
+        seqcond_heads: int = 16,
+        num_query_heads: int = 16,
+        num_thetas: int = 2,
+        expand_factor: int = 2,
+        out_expand_factor: int = 3,
+        conv_kernel_size: int = 4,
+        decay: str = "relative",
+        chunk: int = 32,
+        num_heads: int = 16,
+        num_kv_heads: int = 4,
+        d_ff: int = 2730,
+        rope_base: float = 10_000.0,
+        qk_norm: bool = True,
+        sca_norm_epsilon: float = 1e-5,
+        norm_epsilon: float = 1e-6,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.num_layers = num_layers
+        self.seqcond_ratio = seqcond_ratio  # 0: attention layers alone
+        self.maxlen = maxlen
+        self.seqcond_heads = seqcond_heads  # memory heads K
+        self.num_query_heads = num_query_heads  # Q; fewer than K share a query among several memory heads
+        self.num_thetas = num_thetas  # spectral samples M
+        self.expand_factor = expand_factor
+        self.out_expand_factor = out_expand_factor
+        self.conv_kernel_size = conv_kernel_size
+        self.decay = decay
+        self.chunk = chunk  # positions that are computed together, for speed and memory
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.d_ff = d_ff
+        self.rope_base = rope_base
+        self.qk_norm = qk_norm
+        self.sca_norm_epsilon = sca_norm_epsilon
+        self.norm_epsilon = norm_epsilon
+        self.use_cache = use_cache
+        checks = {
+            "num_layers is not a multiple of seqcond_ratio + 1": num_layers % (seqcond_ratio + 1),
+            "d_model * expand_factor is not a multiple of seqcond_heads * num_thetas": (
+                d_model * expand_factor % (seqcond_heads * num_thetas)
+            ),
+            "seqcond_heads is not a multiple of num_query_heads": seqcond_heads % num_query_heads,
+            "num_heads is not a multiple of num_kv_heads": num_heads % num_kv_heads,
+            "d_model is not an even multiple of num_heads": d_model % (2 * num_heads),
+            'decay is neither "relative" nor "window"': decay not in ("relative", "window"),
+        }
+        wrong = [fault for fault, broken in checks.items() if broken]
+        if wrong:
+            raise ValueError(f"config.json: {wrong[0]}")
+        kwargs.setdefault("tie_word_embeddings", True)
+        kwargs.setdefault("pad_token_id", 0)
+        super().__init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """H of the attention layers."""
+        return self.d_model // self.num_heads
+
+    @property
+    def memory_head_dim(self) -> int:
+        """H of the SCA layers."""
+        return self.d_model * self.expand_factor // (self.seqcond_heads * self.num_thetas)

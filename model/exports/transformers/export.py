@@ -1,0 +1,129 @@
+"""The format of Hugging Face `transformers` (`nautile export --format transformers`): weights, code, tokenizer.
+
+    model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+Tensors, fields of config.json and ids are those of the paper's author (`model/weights/author_layout.py`): ids are ours
++ 1, and 0 is padding. `nautile import FOLDER` reads it back bit for bit, and a tuned model that was saved likewise.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from common.errors import ConfigError
+from common.files import sha256_of, write_text
+from configs.model import ModelConfig, TokenizerConfig
+from data.tokenizer import Tokenizer, tokenizer_for
+from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
+from model.weights.author_config import author_fields
+from model.weights.author_files import DIGESTS
+from model.weights.author_layout import to_author
+from model.weights.files import CONFIG, load_weights, refuse_occupied
+
+CODE = ("configuration_nautile.py", "modeling_nautile.py")
+TEMPERATURE = 0.7  # that of `nautile chat`
+
+# The chat and think template (data/chat_template.py). A message that spells a marker keeps it as broken text. As in
+# `nautile serve`, system messages precede the question; the model is trained on single turns.
+CHAT_TEMPLATE = """\
+{%- macro plain(text) -%}
+{%- set broken = namespace(text=text) -%}
+{%- for marker in ['|endoftext|>', '|im_start|>', '|im_end|>', '|think_start|>', '|think_end|>', '|pad|>'] -%}
+{%- set broken.text = broken.text | replace('<' ~ marker, '< ' ~ marker) -%}
+{%- endfor -%}
+{{- broken.text -}}
+{%- endmacro -%}
+{%- set ahead = namespace(text='') -%}
+{%- for message in messages -%}
+{%- if message.role in ['system', 'developer'] -%}
+{%- set ahead.text = ahead.text ~ message.content ~ '\\n\\n' -%}
+{%- elif message.role == 'user' -%}
+{{- '<|im_start|>user\\n' ~ plain(ahead.text ~ message.content) ~ '\\n<|im_end|>' -}}
+{%- set ahead.text = '' -%}
+{%- elif message.role == 'assistant' -%}
+{%- set reasoning = message.reasoning_content or '' -%}
+{%- set answer = message.content -%}
+{%- if '<|think_end|>' in answer -%}
+{%- set reasoning = answer.split('<|think_end|>')[0].split('<|think_start|>')[-1] -%}
+{%- set answer = answer.split('<|think_end|>')[1:] | join('') -%}
+{%- endif -%}
+{{- '<|im_start|>assistant\\n<|think_start|>' ~ plain(reasoning) ~ '<|think_end|>\\n' -}}
+{{- plain(answer | trim) ~ '\\n<|im_end|>' -}}
+{%- else -%}
+{{- raise_exception('the role ' ~ message.role ~ ' is none of system, developer, user, assistant') -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n<|think_start|>' -}}
+{%- endif -%}
+"""
+
+
+def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
+    """Write a checkpoint folder for `transformers` into the new or empty folder `out`; digests.json comes last.
+
+    Raises ConfigError where `out` holds something already, where the checkpoint cannot be read, and where its model has
+    fewer rows than its tokenizer has ids.
+    """
+    refuse_occupied(out)
+    params, model, tokenizer_config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(tokenizer_config)
+    if tokenizer.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"{checkpoint}: is a checkpoint of another tokenizer: its config.json names one of {tokenizer.vocabulary} "
+            f"ids, and its model has {model.vocabulary}"
+        )
+    tables = {
+        CONFIG: _config(model, tokenizer_config, tokenizer),
+        "generation_config.json": _generation(model, tokenizer),
+        TOKENIZER: tokenizer_json(tokenizer, padding=True),
+        TOKENIZER_CONFIG: {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.context,
+            "padding_side": "left",
+            "eos_token": "<|im_end|>",
+            "pad_token": PAD,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    # Without this mark older versions of `transformers` refuse the file. A single field: more would be in hash order.
+    save_file(to_author(params, model), out / "model.safetensors", metadata={"format": "pt"})
+    for name in CODE:
+        shutil.copyfile(Path(__file__).parent / name, out / name)
+    for name, table in tables.items():
+        write_text(out / name, json.dumps(table, ensure_ascii=False, indent=1) + "\n")
+    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
+    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    return sorted(out.iterdir())
+
+
+def _config(model: ModelConfig, tokenizer_config: TokenizerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    classes = {"AutoConfig": "configuration_nautile.NautileConfig", "AutoModel": "modeling_nautile.NautileModel"}
+    return {
+        "architectures": ["NautileForCausalLM"],
+        "auto_map": {**classes, "AutoModelForCausalLM": "modeling_nautile.NautileForCausalLM"},
+        "model_type": "nautile",
+        "dtype": "float32",
+        **author_fields(model, tokenizer_config),
+        "pad_token_id": 0,
+        "eos_token_id": tokenizer.im_end + 1,
+        "tie_word_embeddings": True,
+    }
+
+
+def _generation(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """As `nautile chat` samples: a reply of at most three quarters of the context."""
+    return {
+        "do_sample": True,
+        "temperature": TEMPERATURE,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_new_tokens": model.context * 3 // 4,
+        "eos_token_id": [tokenizer.im_end + 1, tokenizer.end_of_text + 1],
+        "pad_token_id": 0,
+    }

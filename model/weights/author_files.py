@@ -1,0 +1,157 @@
+"""Files of tensors under other programs' names: safetensors, in one file or several with an index, and numpy archives.
+
+Names and shapes are read first, without the numbers: a few bytes of an archive can unpack to any amount of zeros.
+Nothing is ever unpickled.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from common.errors import ConfigError
+from common.files import read_bounded_json, sha256_of
+from common.text import first_line
+
+DIGESTS = "digests.json"
+INDEX = ".index.json"
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+_PREFERRED = ("model.safetensors.index.json", "model.safetensors")
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A file, and the shape of each tensor in it."""
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]]
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor as float32. Raises ConfigError where its numbers cannot be read."""
+        with _readable(self.path):
+            if self.path.suffix == ".npz":
+                with ZipFile(self.path) as archive, archive.open(f"{name}.npy") as member:
+                    return np.lib.format.read_array(member, allow_pickle=False).astype(np.float32)
+            with safe_open(self.path, framework="flax") as opened:
+                return np.asarray(opened.get_tensor(name), np.float32)
+
+
+def tensor_files(path: Path) -> list[TensorFile]:
+    """The files of tensors that `path` stands for: a file, an index of several, or a folder with either.
+
+    Raises ConfigError where there is none or several, for a pickle, and for an index that names anything but files
+    beside it or tensors that these do not hold.
+    """
+    if path.is_dir():
+        path = _in_folder(path)
+    if path.suffix in PICKLES:
+        raise ConfigError(_refusal(path))
+    if path.name.endswith(INDEX):
+        return _indexed(path)
+    with _readable(path):
+        if path.suffix == ".npz":
+            with ZipFile(path) as archive:
+                members = archive.namelist()
+                return [TensorFile(path, {name.removesuffix(".npy"): _npy_shape(archive, name) for name in members})]
+        with safe_open(path, framework="flax") as opened:
+            names = opened.keys()
+            return [TensorFile(path, {name: tuple(opened.get_slice(name).get_shape()) for name in names})]
+
+
+def check_digests(folder: Path) -> None:
+    """Raise ConfigError if the folder has digests and a file is not the one that was written with them."""
+    path = folder / DIGESTS
+    if not path.exists():
+        return
+    table = read_bounded_json(path)
+    files = table.get("sha256") if isinstance(table, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise ConfigError(f"{path}: has no table `sha256` of files; export the checkpoint again")
+    for name, digest in files.items():
+        if Path(name).name != name:
+            raise ConfigError(f"{path}: {name!r} is not the name of a file in this folder")
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: lacks {name}, which {DIGESTS} lists; export the checkpoint again")
+        if sha256_of(folder / name) != digest:
+            raise ConfigError(
+                f"{folder / name}: is not the file that was exported (its sha256 differs from {DIGESTS}): it is cut "
+                f"off or was changed; export the checkpoint again, or delete {DIGESTS} if you changed it yourself"
+            )
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file that stands for a folder's weights."""
+    for name in _PREFERRED:
+        if (folder / name).is_file():
+            return folder / name
+    names = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".npz", *PICKLES))
+    readable = [path for path in names if path.suffix not in PICKLES]
+    if len(readable) > 1:
+        raise ConfigError(f"{folder}: holds several files of tensors and no {_PREFERRED[0]}; name one of them")
+    if not names:
+        raise ConfigError(f"{folder}: holds no weights: neither .safetensors nor .npz")
+    return (readable or names)[0]
+
+
+def _refusal(path: Path) -> str:
+    """Why a pickle is not read, and the command that converts it: weights, and the settings that lie with them."""
+    program = (
+        "import json, torch, safetensors.torch as s; "
+        f"d = torch.load({str(path)!r}, map_location='cpu', weights_only=True); "
+        "w = d.get('state_dict', d); "
+        "s.save_file({k: v.clone().contiguous() for k, v in w.items()}, 'model.safetensors'); "
+        "'config' in d and json.dump(d['config'], open('config.json', 'w'))"
+    )
+    return (
+        f"{path}: is a pickle, which can run any program when it is opened, so it is not. If you trust it, convert it "
+        f'where torch is installed, python -c "{program}", and import model.safetensors'
+    )
+
+
+def _indexed(path: Path) -> list[TensorFile]:
+    table = read_bounded_json(path)
+    places: Any = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ConfigError(f"{path}: has no table `weight_map` of tensors and their files")
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{path}: {name!r} is not the name of a .safetensors file beside it")
+        if not (path.parent / name).is_file():
+            raise ConfigError(f"{path}: names the file {name}, which is not there")
+    files = [file for name in sorted(set(places.values())) for file in tensor_files(path.parent / name)]
+    held = {(tensor, file.path.name) for file in files for tensor in file.shapes}
+    for tensor, name in sorted(held ^ set(places.items())):
+        fault = "holds" if (tensor, name) in held else "lacks"
+        raise ConfigError(f"{path}: {name} {fault} the tensor `{tensor}`, and the index says otherwise")
+    return files
+
+
+def _npy_shape(archive: ZipFile, member: str) -> tuple[int, ...]:
+    """The shape of an array in the archive, read from its header alone."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in headers or not member.endswith(".npy"):
+            raise ValueError(f"{member} is of the array format {version}")
+        shape, _, kind = headers[version](file)
+        if kind.hasobject:
+            raise ValueError(f"{member} holds pickled objects")
+        return shape
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading into a ConfigError that names the file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, BadZipFile, SafetensorError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as safetensors or as a numpy archive (.npz): {first_line(error)}"
+        ) from None

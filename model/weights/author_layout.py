@@ -1,0 +1,159 @@
+"""The layout of the paper's author: names and shapes of tensors, and the conversion of parameters in both directions.
+
+Linear weights are (out, in), the columns of the queries have (re, im) last, and ids are ours + 1 (0 is padding).
+"""
+
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from configs.model import ModelConfig
+from model.layers.common import Params
+from model.layers.sca import projected
+from model.nautile import sca_names
+
+_MATRICES = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of their tensors; the embedding has at least a row for each id and one for padding."""
+    width, hidden = model.width, model.feed_forward
+    heads, head_dim, samples = model.memory_heads, model.head_dim, model.spectral_samples
+    inner, gated, expanded = projected(model), 2 * heads * head_dim, model.readout_expand * head_dim
+    shared = model.kv_heads * model.attention_head_dim
+    sca = {
+        "norm.scale": (width,),
+        "attn.in_proj.weight": (inner, width),
+        "attn.conv_weight": (inner, 1, model.convolution),
+        _grid_name(model): (1, 1, heads, head_dim, samples),
+        "attn.w_int_raw": (1, 1, model.query_heads, heads // model.query_heads, head_dim, samples),
+        "attn.decay_slopes": (heads,),
+        "attn.score_scale": (heads,),
+        "attn.score_bias": (heads,),
+        "attn.phase_scale": (heads,),
+        "attn.gate_proj.weight": (gated, width),
+        "attn.gated_norm.weight": (gated,),
+        "attn.W_readout": (heads, 2 * head_dim, 2 * expanded),
+        "attn.out_proj.weight": (width, expanded * heads),
+    }
+    transformer = {
+        "norm1.scale": (width,),
+        "norm2.scale": (width,),
+        "attn.q_proj.weight": (width, width),
+        "attn.k_proj.weight": (shared, width),
+        "attn.v_proj.weight": (shared, width),
+        "attn.out_proj.weight": (width, width),
+        "ff_in.weight": (2 * hidden, width),
+        "ff_in.bias": (2 * hidden,),
+        "ff_out.weight": (width, hidden),
+        "ff_out.bias": (width,),
+    }
+    yield "embedding.weight", (model.vocabulary + 1, width)
+    each = model.sca_per_block + 1
+    for index in range(model.blocks * each):
+        layer = transformer if index % each == model.sca_per_block else sca
+        yield from ((f"blocks.{index}.{name}", shape) for name, shape in layer.items())
+
+
+def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params:
+    """Our parameters from tensors of `author_shapes`; rows of the embedding beyond the vocabulary are left out."""
+    table_VD = np.zeros((model.padded_vocabulary, model.width), np.float32)
+    table_VD[: model.vocabulary] = tensors["embedding.weight"][1 : model.vocabulary + 1]
+    names = [*sca_names(model), "attention"]
+    blocks: Params = {}
+    for position, name in enumerate(names):
+        layers = []
+        for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
+            layer = {path.removeprefix(prefix): array for path, array in tensors.items() if path.startswith(prefix)}
+            layers.append(_attention_from(layer) if name == "attention" else _sca_from(layer, model))
+        blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
+    return {"embedding": jnp.asarray(table_VD), "blocks": blocks}
+
+
+def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
+    """The tensors of `author_shapes` from our parameters, float32: the inverse of `from_author`. Padding's row is 0."""
+    table_VD = np.zeros((model.vocabulary + 1, model.width), np.float32)
+    table_VD[1:] = np.asarray(params["embedding"])[: model.vocabulary]
+    names = [*sca_names(model), "attention"]
+    tensors = {"embedding.weight": table_VD}
+    for index in range(model.blocks * len(names)):
+        block, position = divmod(index, len(names))
+        layer = {part: np.asarray(stacked[block]) for part, stacked in params["blocks"][names[position]].items()}
+        converted = _attention_to(layer) if names[position] == "attention" else _sca_to(layer, model)
+        tensors |= {f"blocks.{index}.{name}": array for name, array in converted.items()}
+    shapes = dict(author_shapes(model))
+    return {name: np.ascontiguousarray(array, np.float32).reshape(shapes[name]) for name, array in tensors.items()}
+
+
+def _grid_name(model: ModelConfig) -> str:
+    return "attn.theta_raw" if model.spectral_samples == 1 else "attn.theta_d_raw"
+
+
+def _columns(model: ModelConfig) -> np.ndarray:
+    """For each of our columns of the input projection the author's."""
+    keys = model.memory_heads * (model.head_dim + 1)
+    pairs = keys + np.arange(2 * model.query_heads * model.head_dim * model.spectral_samples).reshape(-1, 2)
+    return np.concatenate([np.arange(keys), pairs[:, 0], pairs[:, 1]])
+
+
+def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
+    heads, head_dim, samples, columns = model.memory_heads, model.head_dim, model.spectral_samples, _columns(model)
+    return {
+        "norm": layer["norm.scale"],
+        "in_proj": layer["attn.in_proj.weight"].T[:, columns],
+        "conv": layer["attn.conv_weight"][:, 0].T[:, columns],
+        "theta": layer[_grid_name(model)][0, 0],
+        "integration": layer["attn.w_int_raw"].reshape(heads, head_dim, samples),
+        "decay": layer["attn.decay_slopes"],
+        "score_scale": layer["attn.score_scale"],
+        "score_bias": layer["attn.score_bias"],
+        "phase_scale": layer["attn.phase_scale"],
+        "gate_proj": layer["attn.gate_proj.weight"].T,
+        "gated_norm": layer["attn.gated_norm.weight"],
+        "readout": layer["attn.W_readout"],
+        "out_proj": layer["attn.out_proj.weight"].T,
+    }
+
+
+def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
+    columns = np.argsort(_columns(model))
+    return {
+        "norm.scale": layer["norm"],
+        "attn.in_proj.weight": layer["in_proj"][:, columns].T,
+        "attn.conv_weight": layer["conv"][:, columns].T,
+        _grid_name(model): layer["theta"],
+        "attn.w_int_raw": layer["integration"],
+        "attn.decay_slopes": layer["decay"],
+        "attn.score_scale": layer["score_scale"],
+        "attn.score_bias": layer["score_bias"],
+        "attn.phase_scale": layer["phase_scale"],
+        "attn.gate_proj.weight": layer["gate_proj"].T,
+        "attn.gated_norm.weight": layer["gated_norm"],
+        "attn.W_readout": layer["readout"],
+        "attn.out_proj.weight": layer["out_proj"].T,
+    }
+
+
+def _attention_from(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    matrices = {name: layer[f"attn.{name}.weight"].T for name in _MATRICES}
+    return matrices | {
+        "norm1": layer["norm1.scale"],
+        "norm2": layer["norm2.scale"],
+        "ff_in": layer["ff_in.weight"].T,
+        "ff_in_bias": layer["ff_in.bias"],
+        "ff_out": layer["ff_out.weight"].T,
+        "ff_out_bias": layer["ff_out.bias"],
+    }
+
+
+def _attention_to(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    matrices = {f"attn.{name}.weight": layer[name].T for name in _MATRICES}
+    return matrices | {
+        "norm1.scale": layer["norm1"],
+        "norm2.scale": layer["norm2"],
+        "ff_in.weight": layer["ff_in"].T,
+        "ff_in.bias": layer["ff_in_bias"],
+        "ff_out.weight": layer["ff_out"].T,
+        "ff_out.bias": layer["ff_out_bias"],
+    }
