@@ -61,17 +61,21 @@ class Answerer(Protocol):
 
 
 class CheckpointAnswerer:
-    """Answers from a `checkpoint` folder through `model.decoding.generate`, greedy at temperature 0.
+    """Answers from a folder through a runtime (`model.runtimes.load`), greedy at temperature 0.
 
-    Raises `ConfigError` for an unreadable checkpoint, or a tokenizer other than `tokenizer` or too large for the model.
+    Raises `ConfigError` for an unreadable folder, or a tokenizer other than `tokenizer` or too large for the model.
     """
 
-    def __init__(self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None) -> None:
-        from model.decoding.generate import Generator
+    def __init__(
+        self, folder: Path, config: EvaluateConfig, tokenizer: TokenizerConfig | None = None, runtime: str = "jax"
+    ) -> None:
         from model.decoding.sampling import Sampling
+        from model.runtimes.load import load_runtime
 
-        self._params, self._model, own_tokenizer, self.name = load_checkpoint(folder, tokenizer)
-        self._tokenizer = tokenizer_for(own_tokenizer)
+        loaded = load_runtime(runtime, folder)
+        refuse_other_tokenizer(folder, loaded.config, loaded.tokenizer, tokenizer)
+        self.name, self._model = loaded.name, loaded.config
+        self._tokenizer = tokenizer_for(loaded.tokenizer)
         sampling = Sampling(
             max_tokens=config.max_tokens,
             temperature=config.temperature,
@@ -85,7 +89,7 @@ class CheckpointAnswerer:
         self._generators = {}
         for length in length_buckets(config.prompt_length, SHORTEST_BUCKET):
             limited = replace(sampling, max_tokens=min(config.max_tokens, self._model.context - length))
-            self._generators[length] = Generator(self._model, limited, config.batch, length)
+            self._generators[length] = loaded.sampler(limited, config.batch, length)
         self.batch = config.batch
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> list[Answer | SkippedQuestion]:
@@ -98,7 +102,7 @@ class CheckpointAnswerer:
             if not members:
                 continue
             started = time.monotonic()
-            completions = generator(self._params, [ids[i] for i in members], [seeds[i] for i in members])
+            completions = generator([ids[i] for i in members], [seeds[i] for i in members])
             seconds = time.monotonic() - started
             for i, completion in zip(members, completions, strict=True):
                 tokens = [int(token) for token in completion.ids]
@@ -173,6 +177,14 @@ def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Para
     from model.weights.files import WEIGHTS, load_weights
 
     params, model, tokenizer = load_weights(folder)
+    refuse_other_tokenizer(folder, model, tokenizer, wanted)
+    return params, model, tokenizer, f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"
+
+
+def refuse_other_tokenizer(
+    folder: Path, model: ModelConfig, tokenizer: TokenizerConfig, wanted: TokenizerConfig | None
+) -> None:
+    """Raise `ConfigError` for a tokenizer other than `wanted`, or too large for the model that `folder` holds."""
     if wanted is not None and tokenizer != wanted:
         raise ConfigError(
             f"{folder}: the checkpoint has a tokenizer of {tokenizer.ranks} ranks, the configuration's has "
@@ -183,4 +195,3 @@ def load_checkpoint(folder: Path, wanted: TokenizerConfig | None) -> tuple["Para
             f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
             f"{model.vocabulary} rows; the checkpoint belongs to another tokenizer"
         )
-    return params, model, tokenizer, f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"

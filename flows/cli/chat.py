@@ -18,9 +18,8 @@ from common.text import visible
 from data.chat_template import encode_prompt, parse_completion
 from data.tokenizer import tokenizer_for
 from flows.serve.token_stream import Part, StreamedText, TokenStream
-from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
-from model.weights.files import load_weights
+from model.runtimes.load import load_runtime
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,12 @@ class ChatAnswer:
 
 
 class Chat:
-    """A loaded checkpoint. Raises ConfigError if it cannot be read or the settings do not fit its context."""
+    """A loaded checkpoint or export. Raises ConfigError if it cannot be read or the settings do not fit its context."""
 
-    def __init__(self, checkpoint: Path, settings: ChatSettings) -> None:
-        self._params, model, tokenizer = load_weights(checkpoint)
-        self._tokenizer = tokenizer_for(tokenizer)
+    def __init__(self, folder: Path, settings: ChatSettings, runtime: str = "jax") -> None:
+        loaded = load_runtime(runtime, folder)
+        model = loaded.config
+        self._tokenizer = tokenizer_for(loaded.tokenizer)
         limit = settings.max_tokens or model.context - model.context // 4
         sampling = Sampling(
             max_tokens=limit,
@@ -65,7 +65,7 @@ class Chat:
         )
         if limit >= model.context:
             raise ConfigError(f"--max-tokens {limit} leaves no room for a question in a context of {model.context}")
-        self._generator = Generator(model, sampling, rows=1, prompt_length=model.context - limit)
+        self._sampler = loaded.sampler(sampling, rows=1, prompt_length=model.context - limit)
         self._seed, self._questions = settings.seed, 0
 
     def ask(self, answer: ChatAnswer) -> Iterator[StreamedText]:
@@ -74,16 +74,16 @@ class Chat:
         Raises ConfigError if the question is longer than the context leaves room for.
         """
         prompt = encode_prompt(self._tokenizer, answer.query)
-        if len(prompt) > self._generator.prompt_length:
+        if len(prompt) > self._sampler.prompt_length:
             raise ConfigError(
                 f"the question is {len(prompt)} tokens long in the chat template, and there is room for "
-                f"{self._generator.prompt_length}: shorten it, or lower --max-tokens"
+                f"{self._sampler.prompt_length}: shorten it, or lower --max-tokens"
             )
         self._questions += 1
         started = time.perf_counter()
         ids: list[int] = []
         stream = TokenStream(self._tokenizer, chat=True)
-        for completion in self._generator.stream(self._params, prompt, (self._seed, self._questions)):
+        for completion in self._sampler.stream(prompt, (self._seed, self._questions)):
             added = completion.ids[len(ids) :].tolist()
             ids += added
             yield stream.write(added)

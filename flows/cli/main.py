@@ -26,6 +26,7 @@ from flows.cli.terminal import (
     ConfigArgument,
     IdArgument,
     Json,
+    RuntimeOption,
     console_for,
     print_markdown,
     show_as,
@@ -189,6 +190,7 @@ def chat(
         int | None, typer.Option(min=0, help="End the reasoning after this many tokens.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and questions give the same replies.")] = 0,
+    runtime: RuntimeOption = "jax",
     hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Show the answers only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --prompt: print JSON.")] = False,
 ) -> None:
@@ -199,7 +201,7 @@ def chat(
     from flows.cli.inspect import checkpoint_folder
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
-    session = Chat(checkpoint_folder(checkpoint), settings)
+    session = Chat(checkpoint_folder(checkpoint), settings, runtime)
     if prompt is None:
         converse(session, console_for(), not hide_thinking)
     elif as_json:

@@ -15,7 +15,7 @@ import typer
 
 from common.errors import ConfigError
 from common.processes import collector_paused
-from flows.cli.terminal import CheckpointArgument, console_for, the_store
+from flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
 
 LOOPBACK = ("127.", "localhost", "::1")
 
@@ -32,6 +32,7 @@ def serve(
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the API key that clients must send.")
     ] = None,
+    runtime: RuntimeOption = "jax",
     grace: Annotated[float, typer.Option(min=1, help="Seconds that open requests have to finish on shutdown.")] = 30.0,
 ) -> None:
     """Serve a checkpoint to OpenAI clients: chat and plain completions, batched across requests."""
@@ -43,7 +44,7 @@ def serve(
         from flows.serve.http import ServedModel, application
         from model.compile_cache import enable_compile_cache
         from model.decoding.engine import Engine
-        from model.weights.files import load_weights
+        from model.runtimes.load import load_runtime
 
     if key_env is not None and not os.environ.get(key_env):
         raise ConfigError(f"--key-env {key_env}: this environment variable is not set; set it, or leave the option out")
@@ -52,15 +53,15 @@ def serve(
     store = the_store()
     if store.root.exists():
         enable_compile_cache(store.root / "compiled")
-    params, model, tokenizer_config = load_weights(folder)
-    tokenizer = tokenizer_for(tokenizer_config)
+    loaded = load_runtime(runtime, folder)
+    model, tokenizer = loaded.config, tokenizer_for(loaded.tokenizer)
     if tokenizer.vocabulary > model.vocabulary:
         raise ConfigError(
             f"{folder}: config.json pairs a tokenizer of {tokenizer.vocabulary} ids with a model of "
             f"{model.vocabulary} embedding rows; the checkpoint belongs to another tokenizer"
         )
     stops = (tokenizer.im_end, tokenizer.end_of_text)
-    engine = Engine(params, model, stops, tokenizer.think_end, slots, queue)
+    engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
     name = name or _model_name(folder)
     listener = _listen(host, port)
     address, port = listener.getsockname()[:2]

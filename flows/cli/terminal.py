@@ -23,6 +23,10 @@ CheckpointArgument = Annotated[
     str | None,
     typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder. Default: the newest in the store."),
 ]
+RuntimeOption = Annotated[
+    str,
+    typer.Option("--runtime", metavar="RUNTIME", help="jax: a checkpoint; onnx: what export --format onnx wrote."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -12,13 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from common.errors import ConfigError
-from configs.model import ModelConfig
-from model.decoding.buckets import length_buckets
-from model.decoding.cache import decode_weights
 from model.decoding.requests import (
     Chunk,
     DecodeRequest,
@@ -30,18 +28,8 @@ from model.decoding.requests import (
     QueueFull,
     RequestFailed,
 )
-from model.decoding.sampling import sample_keys
-from model.decoding.slots import (
-    PrefilledPrompts,
-    PrefillScores,
-    SlotOutput,
-    SlotSettings,
-    advance,
-    empty_slots,
-    fill_slots,
-    prefill_prompts,
-)
-from model.layers.common import Params
+from model.decoding.slot_programs import SlotPrograms
+from model.decoding.slots import PrefillScores, slot_settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +41,18 @@ Listener = Callable[[list[tuple[Handle, EngineEvent]]], None]
 
 
 class Engine:
-    """Decodes `slots` samples at once, with up to `queue` more waiting; the listener runs in the engine's thread.
+    """Decodes as many samples at once as there are slots, with up to `queue` more waiting.
 
-    `_changed` guards what callers change: the queue, the stop flag and cancellations. Only the engine's thread writes
-    to `_active` and to the arrays on the device.
+    The listener runs in the engine's thread. `_changed` guards what callers change: the queue, the stop flag and
+    cancellations. Only the engine's thread writes to `_active` and calls the programs.
     """
 
-    def __init__(
-        self, params: Params, config: ModelConfig, stops: tuple[int, ...], think_end: int, slots: int, queue: int
-    ) -> None:
-        if slots < 1 or queue < 1:
-            raise ConfigError(f"--slots {slots} and --queue {queue} must be 1 or more")
-        self.config, self.capacity, self.queue = config, slots, queue
-        self._params, self._stops, self._think_end = params, stops, think_end
-        self._active: list[Handle | None] = [None] * slots  # the request in each slot
+    def __init__(self, programs: SlotPrograms, queue: int) -> None:
+        if programs.count < 1 or queue < 1:
+            raise ConfigError(f"--slots {programs.count} and --queue {queue} must be 1 or more")
+        self.config, self.capacity, self.queue = programs.config, programs.count, queue
+        self._programs = programs
+        self._active: list[Handle | None] = [None] * programs.count  # the request in each slot
         self._waiting: deque[Handle] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -136,8 +122,7 @@ class Engine:
     def _run(self) -> None:
         """The engine's thread."""
         try:
-            self._weights = decode_weights(self._params, self.config)
-            self._slots = empty_slots(self.config, self.capacity)
+            self._programs.start()
             self._compile()
             self.ready.set()
             while self._wait_for_work():
@@ -150,11 +135,11 @@ class Engine:
 
     def _compile(self) -> None:
         """Run every program once on empty input, except those that score prompts, which many servers never need."""
-        for length in length_buckets(self.config.context):
+        for length in self._programs.lengths:
             for rows in (1, ROWS):
                 prefilled, _ = self._prefill({(row,): row for row in range(rows)}, length, score=False)
                 self._fill(prefilled, [], [], [])
-        self._advance(np.zeros(self.capacity, bool))
+        self._programs.advance(np.zeros(self.capacity, bool), STRIDE)
 
     def _wait_for_work(self) -> bool:
         """Block until there is a request; returns False when the engine must stop."""
@@ -208,7 +193,7 @@ class Engine:
         """Prefill the prompts of a group, each once, and put the requests that want tokens into slots."""
         rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(handle.request.prompt for handle in group))}
         longest = max(map(len, rows))
-        length = next(size for size in length_buckets(self.config.context) if size >= longest)
+        length = next((size for size in self._programs.lengths if size >= longest), longest)
         prefilled, scores = self._prefill(rows, length, group[0].request.score_prompt)
         decoding = [handle for handle in group if handle.request.max_tokens]
         free = [slot for slot, handle in enumerate(self._active) if handle is None]
@@ -224,29 +209,25 @@ class Engine:
         arrays = PrefillScores(*map(np.asarray, scores))
         return [(handle, _prompt_scores(handle.request, arrays, rows[handle.request.prompt])) for handle in group]
 
-    def _prefill(
-        self, rows: dict[tuple[int, ...], int], length: int, score: bool
-    ) -> tuple[PrefilledPrompts, PrefillScores | None]:
-        """Prefill prompts in their rows, right-aligned in `length` columns; 1 or `ROWS` rows, to have two shapes."""
-        count = 1 if len(rows) == 1 else ROWS
+    def _prefill(self, rows: dict[tuple[int, ...], int], length: int, score: bool) -> tuple[Any, PrefillScores | None]:
+        """Prefill prompts in their rows, right-aligned in `length` columns; 1 or `ROWS` rows, where shapes are few."""
+        count = len(rows) if not self._programs.lengths else 1 if len(rows) == 1 else ROWS
         tokens_BP, lengths_B = np.zeros((count, length), np.int32), np.ones(count, np.int32)
         for prompt, row in rows.items():
             tokens_BP[row, length - len(prompt) :] = prompt
             lengths_B[row] = len(prompt)
-        return prefill_prompts(self._params, tokens_BP, lengths_B, self.config, score)
+        return self._programs.prefill(tokens_BP, lengths_B, score)
 
-    def _fill(
-        self, prefilled: PrefilledPrompts, requests: list[DecodeRequest], source: list[int], into: list[int]
-    ) -> None:
+    def _fill(self, prefilled: Any, requests: list[DecodeRequest], source: list[int], into: list[int]) -> None:
         """Start `requests[r]` in slot `into[r]` from prompt row `source[r]`; the unused rows have no slot."""
         unused = ROWS - len(requests)
         source_R = np.array(source + [0] * unused, np.int32)
         into_R = np.array(into + [self.capacity] * unused, np.int32)
-        self._slots = fill_slots(self._slots, prefilled, source_R, into_R, _slot_settings(requests, unused))
+        self._programs.fill(prefilled, source_R, into_R, slot_settings(requests, unused))
 
     def _decode(self) -> list[tuple[Handle, EngineEvent]]:
         """Write up to `STRIDE` tokens in every slot, and free the slots of completed samples."""
-        output = self._advance(np.array([handle is not None for handle in self._active]))
+        output = self._programs.advance(np.array([handle is not None for handle in self._active]), STRIDE)
         counts, active, ids_TB, logprobs_TB = map(np.asarray, output[:4])
         # The alternatives are large: they are copied from the device only if a request wants them.
         wanted = any(handle and handle.request.alternatives for handle in self._active)
@@ -258,7 +239,7 @@ class Engine:
             ids = ids_TB[: counts[slot], slot].tolist()
             finish: FinishReason | None = None
             if not active[slot]:
-                finish = "stop" if ids[-1] in self._stops else "length"
+                finish = "stop" if ids[-1] in self._programs.stops else "length"
                 self._active[slot] = None
                 self._mean_seconds += 0.1 * (time.monotonic() - handle.submitted_at - self._mean_seconds)
             self.tokens += len(ids)
@@ -266,12 +247,6 @@ class Engine:
             best = _pairs(*(part[: counts[slot], slot, :number] for part in alternatives)) if number else []
             events.append((handle, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
         return events
-
-    def _advance(self, kept_B: np.ndarray) -> SlotOutput:
-        self._slots, output = advance(
-            self._weights, self._slots, kept_B, self.config, self._stops, self._think_end, STRIDE
-        )
-        return output
 
     def _fail_all(self, reason: str) -> None:
         """Report `RequestFailed` for every request in a slot or in the queue."""
@@ -281,21 +256,6 @@ class Engine:
             self._waiting.clear()
             self._active = [None] * self.capacity
         self._listener([(handle, RequestFailed(reason)) for handle in left])
-
-
-def _slot_settings(requests: list[DecodeRequest], unused: int) -> SlotSettings:
-    """Sampling settings of the given requests, then of `unused` rows that have no slot."""
-    rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
-    budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
-    return SlotSettings(
-        sample_keys([request.seed for request in rows]),
-        np.array([request.temperature for request in rows], np.float32),
-        np.array([request.top_k for request in rows], np.int32),
-        np.array([request.top_p for request in rows], np.float32),
-        np.array([request.max_tokens for request in rows], np.int32),
-        np.array(budgets, np.int32),
-        np.array([request.alternatives > 0 for request in rows]),
-    )
 
 
 def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> PromptScores:

@@ -33,18 +33,26 @@ CPU_SLOTS = 32  # of a lane on CPU, where a token's time is proportional to the 
 
 
 @dataclass(frozen=True)
-class Completion:
-    """The continuation of a prompt: ids (ending with the stop id, if any) and log π(id) at the sampling temperature.
+class Sampled:
+    """The continuation of a prompt: ids (ending with the stop id, if any), and log p of each.
 
-    Greedy completions have those of temperature 1. log π is of the whole distribution, whatever top-k and top-p left
-    out of the draw.
     truncated: `max_tokens` was reached before a stop id.
-    forced: index in `ids` of a `think_end` that the thinking budget inserted, and the model did not choose.
     """
 
     ids: np.ndarray
     logprobs: np.ndarray
     truncated: bool
+
+
+@dataclass(frozen=True)
+class Completion(Sampled):
+    """A continuation whose `logprobs` are log π(id) at the sampling temperature.
+
+    Greedy completions have those of temperature 1. log π is of the whole distribution, whatever top-k and top-p left
+    out of the draw.
+    forced: index in `ids` of a `think_end` that the thinking budget inserted, and the model did not choose.
+    """
+
     forced: int | None = None
 
 

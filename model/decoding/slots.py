@@ -9,16 +9,19 @@ Letters: B slots (or rows of prompts), R rows to fill, P prompt columns, S posit
 stride, N alternatives, and those of `model.decoding.cache`.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from configs.model import ModelConfig
 from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill
-from model.decoding.sampling import draw_each, likeliest, uniforms
+from model.decoding.requests import DecodeRequest
+from model.decoding.sampling import draw_each, likeliest, sample_keys, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
 from model.layers.sca import SCAState, projected
@@ -66,6 +69,15 @@ class SlotOutput(NamedTuple):
     top_logprobs_TBN: Array
 
 
+class DrawnTokens(NamedTuple):
+    """A token of every slot, log p of it, and the likeliest N with theirs."""
+
+    ids_B: Array
+    logprobs_B: Array
+    top_ids_BN: Array
+    top_logprobs_BN: Array
+
+
 class PrefilledPrompts(NamedTuple):
     """The last hidden states of prompts, and their caches of a whole context, from column 0 on."""
 
@@ -82,6 +94,21 @@ class PrefillScores(NamedTuple):
     top_logprobs: Array
 
 
+def slot_settings(requests: Sequence[DecodeRequest], unused: int) -> SlotSettings:
+    """Sampling settings of the given requests, then of `unused` rows that have no slot."""
+    rows = [*requests, *[DecodeRequest((0,), 1)] * unused]
+    budgets = [-1 if request.thinking_budget is None else request.thinking_budget for request in rows]
+    return SlotSettings(
+        sample_keys([request.seed for request in rows]),
+        np.array([request.temperature for request in rows], np.float32),
+        np.array([request.top_k for request in rows], np.int32),
+        np.array([request.top_p for request in rows], np.float32),
+        np.array([request.max_tokens for request in rows], np.int32),
+        np.array(budgets, np.int32),
+        np.array([request.alternatives > 0 for request in rows]),
+    )
+
+
 @partial(jax.jit, static_argnames=("config", "count"))
 def empty_slots(config: ModelConfig, count: int) -> Slots:
     """`count` free slots."""
@@ -93,6 +120,16 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
     )
     keys = jnp.zeros((count, config.kv_heads, config.attention_head_dim, config.context), dtype)
     values = jnp.zeros((count, config.kv_heads, config.context, config.attention_head_dim), dtype)
+    slots = slots_without_caches(config, count)
+    return slots._replace(
+        blocks=tuple(BlockCache(states, keys, values) for _ in range(config.blocks)),
+        hidden_BD=jnp.zeros((count, config.width), dtype),
+    )
+
+
+@partial(jax.jit, static_argnames=("config", "count"))
+def slots_without_caches(config: ModelConfig, count: int) -> Slots:
+    """`count` free slots whose caches another runtime keeps; their hidden states have width 0."""
     zeros_B, false_B = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
     settings = SlotSettings(
         keys_B2=jnp.zeros((count, 2), jnp.uint32),
@@ -104,8 +141,8 @@ def empty_slots(config: ModelConfig, count: int) -> Slots:
         alternatives_B=false_B,
     )
     return Slots(
-        blocks=tuple(BlockCache(states, keys, values) for _ in range(config.blocks)),
-        hidden_BD=jnp.zeros((count, config.width), dtype),
+        blocks=(),
+        hidden_BD=jnp.zeros((count, 0)),
         positions_B=zeros_B,
         index_B=zeros_B,
         active_B=false_B,
@@ -185,38 +222,19 @@ def advance(
 
     def body(carry: tuple[Array, Slots, SlotOutput]) -> tuple[Array, Slots, SlotOutput]:
         step, slots, output = carry
-        # Draw the next token of every slot. Idle slots compute as well, because the program has one shape; their tokens
-        # are never counted.
+        # Idle slots compute as well, because the program has one shape; their tokens are never counted.
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
-        ids_B, thinking_B = _next_ids(slots, logits_BV, think_end)
-        # Its log-probability, and the alternatives if any active slot wants them, because selecting them is expensive.
-        total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
-        chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
-        values_BN, top_ids_BN = jax.lax.cond(
-            jnp.any(slots.settings.alternatives_B & slots.active_B),
-            lambda: likeliest(logits_BV, alternatives),
-            lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
-        )
+        drawn, after = draw_tokens(slots, logits_BV, config, stops, think_end)
         # Run the token through the model: its hidden state predicts the next one.
-        hidden_BD, blocks = decode_ragged(weights, config, ids_B, slots.blocks, slots.positions_B)
-        ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.settings.max_tokens_B)
-        # An idle slot writes nothing, so its counters stay.
-        moved_B = slots.active_B.astype(jnp.int32)
-        after = slots._replace(
-            blocks=blocks,
-            hidden_BD=hidden_BD,
-            positions_B=slots.positions_B + moved_B,
-            index_B=slots.index_B + moved_B,
-            active_B=slots.active_B & ~ended_B,
-            thinking_B=thinking_B,
-        )
+        hidden_BD, blocks = decode_ragged(weights, config, drawn.ids_B, slots.blocks, slots.positions_B)
+        after = after._replace(blocks=blocks, hidden_BD=hidden_BD)
         output = SlotOutput(
-            count_B=output.count_B + moved_B,
+            count_B=output.count_B + slots.active_B,
             active_B=after.active_B,
-            ids_TB=output.ids_TB.at[step].set(ids_B),
-            logprobs_TB=output.logprobs_TB.at[step].set(chosen_B - total_B1[:, 0]),
-            top_ids_TBN=output.top_ids_TBN.at[step].set(top_ids_BN),
-            top_logprobs_TBN=output.top_logprobs_TBN.at[step].set(values_BN - total_B1),
+            ids_TB=output.ids_TB.at[step].set(drawn.ids_B),
+            logprobs_TB=output.logprobs_TB.at[step].set(drawn.logprobs_B),
+            top_ids_TBN=output.top_ids_TBN.at[step].set(drawn.top_ids_BN),
+            top_logprobs_TBN=output.top_logprobs_TBN.at[step].set(drawn.top_logprobs_BN),
         )
         return step + 1, after, output
 
@@ -225,6 +243,35 @@ def advance(
 
     _, slots, output = jax.lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), slots, output))
     return slots, output
+
+
+def draw_tokens(
+    slots: Slots, logits_BV: Array, config: ModelConfig, stops: tuple[int, ...], think_end: int
+) -> tuple[DrawnTokens, Slots]:
+    """Draw the next token of every slot; and the slots after it, but for their caches and hidden states.
+
+    A slot stops after a stop id or its last token.
+    """
+    count, alternatives = slots.positions_B.shape[0], min(MAX_ALTERNATIVES, config.vocabulary)
+    ids_B, thinking_B = _next_ids(slots, logits_BV, think_end)
+    # The log-probability, and the alternatives if any active slot wants them, because selecting them is expensive.
+    total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
+    chosen_B = jnp.take_along_axis(logits_BV, ids_B[:, None], axis=1)[:, 0]
+    values_BN, top_ids_BN = jax.lax.cond(
+        jnp.any(slots.settings.alternatives_B & slots.active_B),
+        lambda: likeliest(logits_BV, alternatives),
+        lambda: (jnp.zeros((count, alternatives)), jnp.zeros((count, alternatives), jnp.int32)),
+    )
+    ended_B = jnp.isin(ids_B, jnp.asarray(stops, jnp.int32)) | (slots.index_B + 1 >= slots.settings.max_tokens_B)
+    # An idle slot writes nothing, so its counters stay.
+    moved_B = slots.active_B.astype(jnp.int32)
+    after = slots._replace(
+        positions_B=slots.positions_B + moved_B,
+        index_B=slots.index_B + moved_B,
+        active_B=slots.active_B & ~ended_B,
+        thinking_B=thinking_B,
+    )
+    return DrawnTokens(ids_B, chosen_B - total_B1[:, 0], top_ids_BN, values_BN - total_B1), after
 
 
 def _next_ids(slots: Slots, logits_BV: Array, think_end: int) -> tuple[Array, Array]:

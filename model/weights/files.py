@@ -66,7 +66,7 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     Raises `ConfigError` naming the file and the first difference: a missing, unreadable or truncated file, another
     format version, a missing or an unknown parameter, or another shape or type.
     """
-    model, tokenizer = _read_config(folder / CONFIG)
+    model, tokenizer = read_config(folder / CONFIG)
     path = folder / WEIGHTS
     expected = flatten_dict(shapes(model), sep=".")
     try:
@@ -80,7 +80,8 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     return unflatten_dict(loaded, sep="."), model, tokenizer
 
 
-def _read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
+def read_config(path: Path) -> tuple[ModelConfig, TokenizerConfig]:
+    """The two configurations of a checkpoint's config.json. Raises `ConfigError` with the first fault."""
     try:
         table = read_bounded_json(path)
         if table["format"] != FORMAT:

@@ -28,9 +28,9 @@ def write_weights(file: WeightFile, params: Params, config: ModelConfig) -> None
 
 
 def _rope_tables(file: WeightFile, config: ModelConfig) -> None:
-    """Cosine and sine of every position's angles, from float64."""
+    """Cosine and sine of the angles of every position, from float64, also of those that pad the longest prompt."""
     half = config.attention_head_dim // 2
-    angles_SH = np.arange(config.context)[:, None] * config.rope_base ** (-np.arange(half) / half)
+    angles_SH = np.arange(-(-config.context // CHUNK) * CHUNK)[:, None] * config.rope_base ** (-np.arange(half) / half)
     file.add("rope.cosine", np.cos(angles_SH).astype(np.float32))
     file.add("rope.sine", np.sin(angles_SH).astype(np.float32))
 

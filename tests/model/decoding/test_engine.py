@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from model.decoding import engine as engine_module
 from model.decoding.buckets import length_buckets
 from model.decoding.engine import Engine
 from model.decoding.generate import Generator
 from model.decoding.requests import DecodeRequest, EngineStopped, PromptScores, QueueFull, RequestFailed
 from model.decoding.sampling import Sampling
+from model.decoding.slot_programs import JaxSlots
 from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
 
@@ -78,7 +78,7 @@ class Client:
 
 
 def started(params, config):
-    engine = Engine(params, config, STOPS, THINK_END, SLOTS, QUEUE)
+    engine = Engine(JaxSlots(params, config, STOPS, THINK_END, SLOTS), QUEUE)
     client = Client(engine)
     engine.start(client.listen)
     return client
@@ -211,7 +211,7 @@ def test_when_the_model_fails_every_invalidgets_an_answer(config, params, monkey
     def broken(*_):
         raise RuntimeError("out of memory\nand more")
 
-    monkeypatch.setattr(engine_module, "advance", broken)
+    monkeypatch.setattr(client.engine._programs, "advance", broken)
     outcomes = client.fill([DecodeRequest((5,), 5)] * 6)
     assert all(
         isinstance(outcome, RequestFailed) and "RuntimeError: out of memory" in outcome.message for outcome in outcomes
@@ -239,4 +239,4 @@ def test_closing_answers_waiting_requests(config, params):
 @pytest.mark.parametrize(("slots", "queue"), [(0, 5), (5, 0)])
 def test_settings_out_of_range_are_refused(config, params, slots, queue):
     with pytest.raises(ConfigError, match="must be 1 or more"):
-        Engine(params, config, STOPS, THINK_END, slots, queue)
+        Engine(JaxSlots(params, config, STOPS, THINK_END, slots), queue)

@@ -1,0 +1,39 @@
+"""A checkpoint computed by JAX."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from common.files import sha256_of
+from model.decoding.generate import Completion, Generator
+from model.decoding.sampling import Sampling
+from model.decoding.slot_programs import JaxSlots
+from model.layers.common import Params
+from model.weights.files import WEIGHTS, load_weights
+
+
+class JaxSampler:
+    """`model.runtimes.protocol.ReplySampler` over a generator."""
+
+    def __init__(self, params: Params, generator: Generator) -> None:
+        self._params, self._generator = params, generator
+        self.prompt_length = generator.prompt_length
+
+    def __call__(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> list[Completion]:
+        return self._generator(self._params, prompts, seeds)
+
+    def stream(self, prompt: Sequence[int], seed: tuple[int, ...]) -> Iterator[Completion]:
+        return self._generator.stream(self._params, prompt, seed)
+
+
+class JaxRuntime:
+    """A `model.runtimes.protocol.Runtime`. Raises ConfigError where the checkpoint in `folder` cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.params, self.config, self.tokenizer = load_weights(folder)
+        self.name = f"checkpoint {sha256_of(folder / WEIGHTS)[:12]}"
+
+    def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> JaxSampler:
+        return JaxSampler(self.params, Generator(self.config, sampling, rows, prompt_length))
+
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int) -> JaxSlots:
+        return JaxSlots(self.params, self.config, stops, think_end, count)

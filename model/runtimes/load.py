@@ -1,0 +1,18 @@
+"""The runtimes by name: what `--runtime` takes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ConfigError
+from model.runtimes.jax_runtime import JaxRuntime
+from model.runtimes.onnx_runtime import OnnxRuntime
+from model.runtimes.protocol import Runtime
+
+RUNTIMES: dict[str, Callable[[Path], Runtime]] = {"jax": JaxRuntime, "onnx": OnnxRuntime}
+
+
+def load_runtime(name: str, folder: Path) -> Runtime:
+    """Load what is in `folder`: a checkpoint for jax, an export for onnx. Raises ConfigError where that fails."""
+    if name not in RUNTIMES:
+        raise ConfigError(f"--runtime {name}: is not one of {', '.join(RUNTIMES)}")
+    return RUNTIMES[name](folder)

@@ -1,0 +1,248 @@
+"""An ONNX export computed by onnxruntime on the CPU; tokens are drawn by the same code as those of a checkpoint.
+
+Letters as in `model.exports.onnx.graphs`; R rows of prompts, P their columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnxruntime
+
+from common.errors import ConfigError
+from common.text import first_line
+from model.decoding.generate import Sampled
+from model.decoding.requests import DecodeRequest
+from model.decoding.sampling import Sampling, likeliest
+from model.decoding.slots import (
+    MAX_PROMPT_ALTERNATIVES,
+    PrefilledPrompts,
+    PrefillScores,
+    SlotOutput,
+    SlotSettings,
+    draw_tokens,
+    fill_slots,
+    slot_settings,
+    slots_without_caches,
+)
+from model.exports.onnx.folder import PROMPT, STEP, check_digests
+from model.weights.files import CONFIG, read_config
+
+STREAMED = 4  # tokens between two parts of a streamed reply
+
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PromptState:
+    """What the prompt graph leaves of a few prompts: their last logits [R, V], the state, and their lengths."""
+
+    logits_RV: np.ndarray
+    state: State
+    lengths_R: np.ndarray
+
+
+class OnnxRuntime:
+    """A `model.runtimes.protocol.Runtime` over the export in `folder`.
+
+    threads: of onnxruntime; 0: one for each core. Raises ConfigError for a folder that is no such export, or one with a
+    file that is missing or changed.
+    """
+
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        settings = check_digests(folder)
+        self.config, self.tokenizer = read_config(folder / CONFIG)
+        self.bits = settings["onnx"]["bits"]
+        self.name = f"onnx {self.bits} bits {settings['onnx']['weights_sha256'][:12]}"
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        try:
+            self.prompt, self.step = (
+                onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
+                for name in (PROMPT, STEP)
+            )
+        except Exception as error:  # onnxruntime's own errors have no common type
+            raise ConfigError(f"{folder}: onnxruntime cannot load it ({first_line(error)}); export it again") from None
+
+    def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> "OnnxSampler":
+        if prompt_length + sampling.max_tokens > self.config.context:
+            raise ConfigError(
+                f"generate: prompt_length {prompt_length} + max_tokens {sampling.max_tokens} = "
+                f"{prompt_length + sampling.max_tokens} is over the model's context of {self.config.context} tokens"
+            )
+        return OnnxSampler(self, sampling, rows, prompt_length)
+
+    def slots(self, stops: tuple[int, ...], think_end: int, count: int) -> "OnnxSlots":
+        return OnnxSlots(self, stops, think_end, count)
+
+    def read_prompts(self, tokens_RP: np.ndarray, lengths_R: np.ndarray, wanted_RW: np.ndarray) -> tuple[Any, State]:
+        """Logits [R, W, V] of the wanted columns of prompts that are padded on the right, and their state."""
+        inputs = {"tokens": tokens_RP, "lengths": lengths_R, "wanted": wanted_RW}
+        names = [output.name for output in self.prompt.get_outputs()]
+        arrays = self.prompt.run(names, {name: array.astype(np.int64) for name, array in inputs.items()})
+        state = dict(zip(names, arrays, strict=True))
+        return state.pop("logits"), state
+
+
+class OnnxSlots:
+    """`model.decoding.slot_programs.SlotPrograms` over the two graphs.
+
+    Only the slots up to the last one in use are computed. Keys and values are written in place.
+    """
+
+    def __init__(self, runtime: OnnxRuntime, stops: tuple[int, ...], think_end: int, count: int) -> None:
+        self.config, self.count, self.stops = runtime.config, count, stops
+        self.lengths: tuple[int, ...] = ()
+        self._runtime, self._think_end = runtime, think_end
+        self._draw = jax.jit(draw_tokens, static_argnames=("config", "stops", "think_end"))
+
+    def start(self) -> None:
+        self._slots = slots_without_caches(self.config, self.count)
+        self._logits_BV = np.zeros((self.count, self.config.vocabulary), np.float32)
+        self._state: State = {}
+        for part in self._runtime.step.get_inputs():
+            if part.name.startswith("past."):
+                sizes = {"B": self.count, "S": self.config.context}
+                shape = [sizes.get(size, size) for size in part.shape]
+                self._state[part.name.removeprefix("past.")] = np.zeros(shape, np.float32)
+
+    def prefill(
+        self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool
+    ) -> tuple[PromptState, PrefillScores | None]:
+        lengths_B = np.asarray(lengths_B)
+        padded_BP = np.stack([np.roll(row, length) for row, length in zip(tokens_BP, lengths_B, strict=True)])
+        wanted_BW = lengths_B[:, None] - 1
+        if score:
+            columns_P = np.arange(padded_BP.shape[1])
+            wanted_BW = np.minimum(columns_P, wanted_BW)
+        logits_BWV, state = self._runtime.read_prompts(padded_BP, lengths_B, wanted_BW)
+        scores = _scores(logits_BWV, padded_BP, lengths_B) if score else None
+        return PromptState(logits_BWV[:, -1], state, lengths_B), scores
+
+    def fill(self, prefilled: PromptState, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
+        kept = into_R < self.count
+        source, into = source_R[kept], into_R[kept]
+        self._logits_BV[into] = prefilled.logits_RV[source]
+        for name, array in prefilled.state.items():
+            if name.startswith(("keys", "values")):
+                columns = min(array.shape[2], self.config.context)
+                self._state[name][into, :, :columns] = array[source, :, :columns]
+            else:
+                self._state[name][:, into] = array[:, source]
+        rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
+        self._slots = fill_slots(self._slots, rows, source_R, into_R, settings)
+
+    def advance(self, kept_B: np.ndarray, stride: int) -> SlotOutput:
+        slots = self._slots._replace(active_B=self._slots.active_B & kept_B)
+        steps, moved = [], np.zeros(self.count, np.int32)
+        while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
+            positions_B = np.asarray(slots.positions_B)
+            drawn, slots = self._draw(slots, self._logits_BV, self.config, self.stops, self._think_end)
+            steps.append(tuple(map(np.asarray, drawn)))
+            moved += active_B
+            # The logits after a sample's last token are not needed.
+            if np.asarray(slots.active_B).any():
+                self._run(steps[-1][0], positions_B, int(active_B.nonzero()[0][-1]) + 1)
+        self._slots = slots
+        if not steps:
+            return SlotOutput(moved, np.zeros(self.count, bool), *(np.zeros((0, self.count)) for _ in range(4)))
+        return SlotOutput(moved, np.asarray(slots.active_B), *(np.stack(part) for part in zip(*steps, strict=True)))
+
+    def _run(self, ids_B: np.ndarray, positions_B: np.ndarray, rows: int) -> None:
+        """Run a token of each of the first `rows` slots."""
+        # An idle slot's position may be behind the last column; what it writes is overwritten when it is filled.
+        positions = np.minimum(positions_B[:rows], self.config.context - 1).astype(np.int64)
+        binding = self._runtime.step.io_binding()
+        binding.bind_cpu_input("tokens", ids_B[:rows, None].astype(np.int64))
+        binding.bind_cpu_input("positions", positions)
+        cached = [name for name in self._state if name.startswith(("keys", "values"))]
+        sums = [name for name in self._state if name not in cached]
+        for name in ("logits", *sums):
+            binding.bind_output(name)
+        for name in sums:
+            binding.bind_cpu_input(f"past.{name}", np.ascontiguousarray(self._state[name][:, :rows]))
+        for name in cached:
+            part = self._state[name][:rows]
+            place = ("cpu", 0, np.float32, part.shape, part.ctypes.data)
+            binding.bind_input(f"past.{name}", *place)
+            binding.bind_output(name, *place)
+        self._runtime.step.run_with_iobinding(binding)
+        logits, *arrays = (value.numpy() for value in binding.get_outputs()[: 1 + len(sums)])
+        self._logits_BV[:rows] = logits[:, 0]
+        for name, array in zip(sums, arrays, strict=True):
+            self._state[name][:, :rows] = array
+
+
+class OnnxSampler:
+    """`model.runtimes.protocol.ReplySampler` over slots: a slot whose sample has ended takes the next prompt."""
+
+    def __init__(self, runtime: OnnxRuntime, sampling: Sampling, rows: int, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+        self._runtime, self._sampling, self._rows = runtime, sampling, rows
+
+    def __call__(self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]) -> list[Sampled]:
+        samples = dict(self._decode(prompts, seeds))  # a later part of a sample replaces the earlier ones
+        return [samples[index] for index in range(len(prompts))]
+
+    def stream(self, prompt: Sequence[int], seed: tuple[int, ...]) -> Iterator[Sampled]:
+        for _, sample in self._decode([prompt], [seed]):
+            yield sample
+
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[int, Sampled]]:
+        """The samples so far, with their prompts' indices, whenever they are longer."""
+        sampling, count = self._sampling, min(self._rows, len(prompts))
+        if not prompts:
+            return
+        slots = self._runtime.slots(sampling.stop_ids, sampling.think_end or 0, count)
+        slots.start()
+        waiting = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index), reverse=True)
+        members: list[int | None] = [None] * count
+        samples: dict[int, Sampled] = {}
+        while waiting or any(member is not None for member in members):
+            for slot in [slot for slot, member in enumerate(members) if member is None][: len(waiting)]:
+                members[slot] = index = waiting.pop()
+                self._fill(slots, slot, prompts[index], seeds[index])
+            output = slots.advance(np.array([member is not None for member in members]), STREAMED)
+            for slot, index in enumerate(members):
+                if index is None:
+                    continue
+                written = output.count_B[slot]
+                ids, logprobs = output.ids_TB[:written, slot], output.logprobs_TB[:written, slot]
+                if index in samples:
+                    ids = np.concatenate([samples[index].ids, ids])
+                    logprobs = np.concatenate([samples[index].logprobs, logprobs])
+                samples[index] = Sampled(ids, logprobs, int(ids[-1]) not in sampling.stop_ids)
+                if not output.active_B[slot]:
+                    members[slot] = None
+                yield index, samples[index]
+
+    def _fill(self, slots: OnnxSlots, slot: int, prompt: Sequence[int], seed: tuple[int, ...]) -> None:
+        """Prefill a prompt by itself: a matrix product of its tokens keeps the cores busy already."""
+        sampling = self._sampling
+        request = DecodeRequest(
+            tuple(prompt), sampling.max_tokens, seed, sampling.temperature, sampling.top_k, sampling.top_p,
+            sampling.thinking_budget,
+        )  # fmt: skip
+        prefilled, _ = slots.prefill(np.array([prompt]), np.array([len(prompt)]), score=False)
+        slots.fill(prefilled, np.zeros(1, np.int32), np.full(1, slot, np.int32), slot_settings([request], 0))
+
+
+def _scores(logits_BPV: np.ndarray, tokens_BP: np.ndarray, lengths_B: np.ndarray) -> PrefillScores:
+    """log p of each token after the first, right-aligned, from logits of prompts padded on the right."""
+    logits = jnp.asarray(logits_BPV[:, :-1])
+    total_BP = jax.nn.logsumexp(logits, axis=-1)
+    chosen_BP = jnp.take_along_axis(logits, jnp.asarray(tokens_BP[:, 1:, None]), axis=-1)[..., 0]
+    values, ids = likeliest(logits, min(MAX_PROMPT_ALTERNATIVES, logits.shape[-1]))
+    parts = (chosen_BP - total_BP, ids, values - total_BP[..., None])
+    shifts_B = tokens_BP.shape[1] - lengths_B
+
+    def moved(part: jax.Array) -> np.ndarray:
+        return np.stack([np.roll(row, shift, 0) for row, shift in zip(np.asarray(part), shifts_B, strict=True)])
+
+    return PrefillScores(*map(moved, parts))
