@@ -210,6 +210,46 @@ def chat(
         stream_answer(session, prompt, console_for(), not hide_thinking)
 
 
+def evaluate(
+    checkpoint: CheckpointRequired,
+    config: Annotated[
+        str, typer.Option("--config", metavar="CONFIG", help="The configuration with the held-out problems.")
+    ] = "local",
+    runtime: RuntimeOption = "jax",
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="CHECKPOINT", help="Ask this one as well, in JAX, and test the difference."),
+    ] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Ask only so many. Default: all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a checkpoint or an export the held-out problems; a comparison goes into an export's card."""
+    from configs.load import load
+    from flows.cli.evaluate import evaluate_folder, evaluation_view
+    from flows.cli.inspect import checkpoint_folder
+
+    other = None if against is None else checkpoint_folder(against)
+    result = evaluate_folder(checkpoint_folder(checkpoint), runtime, other, load(config), problems)
+    show_as(result, as_json, evaluation_view)
+
+
+def bench(
+    checkpoint: CheckpointRequired,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help="Measure this checkpoint or export as well.")
+    ] = None,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Completions at once. Default: 1, 8 and 32.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast a checkpoint or an ONNX export reads and writes here, and the size of its state."""
+    from flows.cli.bench import STREAMS, bench_view
+    from flows.cli.bench import bench as measure
+    from flows.cli.inspect import checkpoint_folder
+
+    folders = [checkpoint_folder(name) for name in (checkpoint, against) if name]
+    show_as(measure(folders, streams or STREAMS), as_json, bench_view)
+
+
 def export(
     checkpoint: CheckpointRequired,
     out: OutArgument,
@@ -324,7 +364,15 @@ PANELS = {
         "compare": compare,
         "dashboard": dashboard,
     },
-    "Model": {"params": params, "chat": chat, "serve": serve, "export": export, "import": import_},
+    "Model": {
+        "params": params,
+        "chat": chat,
+        "serve": serve,
+        "evaluate": evaluate,
+        "bench": bench,
+        "export": export,
+        "import": import_,
+    },
     "Operate": {
         "deploy": deploy,
         "up": up,

@@ -1,0 +1,129 @@
+"""`nautile bench`: how fast a checkpoint or an export reads prompts and writes tokens here, and what it keeps.
+
+Times are medians of three, after a first call that compiles. A prompt has half the context, at most 512 tokens; the
+first tokens are those that a stream would show first, four at once.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from configs.model import ModelConfig
+from flows.cli.tables import text_table
+from model.capacity.decoding_state import state_bytes
+from model.decoding.engine import STRIDE
+from model.decoding.requests import DecodeRequest
+from model.decoding.slot_programs import SlotPrograms
+from model.decoding.slots import slot_settings
+from model.exports.onnx.folder import DIGESTS
+from model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
+from model.runtimes.load import load_runtime
+from model.weights.files import WEIGHTS
+
+STREAMS = (1, 8, 32)
+STATE_TOKENS = (1024, 4096, 16384, 65536)
+PROMPT = 512
+STRIDES = 4  # of tokens, that a measurement of decoding writes
+ROWS = 4  # prompts that are read together, as `nautile serve` does
+REPEATS = 3
+MIB = 2**20
+
+
+def bench(folders: Sequence[Path], streams: Sequence[int] = STREAMS) -> list[dict[str, Any]]:
+    """Measure what is in each folder: an ONNX export with onnxruntime, a checkpoint with JAX."""
+    return [_measure(folder, streams) for folder in folders]
+
+
+def bench_view(results: Sequence[dict[str, Any]]) -> RenderableType:
+    """Speeds of all models, then the size of their state beside a transformer's."""
+    speeds = text_table("model", "streams", "prefill tokens/s", "first tokens ms", "decode tokens/s")
+    for result in results:
+        for row in result["speeds"]:
+            numbers = (f"{row[name]:,.1f}" for name in ("prefill_tokens_s", "first_token_ms", "decode_tokens_s"))
+            speeds.add_row(result["model"], str(row["streams"]), *numbers)
+    state = text_table("state of a stream, MiB", *(f"{tokens:,} tokens" for tokens in STATE_TOKENS))
+    for result in results:
+        for name, sizes in (("model", result["state_mib"]), ("transformer of its size", result["transformer_mib"])):
+            label = result["model"] if name == "model" else name
+            state.add_row(label, *(f"{sizes[str(tokens)]:,.1f}" for tokens in STATE_TOKENS))
+    lines = [Text(f"{result['model']}: {result['weights_mib']:,.1f} MiB of weights") for result in results]
+    return Group(*lines, Text(), speeds, Text(), state)
+
+
+def state_sizes(config: ModelConfig, tokens: int) -> tuple[int, int]:
+    """Bytes that a stream keeps after so many tokens: of this model, and of one with attention in every layer."""
+    sizes = state_bytes(config)
+    fixed = sizes["sca_sums"] + sizes["convolution_history"]
+    layers = config.sca_per_block + 1
+    return fixed + sizes["kv_per_token"] * tokens, layers * sizes["kv_per_token"] * tokens
+
+
+def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
+    exported = (folder / DIGESTS).is_file() and (folder / EXPORTED_WEIGHTS).is_file()
+    runtime = load_runtime("onnx" if exported else "jax", folder)
+    # An export computes in float32, and so keeps a float32 state.
+    config = runtime.config.model_copy(update={"compute_dtype": "float32"}) if exported else runtime.config
+    sizes = {str(tokens): [size / MIB for size in state_sizes(config, tokens)] for tokens in STATE_TOKENS}
+    return {
+        "model": runtime.name,
+        "runtime": "onnx" if exported else "jax",
+        "weights_mib": (folder / (EXPORTED_WEIGHTS if exported else WEIGHTS)).stat().st_size / MIB,
+        "state_mib": {tokens: own for tokens, (own, _) in sizes.items()},
+        "transformer_mib": {tokens: other for tokens, (_, other) in sizes.items()},
+        "speeds": [
+            {"streams": count, **_speeds(runtime.slots((), 0, count), min(PROMPT, config.context // 2))}
+            for count in streams
+        ],
+    }
+
+
+def _speeds(slots: SlotPrograms, length: int) -> dict[str, float]:
+    """Prefill of a few prompts, decoding in all slots together, and the time to the first token of one of them."""
+    slots.start()
+    rows = min(ROWS, slots.count)
+    tokens_RP = np.random.default_rng(0).integers(0, slots.config.vocabulary, (rows, length)).astype(np.int32)
+    # More tokens than are written here, so that no sample ends.
+    request = DecodeRequest((0,), slots.config.context - length, temperature=0.0)
+
+    def read(count: int) -> Any:
+        prefilled, _ = slots.prefill(tokens_RP[:count], np.full(count, length, np.int32), score=False)
+        return jax.block_until_ready(prefilled)
+
+    def start(prefilled: Any, count: int) -> None:
+        into = np.arange(count, dtype=np.int32)
+        slots.fill(prefilled, into % rows, into, slot_settings([request] * count, 0))
+
+    def write(count: int, strides: int) -> None:
+        for _ in range(strides):
+            output = slots.advance(np.arange(slots.count) < count, STRIDE)
+            np.asarray(output.count_B)  # waits for the device
+
+    def first_tokens() -> None:
+        start(read(1), 1)
+        write(1, 1)
+
+    prefilled = read(rows)
+    decode = _seconds(lambda: write(slots.count, STRIDES), before=lambda: start(prefilled, slots.count))
+    return {
+        "prefill_tokens_s": rows * length / _seconds(lambda: read(rows)),
+        "first_token_ms": 1000 * _seconds(first_tokens),
+        "decode_tokens_s": slots.count * STRIDES * STRIDE / decode,
+    }
+
+
+def _seconds(work: Callable[[], None], before: Callable[[], None] = lambda: None) -> float:
+    """The median of three, after a first call that compiles; `before` each, something that is not timed."""
+    times = []
+    for _ in range(1 + REPEATS):
+        before()
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
