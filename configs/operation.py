@@ -35,6 +35,7 @@ class LaunchConfig(Section):
     coordinator: str = ""  # address:port of the first process; empty: detected
     host_resources: dict[str, PositiveFloat] = {}  # engine "ray": of each host, in Ray's names: {GPU = 8}
     tpu_slice: str = Field(default="", pattern=r"^(\w+:\d+(x\d+){1,2})?$")  # engine "ray": of v4:2x2x4, say
+    topology: str = "v4:2x4x4"  # the chips that `nautile plan` compiles for, if its option names no others
     cache_gigabytes: PositiveFloat = 100.0  # of token shards that a host keeps, where the store has a remote
     silent_s: PositiveFloat = 120.0  # without a heartbeat for so long a host counts as dead (whole seconds)
 

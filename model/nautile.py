@@ -73,6 +73,13 @@ def forward(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: 
             "be one shape [batch, length]"
         )
 
+    x_BLD = embed(params, config, tokens_BL)
+    return run_blocks(params["blocks"], config, x_BLD, segments_BL, positions_BL)
+
+
+def run_blocks(blocks: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array) -> Array:
+    """The residual stream [B, L, D] through the blocks; their parameters have a leading axis [blocks, ...]."""
+
     def mixing_layer(layer: Params, x_BLD: Array) -> Array:
         return sca(layer, config, split_rows(x_BLD), segments_BL, positions_BL)[0]
 
@@ -92,7 +99,7 @@ def forward(params: Params, config: ModelConfig, tokens_BL: Array, segments_BL: 
     # With "none" every activation is kept: unrolled, each stays where it was computed, where a loop would copy it into
     # a stack of all blocks and back (a fifth of a small model's step on CPU).
     unroll = config.blocks if config.remat == "none" else 1
-    x_BLD, _ = jax.lax.scan(block, embed(params, config, tokens_BL), params["blocks"], unroll=unroll)
+    x_BLD, _ = jax.lax.scan(block, x_BLD, blocks, unroll=unroll)
     return x_BLD
 
 

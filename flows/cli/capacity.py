@@ -1,10 +1,12 @@
-"""`nautile plan`: run the stage `plan` on its own, outside of a pipeline run."""
+"""`nautile plan`: run the stage `plan` on its own, outside of a pipeline run; or compare settings of the model."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
+from common.text import amount, markdown_table
 from configs.base import fingerprint
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
@@ -48,3 +50,85 @@ def plan_pretraining(
     finally:
         unsubscribe()
     return store.get(outputs["plan"]).path
+
+
+def compare_settings(
+    store: Store,
+    config: RunConfig,
+    topologies: str,
+    fsdp: int | None,
+    settings: Sequence[str],
+    show: Callable[[str], object],
+) -> list[dict[str, Any]]:
+    """One block compiled alone in several settings, for each of `topologies` (comma-separated); JSON data.
+
+    settings: mixing/chunk/remat; none: `model.capacity.speed.compare` chooses. Compilations are kept in the store, so
+    an interrupted comparison goes on where it stopped. Raises ConfigError for an unknown topology or setting.
+    """
+    from model.capacity import topology
+
+    topology.enable_compilers()  # before JAX is imported
+    from model.capacity.speed import compare, parse_setting
+
+    chosen = [parse_setting(text) for text in settings]
+    targets = [topology.parse_topology(name) for name in topologies.split(",")]
+    folder, length = store.root / "compiled" / "blocks", config.ingest.row_length
+    pretrain = config.pretrain.model_copy(update={"fsdp": fsdp} if fsdp else {})
+    return [compare(pretrain, config.model, length, target, chosen, folder, show) for target in targets]
+
+
+def comparison_markdown(comparison: Mapping[str, Any]) -> str:
+    """The table of `compare_settings` for one topology, best setting first."""
+    with_estimate = any(row.get("tokens_per_second_estimate") for row in comparison["settings"])
+    rows = [_setting_cells(row, comparison["configured"]) for row in comparison["settings"]]
+    by = "the compiler's estimate" if with_estimate else "the bound: this compiler estimates no time"
+    peak = comparison["peak"]
+    return "\n\n".join(
+        [
+            f"# One block on {comparison['topology']}: {comparison['rows_per_chip']} rows of "
+            f"{comparison['row_length']} tokens a chip",
+            f"Compiled alone, forward and backward; nothing is measured. Ordered by tokens/s after {by}. A chip: "
+            + (f"{peak / 1e12:.0f} TFLOP/s, " if peak else "peak unknown, ")
+            + f"{comparison['bandwidth'] / 1e9:,.0f} GB/s. Bound: FLOPs at that peak or bytes at that bandwidth, "
+            "whichever takes longer. XLA counts nothing of a Pallas kernel: its FLOPs, bytes and least time are added "
+            "by formula. Communication between chips is left out.",
+            markdown_table(_SETTING_COLUMNS, rows),
+        ]
+    )
+
+
+_SETTING_COLUMNS = (
+    "mixing/chunk/remat", "GFLOP", "GB", "bound", "compiler's estimate", "of it kernels, by formula", "temporaries",
+    "kept by all blocks", "tokens/s, bound", "tokens/s, compiler's estimate", "share of the peak",
+)  # fmt: skip
+
+
+def _setting_cells(row: Mapping[str, Any], configured: str) -> list[str]:
+    """One setting: the block's two programs together, then what follows for the whole model on all chips."""
+    name = row["setting"] + (" (configured)" if row["setting"] == configured else "")
+    if "refused" in row:
+        return [name, f"does not fit: {row['refused']}", *[""] * (len(_SETTING_COLUMNS) - 2)]
+    both = [row["programs"][part] for part in ("forward", "backward")]
+
+    def total(field: str) -> float | None:
+        values = [program[field] for program in both]
+        return None if None in values else sum(values)
+
+    def milliseconds(field: str) -> str:
+        seconds = total(field)
+        return "no figure" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+    rate, share = row["tokens_per_second_estimate"], row["mfu_estimate"] or row["mfu_bound"]
+    return [
+        name + (", a loop of unknown length counted once" if total("unknown_loops") else ""),
+        f"{(total('flops') or 0) / 1e9:,.0f}",
+        f"{(total('bytes') or 0) / 1e9:.1f}",
+        milliseconds("bound"),
+        milliseconds("estimate"),
+        milliseconds("kernels") if total("kernels_counted") else "",
+        f"{max(program['temporaries'] for program in both) / 2**30:.2f} GiB",
+        f"{row['kept_by_all_blocks'] / 2**30:.2f} GiB",
+        amount(row["tokens_per_second_bound"]),
+        "no figure" if rate is None else amount(rate),
+        "unknown" if share is None else f"{share:.0%}",
+    ]

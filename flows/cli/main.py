@@ -127,17 +127,41 @@ def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
 def plan(
     config: ConfigArgument = "nautile_370m",
     topology: Annotated[
-        str, typer.Option(metavar="T", help="Chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, or local.")
-    ] = "v4:2x4x4",
+        str | None,
+        typer.Option(
+            metavar="T",
+            help="Chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, spark:1, or local. "
+            "Default: launch.topology of the configuration.",
+        ),
+    ] = None,
     mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume for the time estimate.")] = 0.4,
     fsdp: Annotated[int | None, typer.Option(min=1, help="Override the configuration's FSDP degree.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Instead, compile one block alone for each mixing form, chunk size and remat, and compare their costs "
+            "and speed. T may be several, comma-separated.",
+        ),
+    ] = False,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MIXING/CHUNK/REMAT", help="With --compare: only this one, as fused/32/block. Repeatable."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
 
     Where the chips cannot be planned for, the rest is shown all the same, and the exit code is 2.
     """
+    if setting and not compare:
+        raise ConfigError("--setting needs --compare")
+    if compare:
+        compare_plan(config, topology, fsdp, setting or [], as_json)
+        return
     from dataclasses import asdict
 
     from configs.load import load
@@ -147,6 +171,7 @@ def plan(
     from flows.readiness import missing_settings, price_differences, refuse_missing_rows
 
     store, run_config = the_store(), load(config)
+    topology = topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
     missing = [*refuse_missing_rows(steps), *missing_settings(steps)]
     prices = price_differences(steps)
@@ -170,6 +195,21 @@ def plan(
             print("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
     if refused is not None:
         raise refused
+
+
+def compare_plan(config: str, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
+    """`nautile plan --compare`."""
+    from configs.load import load
+    from flows.cli.capacity import compare_settings, comparison_markdown
+
+    store, run_config = the_store(), load(config)
+    topologies = topologies or run_config.launch.topology
+    with console_for(stderr=True).status(f"compiling for {topologies}") as spinner:
+        comparisons = compare_settings(store, run_config, topologies, fsdp, settings, spinner.update)
+    if as_json:
+        print(json.dumps(comparisons, indent=1))
+    else:
+        print_markdown("\n\n".join(comparison_markdown(comparison) for comparison in comparisons))
 
 
 def chat(

@@ -49,25 +49,49 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
+class Core:
+    """The TensorCores of a TPU chip, for which the compiler estimates cycles.
+
+    clock: cycles a second. matrix_side: of a matrix unit. lanes: elementwise float32 operations a cycle, of all cores.
+    """
+
+    clock: float
+    matrix_side: int
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Chip:
-    """A kind of chip: bytes that a program may use, dense bfloat16 peak in FLOP/s if known, and chips per host."""
+    """A kind of chip.
+
+    memory: bytes that a program may use. peak: dense bfloat16 FLOP/s; None: unknown. bandwidth: bytes/s of the memory.
+    core: None where the compiler estimates no cycles.
+    """
 
     name: str
     memory: int
     peak: float | None
-    per_host: int
+    per_host: int  # chips
+    bandwidth: float
+    core: Core | None = None
 
 
 # TPU memory is what the compiler lets a program use; the runtime has the rest. Each chip is one JAX device.
+# Bandwidths: docs.cloud.google.com/tpu/docs/v4, v5e, v5p and v6e; NVIDIA's data sheets of H100 (SXM) and DGX Spark.
+# Clocks: peak / (2 side² matrix units), with the units that those pages give (8 in v4 and v5p, 4 in v5e). They give two
+# for v6e in one place and four in another; with four, the compiler's cycles for a product of two 4096² matrices come to
+# 87 % of the peak, against 88 % for v4.
+# Lanes: 8 x 128 with 4 arithmetic units each in a core (the same book, of a v5p), two cores in v4 and v5p.
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4),
-        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4),
-        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4),
-        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4),
-        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8),
-        Chip("spark", 128 * 10**9, None, 1),  # compiled as for an H100, in the memory that host and GPU share
+        Chip("v4", int(30.75 * GIB), PEAK_FLOPS["v4"], 4, 1.2e12, Core(1.05e9, 128, 8192)),
+        Chip("v5e", int(15.75 * GIB), PEAK_FLOPS["v5e"], 4, 819e9, Core(1.5e9, 128, 4096)),
+        Chip("v5p", int(94.75 * GIB), PEAK_FLOPS["v5p"], 4, 2765e9, Core(1.75e9, 128, 8192)),
+        Chip("v6e", int(31.25 * GIB), PEAK_FLOPS["v6e"], 4, 1638e9, Core(1.75e9, 256, 4096)),
+        Chip("h100", 80 * 10**9, PEAK_FLOPS["h100"], 8, 3.35e12),
+        # Compiled as for an H100, in the memory that host and GPU share. NVIDIA gives its peak only for 4-bit numbers.
+        Chip("spark", 128 * 10**9, None, 1, 273e9),
     )
 }
 _GPUS = ("h100", "spark")
@@ -106,6 +130,11 @@ def enable_compilers() -> None:
     os.environ.update(_SETTINGS)
     if AHEAD.is_dir() and str(AHEAD) not in sys.path:
         sys.path.append(str(AHEAD))
+
+
+def compiler_of(chip: Chip) -> tuple[str, str]:
+    """The distribution that has the compiler of a chip, and the chip that it compiles for."""
+    return ("jax-cuda12-plugin", "h100") if chip.name in _GPUS else ("libtpu", chip.name)
 
 
 def devices(topology: Topology) -> list[Any]:

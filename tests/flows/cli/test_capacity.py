@@ -82,6 +82,29 @@ def test_a_step_is_compiled_for_absent_chips(nautile, tmp_path):
     assert len(Store(tmp_path / "store").list("plan")) == 1
 
 
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # three small programs, compiled for a TPU
+def test_a_block_is_compiled_alone_in_a_setting(nautile):
+    """Both passes and the head for a TPU, whose compiler estimates cycles; the second time nothing is compiled."""
+    arguments = ("--compare", "--topology", "v4:2x2x1", "--setting", "fused/16/block")
+    code, out, err = nautile(*arguments, "--json")
+    assert code == 0, err
+    [comparison] = json.loads(out)
+    [row] = comparison["settings"]
+    passes = row["programs"]
+    assert comparison["rows_per_chip"] == 4
+    assert [passes[name]["kernels_counted"] for name in ("forward", "backward", "head")] == [1, 2, 0]  # one recomputed
+    assert all(passes[name]["bound"] > 0 for name in passes)
+    assert 0 < passes["forward"]["kernels"] < passes["forward"]["estimate"] < passes["backward"]["estimate"]
+    assert 0 < row["tokens_per_second_estimate"] < row["tokens_per_second_bound"]
+    code, again, _ = nautile(*arguments, "--json")
+    assert (code, json.loads(again)) == (0, [comparison])
+    code, out, _ = nautile(*arguments)
+    assert "| fused/16/block |" in out
+    assert "nothing is measured" in out
+
+
 def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tmp_path, monkeypatch):
     message = "v4:2x4x4: its compiler (libtpu) is not installed: run `make ahead`"
 
@@ -108,6 +131,10 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
         (["--topology", "v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
         (["--topology", "local"], "pretrain.fsdp 4 does not divide the 1 devices"),
         (["--topology", "local", "--fsdp", "1", "--mfu", "1.5"], "--mfu 1.5 must be above 0"),
+        (["--setting", "fused/32/block"], "--setting needs --compare"),
+        (["--compare", "--topology", "v4:2x2x1,v9:2x2"], "topology 'v9:2x2': name a chip and a shape"),
+        (["--compare", "--topology", "local", "--fsdp", "1"], "settings are compared for chips by name"),
+        (["--compare", "--setting", "fused/32/all"], "setting 'fused/32/all': name mixing, chunk and remat"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(nautile, options, message):

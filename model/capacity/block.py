@@ -1,0 +1,204 @@
+"""One block of the model and the rest of it, compiled alone for a chip that need not be present.
+
+Compiled whole, the blocks are the body of a scan, of which the compiler's cost model sees one turn. A block alone is
+two programs, as in the scan: the forward pass, which writes what the backward pass needs besides its inputs, and the
+backward pass, which recomputes the rest. What a compilation gave is kept on disk, so that no program is compiled twice.
+"""
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from common.files import parse_json, sha256_of, write_atomically
+from configs.base import fingerprint
+from configs.model import ModelConfig
+from model.capacity.topology import Topology, compiler_of, devices
+from model.layers.common import compute_dtype
+from model.loss import weighted_loss
+from model.nautile import run_blocks, shapes
+
+_BUILD = 1  # raised when the programs below change
+_MODEL = Path(__file__).parents[1]
+
+
+class Setting(NamedTuple):
+    """The operational fields of a model that are compared."""
+
+    mixing: Literal["chunked", "fused", "reference"]
+    chunk: int
+    remat: Literal["none", "block", "layer", "dots"]
+
+    def __str__(self) -> str:
+        return f"{self.mixing}/{self.chunk}/{self.remat}"
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "Setting":
+        return cls(model.mixing, model.chunk, model.remat)
+
+
+def compiled_block(
+    model: ModelConfig, rows: int, length: int, topology: Topology, folder: Path, notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """What the compiler says of one block for `rows` rows on one chip, compiled now or read from `folder`.
+
+    {"forward": program, "backward": program}: a program is its optimised `text`, its `temporaries` in bytes, XLA's own
+    `analysis` and the `seconds` it took to compile; that of the forward pass has in `kept` the bytes that one block
+    keeps for its backward pass. A program that does not fit has `refused`, a message, instead of its text. Raises
+    ConfigError without a compiler.
+    """
+    single = model.model_copy(update={"blocks": 1})
+    identity = _identity(single, rows, length, topology)
+    programs = {name: _known(folder, {**identity, "part": name}) for name in ("forward", "backward")}
+    if None in programs.values():
+        traced = _trace_block(single, rows, length, topology)
+        for name, function, arguments in (
+            ("forward", traced.forward, traced.arguments),
+            ("backward", traced.backward, (traced.arguments, traced.kept, traced.arguments[1])),
+        ):
+            if programs[name] is None:
+                notify(f"compiling for {topology.name}: {Setting.of(single)}, the {name} pass of one block")
+                more = {"kept": traced.kept_bytes} if name == "forward" else {}
+                programs[name] = _keep(folder, {**identity, "part": name}, _compiled(function, arguments) | more)
+    return programs
+
+
+def compiled_head(
+    model: ModelConfig,
+    rows: int,
+    length: int,
+    chunk: int,
+    topology: Topology,
+    folder: Path,
+    notify: Callable[[str], None],
+) -> dict[str, Any]:
+    """The program of embedding, head and loss with their gradients, `chunk` columns at once, as in `compiled_block`."""
+    # Of the blocks' settings none matters here, so that one program serves all of them.
+    plain = model.model_copy(update={"mixing": "chunked", "chunk": 32, "remat": "block", "blocks": 1})
+    identity = {**_identity(plain, rows, length, topology), "part": "head", "loss_chunk": chunk}
+    known = _known(folder, identity)
+    if known is None:
+        notify(f"compiling for {topology.name}: embedding, head and loss")
+        known = _keep(folder, identity, _compile_head(plain, rows, length, chunk, topology))
+    return known
+
+
+def _identity(model: ModelConfig, rows: int, length: int, topology: Topology) -> dict[str, Any]:
+    """All that determines a compilation."""
+    package, target = compiler_of(topology.chip)
+    sources = [*sorted((_MODEL / "layers").rglob("*.py")), _MODEL / "nautile.py", _MODEL / "loss.py"]
+    return {
+        "build": _BUILD,
+        "target": target,
+        "model": model.model_dump(mode="json"),
+        "rows": rows,
+        "length": length,
+        "versions": {name: version(name) for name in ("jax", "jaxlib", package)},
+        "sources": [sha256_of(path) for path in sources],
+    }
+
+
+def _path(folder: Path, identity: dict[str, Any]) -> Path:
+    return folder / f"{fingerprint(identity)[:32]}.json.gz"
+
+
+def _known(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier compilation gave; None if there was none, or its file is damaged."""
+    try:
+        return parse_json(gzip.decompress(_path(folder, identity).read_bytes()))
+    except (OSError, EOFError):
+        return None
+
+
+def _keep(folder: Path, identity: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
+    write_atomically(_path(folder, identity), gzip.compress(json.dumps(program).encode(), mtime=0))
+    return program
+
+
+class _TracedBlock(NamedTuple):
+    """The two functions of a block and their arguments as shapes; `kept` is written by the first for the second."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    kept: list[Any]
+    kept_bytes: int
+
+
+def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology) -> _TracedBlock:
+    place = _placing(topology)
+    blocks = place(shapes(model)["blocks"])
+    x_BLD = place(jax.ShapeDtypeStruct((rows, length, model.width), compute_dtype(model)))
+    times_BL = place(jax.ShapeDtypeStruct((rows, length), jnp.int32))
+    arguments = (blocks, x_BLD, times_BL, times_BL)
+
+    def both(blocks: Any, x_BLD: Any, segments_BL: Any, positions_BL: Any) -> tuple[Any, Any]:
+        def passed(blocks: Any, x_BLD: Any) -> Any:
+            return run_blocks(blocks, model, x_BLD, segments_BL, positions_BL)
+
+        return jax.vjp(passed, blocks, x_BLD)
+
+    # What the backward pass needs is a list of arrays: some are inputs as they are, the others are written.
+    traced, kinds = jax.make_jaxpr(both, return_shape=True)(*arguments)
+    leaves, pull_tree = jax.tree.flatten(kinds[1])
+    inputs = {id(variable): index for index, variable in enumerate(traced.jaxpr.invars)}
+    sources = [inputs.get(id(variable)) for variable in traced.jaxpr.outvars[-len(leaves) :]]
+    written = [index for index, source in enumerate(sources) if source is None]
+
+    def forward(*arguments: Any) -> tuple[Any, list[Any]]:
+        y_BLD, pull = both(*arguments)
+        leaves = jax.tree.leaves(pull)
+        return y_BLD, [leaves[index] for index in written]
+
+    def backward(arguments: Any, kept: list[Any], slope_BLD: Any) -> Any:
+        whole, rest = jax.tree.leaves(arguments), iter(kept)
+        return jax.tree.unflatten(pull_tree, [next(rest) if at is None else whole[at] for at in sources])(slope_BLD)
+
+    kept = place([leaves[index] for index in written])  # the block's input is among them: the scan stacks it
+    return _TracedBlock(forward, backward, arguments, kept, sum(leaf.size * leaf.dtype.itemsize for leaf in kept))
+
+
+def _compile_head(model: ModelConfig, rows: int, length: int, chunk: int, topology: Topology) -> dict[str, Any]:
+    place = _placing(topology)
+    kinds = shapes(model)
+    # A model without blocks: its forward pass is the embedding.
+    none = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((0, *leaf.shape[1:]), leaf.dtype), kinds["blocks"])
+    params = place({**kinds, "blocks": none})
+    integers = place(jax.ShapeDtypeStruct((rows, length), jnp.int32))
+    batch = dict.fromkeys(("tokens", "targets", "segments", "positions"), integers)
+    batch["weights"] = place(jax.ShapeDtypeStruct((rows, length), jnp.float32))
+
+    def gradient(params: Any, batch: Any) -> Any:
+        return jax.value_and_grad(lambda params: weighted_loss(params, model, batch, chunk).loss)(params)
+
+    return _compiled(gradient, (params, batch))
+
+
+def _placing(topology: Topology) -> Callable[[Any], Any]:
+    """Puts every shape of a tree onto the first chip of a topology."""
+    chip = SingleDeviceSharding(devices(topology)[0])
+    return lambda tree: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), tree)
+
+
+def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    started = time.perf_counter()
+    try:
+        executable = jax.jit(function).lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"refused": str(error).splitlines()[0], "seconds": time.perf_counter() - started}
+    analysis = executable.cost_analysis() or {}
+    return {
+        "text": executable.as_text(),
+        "temporaries": executable.memory_analysis().temp_size_in_bytes,
+        "analysis": {name: float(value) for name, value in analysis.items() if "{" not in name},
+        "seconds": time.perf_counter() - started,
+    }

@@ -1,0 +1,112 @@
+"""The compiler's own cost model of a compiled program, read from its text: operations, bytes and cycles.
+
+XLA's analysis counts the body of a loop once, whatever its length, and the operations of a custom call (a Pallas
+kernel) not at all. Here each body is analysed alone and multiplied by the number of its turns; kernels are counted, so
+that their work can be added by formula (`model.capacity.flops`). Only the TPU compiler writes an estimate of cycles.
+"""
+
+import re
+from collections import defaultdict
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+from jaxlib import _hlo, _jax
+
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_LOOP = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_CALL = re.compile(r" call\(.*?to_apply=%?([\w.\-]+)")
+_KNOWN_TURNS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# JAX counts its loops from 0 in steps of 1: their condition is a comparison with the number of turns.
+_BOUND = re.compile(r"ROOT .* compare\(.*?%?([\w.\-]+)\), direction=LT")
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
+
+
+class ProgramCost(NamedTuple):
+    """Sums over a program, loops multiplied by their turns.
+
+    flops and bytes: XLA's, without the kernels'; bytes count operands and results of every operation, in whatever
+    memory they are. cycles: None where the compiler estimates none. kernels: custom calls that are Pallas kernels.
+    unknown_loops: loops whose turns the text does not tell, counted once.
+    """
+
+    flops: float
+    bytes: float
+    cycles: float | None
+    kernels: float
+    unknown_loops: int
+
+
+def program_cost(text: str) -> ProgramCost:
+    """The cost of an optimised program, from `compiled.as_text()`."""
+    program = _Program(text)
+    cost = program.whole(program.entry)
+    return cost if _CYCLES.search(text) else cost._replace(cycles=None)
+
+
+class _Program:
+    """The computations of a program by name, each with its lines."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.computations: dict[str, list[str]] = defaultdict(list)
+        self.entry = current = ""
+        for line in self.lines:
+            if start := _COMPUTATION.match(line):
+                current = start[1]
+                self.entry = current if line.startswith("ENTRY ") else self.entry
+            elif line.startswith("}"):
+                current = ""
+            elif current:
+                self.computations[current].append(line)
+
+    @cached_property
+    def client(self) -> object:
+        return jax.local_devices(backend="cpu")[0].client
+
+    def whole(self, name: str) -> ProgramCost:
+        """The cost of a computation with its loops whole."""
+        once = self.once(name)
+        flops, bytes_, cycles, kernels, unknown = *once, 0.0, 0.0, 0
+        for line in self._lines_with_calls(name):
+            cycles += int(estimate[1]) if (estimate := _CYCLES.search(line)) else 0
+            kernels += bool(_KERNEL.search(line))
+            if not (loop := _LOOP.search(line)):
+                continue
+            turns = self._turns(line, loop[1])
+            unknown += turns is None
+            turns = 1 if turns is None else turns
+            body, counted = self.whole(loop[2]), self.once(loop[2])
+            flops += turns * body.flops - counted[0]
+            bytes_ += turns * body.bytes - counted[1]
+            cycles += turns * (body.cycles or 0.0)
+            kernels += turns * body.kernels
+            unknown += body.unknown_loops
+        return ProgramCost(flops, bytes_, cycles, kernels, unknown)
+
+    def once(self, name: str) -> tuple[float, float]:
+        """XLA's FLOPs and bytes of a computation, each loop counted once: the text with that computation as entry."""
+        lines = ["HloModule part", *self.lines[1:]]
+        for index, line in enumerate(lines):
+            if start := _COMPUTATION.match(line):
+                lines[index] = ("ENTRY " if start[1] == name else "") + line.removeprefix("ENTRY ")
+        module = _hlo.hlo_module_from_text("\n".join(lines))
+        costs = _jax.hlo_module_cost_analysis(self.client, module)
+        return max(0.0, costs.get("flops", 0.0)), max(0.0, costs.get("bytes accessed", 0.0))
+
+    def _lines_with_calls(self, name: str) -> list[str]:
+        lines = list(self.computations[name])
+        for line in self.computations[name]:
+            if called := _CALL.search(line):
+                lines += self._lines_with_calls(called[1])
+        return lines
+
+    def _turns(self, line: str, condition: str) -> int | None:
+        if known := _KNOWN_TURNS.search(line):
+            return int(known[1])
+        lines = self.computations[condition]
+        bound = next((match[1] for match in map(_BOUND.search, lines) if match), None)
+        constants = dict(match.groups() for match in map(_CONSTANT.search, lines) if match)
+        return int(constants[bound]) if bound in constants else None

@@ -1,0 +1,206 @@
+"""What one compiled block says of the speed of the whole model, for several settings: estimates, nothing measured.
+
+Two figures for each setting. The bound is that of a roofline: no program takes less time than its FLOPs at the chip's
+peak, or its bytes at the bandwidth of the chip's memory. The estimate is the compiler's: the cycles that it expects of
+each operation, at the chip's clock. Only the TPU compiler has one, and of Pallas kernels it knows nothing: the least
+time of their work by formula stands in. Communication between chips, and the host, are in neither.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from common.errors import ConfigError
+from configs.model import ModelConfig
+from configs.training import PretrainConfig
+from model.capacity.block import Setting, compiled_block, compiled_head
+from model.capacity.compiled import ProgramCost, program_cost
+from model.capacity.flops import Direction, kernel_work, training_flops
+from model.capacity.topology import Chip, Topology
+from model.layers.mixing.kernels import gpu, tpu
+from model.nautile import parameter_counts
+from model.training.step import check_rows
+
+CHUNKS = (32, 128)
+# A float32 product at the highest precision is six bfloat16 ones on a TPU.
+_EXACT_PASSES = 6
+# AdamW reads and writes parameters and two moments and reads gradients, all float32.
+_UPDATE_BYTES = 4 * 7
+
+
+class Seconds(NamedTuple):
+    """The time of a program: the roofline's bound; the compiler's estimate, if any; the kernels' part of it."""
+
+    bound: float
+    estimate: float | None
+    kernels: float
+
+
+def parse_setting(text: str) -> Setting:
+    """mixing/chunk/remat, as fused/32/block. Raises ConfigError."""
+    parts = text.split("/")
+    names = {name: get_args(ModelConfig.model_fields[name].annotation) for name in ("mixing", "remat")}
+    known = len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) > 0
+    for name, part in zip(names, parts[::2], strict=False):
+        known = known and part in names[name]
+    if not known:
+        raise ConfigError(
+            f"setting {text!r}: name mixing, chunk and remat, as fused/32/block; mixing is one of "
+            f"{', '.join(names['mixing'])}, remat one of {', '.join(names['remat'])}"
+        )
+    return Setting(parts[0], int(parts[1]), parts[2])  # type: ignore[arg-type]
+
+
+def compare(
+    config: PretrainConfig,
+    model: ModelConfig,
+    length: int,
+    topology: Topology,
+    settings: Sequence[Setting],
+    folder: Path,
+    notify: Callable[[str], None],
+) -> dict[str, Any]:
+    """Compile one block in each setting, and the head once; the costs and what follows for tokens/s, as JSON data.
+
+    settings: none means forms and chunk sizes with the configured `remat`, then the other values of `remat` with the
+    best of them. folder: where compilations are kept. Raises ConfigError for chips without a known name or compiler.
+    """
+    if topology.chip is None:
+        raise ConfigError(f"topology {topology.name!r}: settings are compared for chips by name, as v4:2x4x4 or h100:8")
+    check_rows(config, topology.chips)
+    rows = (config.micro_rows or config.batch_rows) // topology.chips
+    head = compiled_head(model, rows, length, config.loss_chunk, topology, folder, notify)
+
+    def row_of(setting: Setting) -> dict[str, Any]:
+        chosen = model.model_copy(update=setting._asdict())
+        block = compiled_block(chosen, rows, length, topology, folder, notify)
+        return _setting_row(setting, block, head, chosen, config, rows, length, topology)
+
+    if settings:
+        done = {setting: row_of(setting) for setting in settings}
+    else:
+        own = Setting.of(model)
+        first = dict.fromkeys(
+            [own, *(Setting(form, chunk, own.remat) for form in ("chunked", "fused") for chunk in CHUNKS)]
+        )
+        done = {setting: row_of(setting) for setting in first}
+        best = max(done, key=lambda setting: _rank(done[setting]))
+        others = [best._replace(remat=remat) for remat in get_args(ModelConfig.model_fields["remat"].annotation)]
+        done |= {setting: row_of(setting) for setting in others if setting not in done}
+    ranked = sorted(done.values(), key=_rank, reverse=True)
+    return {
+        "topology": topology.name,
+        "chips": topology.chips,
+        "rows_per_chip": rows,
+        "row_length": length,
+        "peak": topology.chip.peak,
+        "bandwidth": topology.chip.bandwidth,
+        "configured": str(Setting.of(model)),
+        "settings": ranked,
+    }
+
+
+def _rank(row: dict[str, Any]) -> float:
+    """Tokens/s by the compiler's estimate, or by the bound where there is none; 0 where it does not fit."""
+    return row.get("tokens_per_second_estimate") or row.get("tokens_per_second_bound") or 0.0
+
+
+def _setting_row(
+    setting: Setting,
+    block: dict[str, Any],
+    head: dict[str, Any],
+    model: ModelConfig,
+    config: PretrainConfig,
+    rows: int,
+    length: int,
+    topology: Topology,
+) -> dict[str, Any]:
+    """The costs of one setting and what follows for the whole model."""
+    tokens = rows * length
+    parts = {"forward": block["forward"], "backward": block["backward"], "head": head}
+    refused = {name: part["refused"] for name, part in parts.items() if "refused" in part}
+    seconds = sum(part["seconds"] for part in parts.values())
+    row: dict[str, Any] = {"setting": str(setting), **setting._asdict(), "compile_seconds": seconds}
+    if refused:
+        return {**row, "refused": "; ".join(f"{name}: {text}" for name, text in refused.items())}
+    costs = {name: program_cost(part["text"]) for name, part in parts.items()}
+    kernels = {
+        "forward": {"forward": costs["forward"].kernels},
+        "backward": {
+            "forward": max(0.0, costs["backward"].kernels - model.sca_per_block),  # those that are recomputed
+            "backward": min(costs["backward"].kernels, model.sca_per_block),
+        },
+        "head": {},
+    }
+    chip = topology.chip
+    work = {name: add_kernels(costs[name], kernels[name], model, tokens, chip) for name in parts}
+    step = whole_step({name: times for name, (_, times) in work.items()}, model, config, topology)
+    programs = {
+        name: {
+            "flops": cost.flops,
+            "bytes": cost.bytes,
+            "cycles": cost.cycles,
+            "kernels_counted": cost.kernels,
+            "unknown_loops": cost.unknown_loops,
+            "temporaries": parts[name]["temporaries"],
+            **times._asdict(),
+        }
+        for name, (cost, times) in work.items()
+    }
+    rates = {}
+    for name, seconds in zip(("bound", "estimate"), step, strict=True):
+        rate = None if seconds is None else tokens * topology.chips / seconds
+        rates[f"tokens_per_second_{name}"] = rate
+        peak = chip.peak * topology.chips if chip.peak else None
+        rates[f"mfu_{name}"] = rate * training_flops(model, length) / peak if rate and peak else None
+    kept = block["forward"]["kept"] * model.blocks
+    return {**row, "programs": programs, "kept_by_all_blocks": kept, "step_seconds": step[1] or step[0], **rates}
+
+
+def add_kernels(
+    cost: ProgramCost, kernels: Mapping[str, float], model: ModelConfig, tokens: int, chip: Chip
+) -> tuple[ProgramCost, Seconds]:
+    """A program's cost with the work of its kernels by formula, and its time. `kernels`: how many of each direction."""
+    chunk = min(model.chunk, model.context)
+    chunk = tpu.chunk_for(chunk) if chip.core else gpu.CHUNK
+    products = elementwise = moved = seconds = 0.0
+    for direction, count in kernels.items():
+        work = kernel_work(model, chunk, tokens, direction)
+        products, elementwise = products + count * work.products, elementwise + count * work.elementwise
+        moved += count * work.bytes
+        seconds += count * kernel_seconds(model, chunk, tokens, direction, chip)
+    cost = cost._replace(flops=cost.flops + products + elementwise, bytes=cost.bytes + moved)
+    bound = max(cost.flops / chip.peak if chip.peak else 0.0, cost.bytes / chip.bandwidth)
+    estimate = cost.cycles / chip.core.clock + seconds if cost.cycles is not None and chip.core else None
+    return cost, Seconds(bound, estimate, seconds)
+
+
+def kernel_seconds(model: ModelConfig, chunk: int, tokens: int, direction: Direction, chip: Chip) -> float:
+    """The least time of one mixing kernel: its matrix products, elementwise operations and bytes, each at full rate.
+
+    For a TPU; 0 for other chips, of which nothing is estimated. A grid step costs time besides, which is not in it.
+    """
+    if chip.core is None or chip.peak is None:
+        return 0.0
+    work = kernel_work(model, chunk, tokens, direction, chip.core.matrix_side)
+    vector = work.elementwise / (chip.core.lanes * chip.core.clock)
+    return max(_EXACT_PASSES * work.products / chip.peak, vector, work.bytes / chip.bandwidth)
+
+
+def whole_step(
+    times: Mapping[str, Seconds], model: ModelConfig, config: PretrainConfig, topology: Topology
+) -> tuple[float, float | None]:
+    """Seconds that a micro-batch takes, by the bound and by the estimate.
+
+    All blocks forward and backward, embedding, head and loss, and its share of the update, by the bytes of one chip's
+    part of parameters, gradients and moments.
+    """
+    state = _UPDATE_BYTES * sum(parameter_counts(model).values()) / config.fsdp
+    update = state / topology.chip.bandwidth * (config.micro_rows or config.batch_rows) / config.batch_rows
+    parts = (times["forward"], times["backward"], times["head"])
+    totals = []
+    for values in zip(*((part.bound, part.estimate) for part in parts), strict=True):
+        forward, backward, head = values
+        known = None not in values
+        totals.append(model.blocks * (forward + backward) + head + update if known else None)
+    return totals[0], totals[1]
