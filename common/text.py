@@ -6,6 +6,10 @@ from urllib.parse import quote
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+# Where Markdown's inline markup, links and formulas begin; addresses without brackets become links too.
+_MARKUP = re.compile(r"[\\`*_$@]|\](?=[(\[:])|~(?=~)|(?<=\w):(?=//)|(?<=\bwww)\.", re.IGNORECASE)
+_BLOCK = re.compile(r"^(\d*)([.)+=#-])(?=[ =#-]|$)")  # a list, a heading, its underline or a rule, at a line's start
+
 
 def visible(text: object, most: int | None = None) -> str:
     """`text` with terminal escapes and direction overrides replaced by U+FFFD, cut to `most` characters."""
@@ -28,6 +32,16 @@ def fenced(text: str) -> str:
     """`text` in a Markdown code block that no run of backticks inside it can close."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
+
+
+def markdown_text(value: object) -> str:
+    """A text from outside as one line of Markdown that shows it letter by letter: no markup, link or HTML in it works.
+
+    Pipes are left to `markdown_table`.
+    """
+    text = " ".join(visible(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _MARKUP.sub(r"\\\g<0>", text)
+    return _BLOCK.sub(r"\g<1>\\\g<2>", text)
 
 
 def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

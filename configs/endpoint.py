@@ -57,6 +57,7 @@ class EndpointConfig(Section):
     extra: dict[str, Any] | None = None  # more fields of each request, as `{ reasoning_effort = "low" }`
     token_limit: Literal["max_tokens", "max_completion_tokens"] | None = None  # that field's name; None: max_tokens
     omit: tuple[Literal["temperature", "seed"], ...] | None = None  # fields that are not sent: the model refuses them
+    license: Operational[str] = ""  # licence of the model or terms of its replies, for cards
     stand_in: bool = False  # labels every result that rests on it
 
     @model_validator(mode="before")

@@ -39,6 +39,7 @@ class SourceConfig(Section):
     rows_per_shard: PositiveInt = 4096  # rows of `row_length` tokens in a file; a worker holds one file in memory
     languages: tuple[str, ...] = ()  # drop records in other languages, or without a known one; empty: keep all
     minimum_score: float | None = None  # FineWeb-Edu's `score`: drop records below it, or without one
+    license: Operational[str] = ""  # of the text, for the cards of what is made from it
     bad_files_share: Operational[Share] = (
         0.0  # of the files, that may be unreadable: they are skipped, and named in the artifact
     )

@@ -76,6 +76,7 @@ class ProblemSource(Section):
     tasks: tuple[TaskConfig, ...] = ()  # source "reasoning": what it generates
     revision: str = ""  # a training set: a commit of the Hub instead of the pinned one
     path: str = ""  # source "jsonl": a file of {question, answer, ...}; docs/problems.md has its format
+    license: Operational[str] = ""  # of the problems, for the cards of models that are trained on them
 
 
 class WeightedSource(ProblemSource):

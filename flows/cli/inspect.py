@@ -227,6 +227,15 @@ def checkpoint_folder(name: str | None) -> Path:
     return named_or_newest(open_store(), "checkpoint", name).path
 
 
+def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]:
+    """The artifact of a checkpoint and its folder; None for a folder that is not in the store."""
+    folder = checkpoint_folder(name)
+    for _, key, number, path in store.folders("checkpoint"):
+        if path.resolve() == folder.resolve():
+            return store.read("checkpoint", key, number, path), folder
+    return None, folder
+
+
 def _catalog(store: Store) -> Catalog:
     """The catalog with everything that the event files and manifests hold now."""
     store.refresh(events=True)

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
+from flows.cli.publish import publish
 from flows.cli.serve import serve
 from flows.cli.store import store_app
 from flows.cli.terminal import (
@@ -412,6 +413,7 @@ PANELS = {
         "bench": bench,
         "export": export,
         "import": import_,
+        "publish": publish,
     },
     "Operate": {
         "deploy": deploy,

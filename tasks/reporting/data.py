@@ -81,9 +81,7 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
     catalog = Catalog(store)
     catalog.ingest()
     labels = {item.artifact.execution: item.label for item in inputs}
-    executions = list(labels)
-    spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
-    calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
+    spent, calls, cost = spending(catalog, labels)
     by_stage, rows = scores(inputs), evaluation_rows(inputs)
     climbed = ladder(by_stage, rows)
     return {
@@ -91,14 +89,22 @@ def collect(store: Store, inputs: Sequence[Input], samples: int) -> Facts:
         "problems": changed_problems(climbed, rows) if climbed else [],
         "stages": _stages(inputs, spent),
         "scores": by_stage,
-        "curves": _curves(catalog.query(_METRICS, [executions]), labels),
+        "curves": _curves(catalog.query(_METRICS, [list(labels)]), labels),
         "calls": calls,
-        "cost": _cost(calls, spent),
+        "cost": cost,
         "samples": _samples(catalog, inputs, samples),
         "screening": screening([(item.label, item.artifact.kind, item.artifact.path, item.facts) for item in inputs]),
         "stand_ins": stand_ins(inputs),
         "lineage": [_lineage(item) for item in inputs],
     }
+
+
+def spending(catalog: Catalog, labels: Mapping[str, str]) -> tuple[dict[str, Facts], list[Facts], Facts]:
+    """What executions took, by `labels` from execution to label: time and memory by label, calls, and totals."""
+    executions = list(labels)
+    spent = {labels[row["execution"]]: row for row in catalog.query(_SECONDS, [executions])}
+    calls = [{"label": labels[row.pop("execution")], **row} for row in catalog.query(_CALLS, [executions])]
+    return spent, calls, _cost(calls, spent)
 
 
 def screening(artifacts: Sequence[tuple[str, str, Path, Mapping[str, Any]]]) -> Facts:
@@ -183,6 +189,14 @@ def stand_ins(inputs: Sequence[Input]) -> list[dict[str, str]]:
                 if e.get("stand_in")
             ]
     return [{"label": label, "note": note} for label, notes in by_label.items() for note in dict.fromkeys(notes)]
+
+
+def stand_ins_by_note(notes: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The labels that each note of `stand_ins` is of."""
+    by_note: dict[str, list[str]] = {}
+    for note in notes:
+        by_note.setdefault(note["note"], []).append(note["label"])
+    return by_note
 
 
 def _stages(inputs: Sequence[Input], spent: Mapping[str, Facts]) -> list[Facts]:

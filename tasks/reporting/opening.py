@@ -6,6 +6,7 @@ from typing import Any
 from common.text import amount, dollars, duration
 from evals.tables.ladder import gains_in_words, ladder_table
 from tasks.reporting.blocks import BulletList, IntervalChart, Paragraph, ReportBlock, ReportSection, SideBySide
+from tasks.reporting.data import stand_ins_by_note
 
 Facts = Mapping[str, Any]
 COST, STAND_INS = "Cost", "Stand-ins"  # titles of the sections that have the whole of it
@@ -80,9 +81,7 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> str:
 
 
 def _stand_ins(notes: Sequence[Facts]) -> Iterator[ReportBlock]:
-    by_note: dict[str, list[str]] = {}
-    for note in notes:
-        by_note.setdefault(note["note"], []).append(note["label"])
+    by_note = stand_ins_by_note(notes)
     if not by_note:
         return
     yield BulletList(tuple(f"{note} ({', '.join(labels)})" for note, labels in by_note.items()))

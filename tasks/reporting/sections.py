@@ -23,6 +23,7 @@ from tasks.reporting.blocks import (
     Samples,
     TableFigure,
 )
+from tasks.reporting.data import stand_ins_by_note
 from tasks.reporting.opening import COST, STAND_INS, opening
 
 Facts = Mapping[str, Any]
@@ -400,10 +401,7 @@ def _cost(total: Facts, calls: Sequence[Facts]) -> Iterator[ReportBlock]:
 
 def _stand_ins(notes: Sequence[Mapping[str, str]]) -> Iterator[ReportBlock]:
     if notes:
-        by_note: dict[str, list[str]] = {}
-        for note in notes:
-            by_note.setdefault(note["note"], []).append(note["label"])
-        rows = tuple((", ".join(labels), note) for note, labels in by_note.items())
+        rows = tuple((", ".join(labels), note) for note, labels in stand_ins_by_note(notes).items())
         yield ResultTable("Stand-ins", ("Stage", "What stands in for what"), rows)
 
 

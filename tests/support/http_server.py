@@ -95,7 +95,7 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self._body()
             response = server.respond(Request(self.command, unquote(parts.path), parts.query, self.headers, body))
             if response is None:
                 self.close_connection = True
@@ -111,7 +111,17 @@ def _handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 self.close_connection = self.close_connection or length != len(response.body)
 
-        do_HEAD = do_POST = do_GET
+        do_HEAD = do_POST = do_PUT = do_GET
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            chunks = []
+            while length := int(self.rfile.readline().split(b";")[0], 16):
+                chunks.append(self.rfile.read(length))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(chunks)
 
         def log_message(self, *args: object) -> None:
             """Write nothing to the test's output."""

@@ -1,0 +1,78 @@
+"""The command `nautile publish`: write the folder, show what would go where, ask, upload."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import ConfigError
+from flows.cli.terminal import Json, show_as, the_store
+
+FOLDER = "published"  # in the working folder
+
+
+def publish(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face Hub.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder and stop before any request.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write it. Default: published/OWNER--NAME.")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="As `nautile export` has it.")] = "nautile",
+    dataset: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Publish the distilled documents too, with a card of their own.")
+    ] = None,
+    license_: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="Licence of the weights, by the Hub's identifier.")
+    ] = None,
+    dataset_license: Annotated[
+        str | None, typer.Option(metavar="ID", help="Licence of the documents, by the Hub's identifier.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Create the repository public. Default: private.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a checkpoint on the Hugging Face Hub, with a model card written from the run's records.
+
+    Needs a token that may write: HF_TOKEN, or `hf auth login`. Files that the repository has already are not sent.
+    """
+    from flows.cli.inspect import checkpoint_artifact
+    from flows.cli.upload import publish_folder
+    from flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
+    from flows.operate.publish import documents_of, write_dataset, write_model
+    from model.exports.formats import FORMATS
+
+    repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
+    repositories += [("dataset", dataset)] if dataset else []
+    for _, name in repositories:
+        check_repository(name)
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_}: is not one of {', '.join(FORMATS)}")
+    token = None if dry_run else hub_token()
+    if not dry_run and token is None:
+        raise ConfigError(
+            "publishing needs a token: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), "
+            "or see with --dry-run what would be published"
+        )
+    if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
+        raise ConfigError("nobody is here to confirm the upload: pass --yes, or --dry-run to upload nothing")
+    store = the_store()
+    artifact, folder = checkpoint_artifact(store, checkpoint)
+    documents = documents_of(store, artifact) if dataset else None
+    uploader = HubUploader(token, os.environ.get("HF_ENDPOINT")) if token else None
+    if uploader:
+        uploader.user()  # before minutes of work for a token that is none
+    main = out or Path(FOLDER) / repository.replace("/", "--")
+    written = [write_model(store, artifact, folder, main, repository, format_, license_=license_, dataset=dataset)]
+    if documents and dataset:
+        second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")
+        written.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
+    message = f"Nautile {artifact.id}" if artifact else "Nautile"
+    results = [
+        publish_folder(uploader, one, name, kind, private=not public, message=message, yes=yes, quiet=as_json)
+        for (kind, name), one in zip(repositories, written, strict=True)
+    ]
+    if as_json:
+        show_as(results, True, str)

@@ -1,0 +1,151 @@
+"""What `nautile publish` writes before anything is uploaded: a folder for a model, and one for its documents.
+
+A folder is built beside its place and renamed to it when it is whole. If one is there already with the same bytes, as
+after an upload that was cut off, it is taken as it is; another one is never written over.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.files import sha256_of, write_text
+from data.distill.parquet import write_parquet
+from model.exports.formats import FORMATS
+from store.artifacts import Artifact, Store
+from tasks.reporting.dataset_card import dataset_card
+from tasks.reporting.model_card import Publication, Snippet, model_card
+from tasks.reporting.model_facts import distilled_documents, lineage, model_facts
+
+CARD = "README.md"
+LIBRARIES = {"nautile": "nautile"}  # that load a folder of each format, by the Hub's name
+QUESTION = "State the final answer to the following arithmetic problem: 4 - 1 ="
+
+
+def write_model(
+    store: Store,
+    checkpoint: Artifact | None,
+    folder: Path,
+    out: Path,
+    repository: str,
+    format_: str,
+    *,
+    license_: str | None = None,
+    dataset: str | None = None,
+) -> Path:
+    """Write the checkpoint in `folder` to `out` in a format of `FORMATS`, with its card. `checkpoint`: its artifact,
+    None if it is none; `dataset`: the repository of its documents. Raises `ConfigError` if `out` holds anything else.
+    """
+    if checkpoint is not None:
+        store.check(checkpoint)
+
+    def build(new: Path) -> None:
+        FORMATS[format_](folder, new)
+        publication = Publication(
+            repository,
+            LIBRARIES[format_],
+            model_snippets(repository, format_),
+            tags=["safetensors"],
+            license=license_,
+            dataset=dataset,
+        )
+        write_text(new / CARD, model_card(model_facts(store, checkpoint, folder), publication))
+
+    return _settle(out, build)
+
+
+def documents_of(store: Store, checkpoint: Artifact | None) -> Artifact:
+    """The distilled documents that a checkpoint was trained on. Raises `ConfigError` if there are none in the store."""
+    documents = distilled_documents(store, lineage(store, checkpoint)[0]) if checkpoint else None
+    if documents is None:
+        named = checkpoint.id if checkpoint else "a folder outside the store"
+        raise ConfigError(f"--dataset: the store has no distilled documents that {named} was trained on")
+    return documents
+
+
+def write_dataset(
+    store: Store, documents: Artifact, out: Path, repository: str, *, license_: str | None = None
+) -> Path:
+    """Write distilled documents to `out` as Parquet files with their card. Raises as `write_model`."""
+    store.check(documents)
+
+    def build(new: Path) -> None:
+        write_parquet(documents.path, new / "data")
+        write_text(new / CARD, dataset_card(store, documents, repository, dataset_snippets(repository), license_))
+
+    return _settle(out, build)
+
+
+def model_snippets(repository: str, format_: str) -> list[Snippet]:
+    """How to load a folder of the format from its repository; each snippet runs as it stands."""
+    name = repository.partition("/")[2]
+    by_format = {
+        "nautile": [
+            Snippet(
+                "With this project installed:",
+                "bash",
+                f'hf download {repository} --local-dir {name}\nnautile chat {name} --prompt "{QUESTION}"',
+            ),
+            Snippet(
+                "Its weights and its tokenizer alone, without this project (`pip install huggingface_hub safetensors "
+                "tokenizers numpy`):",
+                "python",
+                "from huggingface_hub import snapshot_download\n"
+                "from safetensors.numpy import load_file\n"
+                "from tokenizers import Tokenizer\n\n"
+                f'folder = snapshot_download("{repository}")\n'
+                'weights = load_file(f"{folder}/weights.safetensors")\n'
+                'tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")\n'
+                'print(sum(array.size for array in weights.values()), tokenizer.encode("Hello").ids)',
+            ),
+        ]
+    }
+    return by_format[format_]
+
+
+def dataset_snippets(repository: str) -> list[Snippet]:
+    """How to load the documents from their repository."""
+    code = (
+        "from datasets import load_dataset\n\n"
+        f'documents = load_dataset("{repository}", split="train")\n'
+        'print(documents.num_rows, documents[0]["query"])'
+    )
+    return [Snippet("", "python", code)]
+
+
+def _settle(out: Path, build: Callable[[Path], None]) -> Path:
+    """Build a folder and put it at `out`, or keep what is there if it holds the same files."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is not a folder: name another with --out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+    try:
+        new = work / "new"
+        build(new)
+        if out.exists() and any(out.iterdir()):
+            if differing := _difference(out, new):
+                raise ConfigError(
+                    f"{out} holds something else already ({differing}): remove it, or name another with --out"
+                )
+        else:
+            new.rename(out)  # onto an empty folder, if there is one
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return out
+
+
+def _difference(there: Path, new: Path) -> str | None:
+    """The first file that only one of two folders has, or that differs."""
+    files = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (there, new)]
+    for name in sorted(files[0] | files[1]):
+        if name not in files[0]:
+            return f"{name} is missing"
+        if name not in files[1]:
+            return f"{name} is not of this publication"
+        if sha256_of(there / name) != sha256_of(new / name):
+            return f"{name} differs"
+    return None

@@ -1,0 +1,84 @@
+"""What the cards of models and data sets share: a Markdown page with YAML in front, in which all values are escaped.
+
+A template's `{{ value }}` is shown letter by letter, whatever is in it; a value that is None is "not recorded". What is
+markup on purpose has gone through a filter: `table`, `code`, `fenced`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from common.text import dollars, duration, fenced, markdown_table, markdown_text
+from evals.tables.results import ResultTable, to_markdown
+
+NOT_RECORDED = "not recorded"
+
+
+class Markup(str):
+    """Markdown that is written as it is."""
+
+
+def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The page of a template in this folder, with `front_matter` as YAML before it."""
+    from huggingface_hub.utils import yaml_dump
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "table": _table,
+        "rows": _rows,
+        "code": lambda text: Markup(f"`{' '.join(str(text).replace('`', chr(39)).split())}`"),
+        "fenced": lambda text: Markup(fenced(str(text))),
+        "number": lambda value: None if value is None else f"{value:,}",
+        "dollars": lambda value: None if value is None else dollars(value).removeprefix("$") + " dollars",
+        "duration": lambda value: None if value is None else duration(value),
+        "words": lambda name: str(name).replace("_", " "),
+    }
+    page = environment.get_template(template).render(facts)
+    return f"---\n{yaml_dump(dict(front_matter), sort_keys=False)}---\n\n{page.strip()}\n"
+
+
+def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that have a value: a front matter leaves out what is not known."""
+    return {name: value for name, value in fields.items() if value not in (None, [], "")}
+
+
+def languages(counts: Iterable[Mapping[str, int]], named: Iterable[str]) -> list[str]:
+    """Codes that a configuration names, and those of at least one in a hundred counted documents."""
+    codes = set(named)
+    for by_code in counts:
+        total = sum(by_code.values())
+        codes |= {code for code, count in by_code.items() if code.isalpha() and 100 * count >= total}
+    return sorted(codes)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return NOT_RECORDED
+    return value if isinstance(value, Markup) else Markup(markdown_text(value))
+
+
+def _table(table: ResultTable) -> Markup:
+    """A table of results with every text in it escaped."""
+    escaped = replace(
+        table,
+        title=markdown_text(table.title),
+        columns=tuple(map(markdown_text, table.columns)),
+        rows=tuple(tuple(map(markdown_text, row)) for row in table.rows),
+        notes=("\n\n".join(map(markdown_text, table.notes)),),
+    )
+    return Markup(to_markdown(escaped).strip())
+
+
+def _rows(rows: Sequence[Sequence[Any]], *columns: str) -> Markup:
+    """A table of `rows` under `columns`, every cell escaped unless it is markup."""
+    return Markup(markdown_table(columns, [[_shown(cell) for cell in row] for row in rows]))

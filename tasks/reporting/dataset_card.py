@@ -1,0 +1,118 @@
+"""The card of published distilled documents: README.md, with the front matter that the Hub reads.
+
+The figures are those of the documents' manifest and, where it is there, of the run's own data card.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.files import read_json
+from common.text import visible
+from data.distill.parquet import COLUMNS
+from store.artifacts import Artifact, Store
+from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
+from tasks.reporting.model_card import UNKNOWN_LICENSE, Snippet, prompt_set_rows, teacher_rows
+from tasks.reporting.model_facts import lineage, teachers
+
+LONGEST_EXAMPLE = 800  # characters of each part
+_FACTS = (
+    "documents", "prompts", "neighbours", "stand_in", "budget_exhausted", "dollars", "dollars_unknown", "exemplars",
+    "held_out",
+)  # fmt: skip
+
+
+def dataset_card(
+    store: Store, documents: Artifact, repository: str, snippets: Sequence[Snippet], license_: str | None
+) -> str:
+    """The text of README.md for the documents of an artifact. `license_`: an identifier of the Hub."""
+    facts = {name: None for name in _FACTS} | documents.manifest["facts"]
+    own = store.find("data_card", documents.key)
+    counts = ((read_json(own.path / "data_card.json") or {}) if own else {}).get("counts")
+    by_teacher = teachers(documents)
+    sets = documents.manifest["config"].get("distill", {}).get("prompt_sets", [])
+    made, _ = lineage(store, documents)
+    notes = [item.facts.get("stand_in") for item in made if item.artifact.kind == "exemplars"]
+    spoken = languages([facts.get("languages") or {}], [])
+    hubs = [row["path"] for row in sets if row["source"] == "hub"]
+    front_matter = {
+        "license": license_ or UNKNOWN_LICENSE,
+        "language": spoken,
+        "task_categories": ["text-generation"],
+        "tags": ["nautile", "synthetic", "reasoning", *(["stand-in"] if facts["stand_in"] else [])],
+        "source_datasets": list(dict.fromkeys(hubs)),
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
+    }
+    commit = documents.manifest["commit"]
+    return card(
+        "dataset_card.md.j2",
+        without_none(front_matter),
+        {
+            "name": repository.partition("/")[2],
+            "not_recorded": Markup(NOT_RECORDED),
+            "facts": facts,
+            "artifact": {"id": documents.id, "created": documents.manifest["created"][:19]},
+            "commit": commit,
+            "license": license_ or f"{NOT_RECORDED}; ask their publisher",
+            "prompt_sets": [
+                (*row, *_of_set(row[0], counts), _left_out(facts, row[0])) for row in prompt_set_rows(sets)
+            ],
+            "teachers": teacher_rows(by_teacher),
+            **{name: _sum(row[name] for row in by_teacher) for name in ("tokens_in", "tokens_out")},
+            "exemplar_notes": [note for note in notes if note],
+            "contaminated": _in_words(facts.get("contaminated") or {}) or "none",
+            "rejected": [
+                (
+                    reason.replace("_", " "),
+                    f"{count:,}",
+                    f"{count / facts['prompts']:.1%}" if facts["prompts"] else None,
+                )
+                for reason, count in sorted((facts.get("rejected") or {}).items())
+            ],
+            "hostile": None if counts is None else _hostile(counts),
+            "languages": _in_words(facts.get("languages") or {}) or None,
+            "columns": [(Markup(f"`{name}`"), what) for name, what in COLUMNS.items()],
+            "examples": [_example(row) for row in (facts.get("samples") or {}).get("kept", [])],
+            "snippets": [
+                {"about": snippet.about, "language": Markup(snippet.language), "code": Markup(snippet.code)}
+                for snippet in snippets
+            ],
+        },
+    )
+
+
+def _share(count: int, total: int | None) -> str | None:
+    return f"{count / total:.1%}" if total else None
+
+
+def _of_set(name: str, counts: Mapping[str, Any] | None) -> tuple[str | None, str | None]:
+    """Prompts and documents of a set; None where the run has no data card."""
+    if counts is None:
+        return None, None
+    return f"{counts['sets'].get(name, 0):,}", f"{counts['sets_kept'].get(name, 0):,}"
+
+
+def _left_out(facts: Mapping[str, Any], name: str) -> str | None:
+    about = (facts.get("prompt_sets") or {}).get(name)
+    return None if about is None else _in_words(about.get("left_out", {})) or "none"
+
+
+def _hostile(counts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    kept = counts.get("hostile_kept", {})
+    return [
+        (*name.split("/", 1), f"{count:,}", f"{kept.get(name, 0):,}")
+        for name, count in sorted(counts.get("hostile", {}).items())
+    ]
+
+
+def _example(row: Mapping[str, Any]) -> str:
+    parts = [row.get("query"), row.get("reasoning"), row.get("answer")]
+    return "\n\n".join(visible(part, LONGEST_EXAMPLE) for part in parts if part)
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name.replace('?', 'unknown').replace('_', ' ')}" for name, count in counts.items())
+
+
+def _sum(values: Any) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

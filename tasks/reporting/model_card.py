@@ -1,0 +1,223 @@
+"""The card of a published model: README.md, with the front matter that the Hub reads.
+
+All figures are those of `tasks.reporting.model_facts`; the wording is in model_card.md.j2.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.text import duration
+from evals.benchmarks.catalogue import BENCHMARKS
+from evals.tables.ladder import gains_in_words, ladder_table
+from evals.tables.results import table_1, table_2
+from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
+from tasks.reporting.data import stand_ins_by_note
+from tasks.reporting.model_facts import own_scores
+
+Facts = Mapping[str, Any]
+
+UNKNOWN_LICENSE = "unknown"  # the Hub's identifier
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A piece of code in a card; `language` is the name that Markdown's fences have for it."""
+
+    about: str
+    language: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What the operator says of a model: the repository, its licence, and what the folder's format needs."""
+
+    repository: str
+    library: str  # that loads the folder, by the Hub's name
+    snippets: Sequence[Snippet]
+    tags: Sequence[str] = ()
+    license: str | None = None  # an identifier of the Hub
+    dataset: str | None = None  # the repository of the distilled documents
+
+
+def model_card(facts: Facts, publication: Publication) -> str:
+    """The text of README.md from the facts of a model and what is said of it."""
+    scores, name = own_scores(facts), publication.repository.partition("/")[2]
+    spoken = languages(
+        [(facts["documents"] or {}).get("languages", {})],
+        [language for source in facts["sources"] for language in source.get("languages", ())],
+    )
+    compared = table_1(facts["scores"]) if facts["scores"] else None
+    return card(
+        "model_card.md.j2",
+        _front_matter(facts, publication, spoken),
+        {
+            **facts,
+            "name": name,
+            "not_recorded": Markup(NOT_RECORDED),
+            "configuration": _configuration(facts),
+            "context": (facts["model"] or {}).get("context"),
+            "weights_license": _license_in_words(publication.license),
+            "code_license": "The code that comes with them is Apache-2.0.",
+            "stages": [
+                (
+                    row["label"],
+                    row["id"],
+                    row["created"][:19],
+                    None if row["seconds"] is None else duration(row["seconds"]),
+                    _commit(row["commit"]),
+                )
+                for row in facts["stages"]
+            ],
+            "phases": [(row["name"], f"{row['tokens']:,}", _mixture(row["mixture"])) for row in facts["phases"]],
+            "read": [
+                (row["source"], f"{row['tokens']:,}", None if row["epochs"] is None else f"{row['epochs']:.2f}")
+                for row in facts["read"]
+            ],
+            "sources": [
+                (
+                    row["name"] or row["label"],
+                    row["origin"] or row["reader"],
+                    row["license"] or ("see below" if row["reader"] == "distilled documents" else None),
+                    _number(row["documents"]),
+                    _number(row["tokens"]),
+                    _number(row["overlaps"]),
+                )
+                for row in facts["sources"]
+            ],
+            "problems": [
+                (
+                    row["label"],
+                    row["source"],
+                    " ".join(part for part in (row["hub"], row["revision"]) if part) or "generated here",
+                    row["license"],
+                    _number(row["count"]),
+                )
+                for row in facts["problems"]
+            ],
+            "teachers": teacher_rows(facts["teachers"]),
+            "prompt_sets": prompt_set_rows(facts["prompt_sets"]),
+            "stand_ins": [(note, ", ".join(labels)) for note, labels in stand_ins_by_note(facts["stand_ins"]).items()],
+            "evaluated": scores is not None,
+            "table_1": compared,
+            "ladder": ladder_table(facts["ladder"]) if facts["ladder"] else None,
+            "gains": gains_in_words(facts["ladder"]) if facts["ladder"] else None,
+            "table_2": table_2({name: {**scores, "column": "nautile_370m"}}) if scores else None,
+            "calls": [
+                (
+                    row["label"],
+                    f"{row['endpoint'] or NOT_RECORDED} ({row['model'] or NOT_RECORDED})",
+                    row["purpose"],
+                    *(_number(row[field]) for field in ("calls", "tokens_in", "tokens_out")),
+                    None if row["dollars"] is None else f"{row['dollars']:.4f}",
+                )
+                for row in facts["calls"]
+            ],
+            "languages": ", ".join(spoken),
+            "snippets": [
+                {"about": Markup(snippet.about), "language": Markup(snippet.language), "code": Markup(snippet.code)}
+                for snippet in publication.snippets
+            ],
+            "lineage": [
+                (row["id"], row["label"], row["created"][:19], _commit(row["commit"])) for row in facts["lineage"]
+            ],
+        },
+    )
+
+
+def teacher_rows(teachers: Sequence[Facts]) -> list[tuple[Any, ...]]:
+    """The table of teachers: name, model, licence or terms, prompts asked and kept, whether it is a stand-in."""
+    says = {True: "yes", False: "no", None: None}
+    return [
+        (row["name"], row["model"], row["license"], _number(row["asked"]), _number(row["kept"]), says[row["stand_in"]])
+        for row in teachers
+    ]
+
+
+def prompt_set_rows(prompt_sets: Sequence[Facts]) -> list[tuple[Any, ...]]:
+    """The table of prompt sets: name, where from, licence. An operator's own files are not named."""
+    return [
+        (
+            row["name"],
+            " ".join(part for part in (row["path"], row["subset"], row["revision"][:12]) if part)
+            if row["source"] == "hub"
+            else row["source"],
+            row.get("license") or None,
+        )
+        for row in prompt_sets
+    ]
+
+
+def _front_matter(facts: Facts, publication: Publication, spoken: list[str]) -> dict[str, Any]:
+    hubs = [row["hub"] for row in (*facts["sources"], *facts["problems"]) if row["hub"]]
+    hubs += [row["path"] for row in facts["prompt_sets"] if row["source"] == "hub"]
+    datasets = list(dict.fromkeys([*hubs, *filter(None, [publication.dataset])]))
+    tags = ["nautile", "reasoning", *publication.tags, *(["stand-in"] if facts["stand_ins"] else [])]
+    return without_none(
+        {
+            "license": publication.license or UNKNOWN_LICENSE,
+            "language": spoken,
+            "library_name": publication.library,
+            "pipeline_tag": "text-generation",
+            "tags": tags,
+            "datasets": datasets,
+            "model-index": _model_index(facts, publication),
+        }
+    )
+
+
+def _model_index(facts: Facts, publication: Publication) -> list[dict[str, Any]]:
+    """Each benchmark's strict accuracy in percent; a stand-in is called one, and is no data set of the Hub."""
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    results = []
+    scores = own_scores(facts) or {"benchmarks": {}}
+    for name, score in scores["benchmarks"].items():
+        if score["accuracy"] is None:
+            continue
+        known = BENCHMARKS.get(name)
+        low, high = (round(100 * bound, 2) for bound in score["interval"])
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=known.hub if known else name,
+                dataset_name=score["title"] + (" (stand-in)" if score["stand_in"] else ""),
+                dataset_config=known.subset if known else None,
+                dataset_split=known.split if known else None,
+                dataset_revision=scores.get("protocol", {}).get("sources", {}).get(name) if known else None,
+                metric_type="accuracy",
+                metric_name="strict accuracy in percent, zero-shot",
+                metric_value=round(100 * score["accuracy"], 2),
+                metric_args={"interval_95": [low, high], "questions": score["n"]},
+            )
+        )
+    return eval_results_to_model_index(publication.repository.partition("/")[2], results) if results else []
+
+
+def _configuration(facts: Facts) -> list[tuple[str, str]]:
+    """The fields of the model's and the tokenizer's configuration, with the number of parameters."""
+    rows = [("parameters", f"{facts['parameters']:,}")]
+    for part in ("model", "tokenizer"):
+        rows += [(f"{part}.{name}", str(value)) for name, value in (facts[part] or {}).items()]
+    return rows
+
+
+def _license_in_words(license_: str | None) -> str:
+    if license_:
+        return f"{license_}, as their publisher states"
+    return f"their licence is {NOT_RECORDED}: ask their publisher before you use them"
+
+
+def _mixture(mixture: Mapping[str, float]) -> str:
+    total = sum(mixture.values())
+    return ", ".join(f"{share / total:.0%} {source}" for source, share in mixture.items())
+
+
+def _commit(commit: str | None) -> str | None:
+    return commit and commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"

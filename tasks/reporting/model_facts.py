@@ -1,0 +1,220 @@
+"""The facts of a model's card as plain data: from manifests, the evaluations of its checkpoints, and the catalog.
+
+Nothing here is worded. What no record has is None or absent, and named in `missing`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.files import read_json
+from configs.model import ModelConfig
+from evals.scoring.scores import Scores
+from evals.tables.ladder import ladder
+from rl.problem_sets import TRAINING_SETS
+from store.artifacts import Artifact, Store
+from store.catalog import Catalog
+from tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins
+
+Facts = dict[str, Any]
+
+
+def model_facts(store: Store, checkpoint: Artifact | None, folder: Path) -> Facts:
+    """Everything that the card of the checkpoint in `folder` shows. `checkpoint`: its artifact, None if it is none."""
+    from model.nautile import parameter_counts  # imports JAX
+
+    saved = read_json(folder / "config.json") or {}
+    facts: Facts = {
+        "model": saved.get("model"),
+        "tokenizer": saved.get("tokenizer"),
+        "parameters": sum(parameter_counts(ModelConfig.model_validate(saved["model"])).values()),
+        "artifact": None,
+        "label": None,
+        "missing": [],
+    }
+    empty: Facts = {"stages": [], "phases": [], "read": [], "sources": [], "problems": [], "documents": None}
+    empty |= {"teachers": [], "prompt_sets": [], "judges": [], "stand_ins": [], "scores": {}, "ladder": None}
+    empty |= {"calls": [], "cost": None, "lineage": [], "commits": []}
+    if checkpoint is None:
+        return facts | empty | {"missing": ["The checkpoint is no artifact of a store: how it was made is not known."]}
+    made, missing = lineage(store, checkpoint)
+    evaluations = _evaluations(store, made)
+    by_stage = scores(evaluations)
+    labels = {item.artifact.execution: item.label for item in made}
+    spent, calls, cost = spending(Catalog(store), labels)
+    documents = distilled_documents(store, made)
+    own = next(item.label for item in made if item.artifact.full_id == checkpoint.full_id)
+    asks = any(item.artifact.manifest["config"].get("endpoints") for item in made)
+    if asks and not cost["calls"]:
+        missing.append("Stages asked endpoints, but no request is in the catalog: what they cost is not known.")
+    return facts | {
+        "artifact": _about(checkpoint),
+        "label": own,
+        "missing": missing,
+        "stages": [
+            {"label": item.label, "seconds": spent.get(item.label, {}).get("seconds"), **_about(item.artifact)}
+            for item in made
+            if item.artifact.kind == "checkpoint"
+        ],
+        "phases": [row for item in made for row in _phases(item)],
+        "read": [row for item in made for row in _read(item)],
+        "sources": [source for item in made if (source := _source(item))],
+        "problems": [row for item in made for row in _problems(item)],
+        "documents": documents and {"id": documents.id, **documents.manifest["facts"]},
+        "teachers": teachers(documents) if documents else [],
+        "prompt_sets": documents.manifest["config"].get("distill", {}).get("prompt_sets", []) if documents else [],
+        "judges": [
+            {"label": item.label, **item.facts["judge"]} for item in made if isinstance(item.facts.get("judge"), dict)
+        ],
+        "stand_ins": stand_ins([*made, *evaluations]),
+        "scores": by_stage,
+        "ladder": ladder(by_stage, evaluation_rows(evaluations)),
+        "calls": calls,
+        "cost": cost if cost["calls"] or not asks else None,
+        "lineage": [{"label": item.label, "id": item.artifact.id, **_about(item.artifact)} for item in made],
+        "commits": sorted({item.artifact.manifest["commit"] or "" for item in made} - {""}),
+    }
+
+
+def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
+    """What an artifact was made from with itself, oldest first, and sentences about what the store no longer has.
+
+    The label of a step that was used more than once is followed by the artifact's id.
+    """
+    rows = Catalog(store).lineage(artifact.id)
+    found = {row["id"]: store.get(row["id"]) for row in rows}
+    ordered = sorted(found.values(), key=lambda one: (one.manifest["created"], one.kind))
+    executions: dict[str, set[str]] = {}
+    for one in ordered:
+        executions.setdefault(one.manifest["label"], set()).add(one.execution)
+    inputs = []
+    for one in ordered:
+        label = one.manifest["label"]
+        inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({one.id})", one))
+    there = {one.full_id for one in ordered}
+    missing = [
+        f"{full_id[: full_id.index('/') + 13]}, the input `{name}` of {item.label}, is no longer in the store: "
+        "what it held is not known."
+        for item in inputs
+        for name, full_id in item.artifact.manifest["inputs"].items()
+        if full_id not in there
+    ]
+    return inputs, missing
+
+
+def distilled_documents(store: Store, made: Sequence[Input]) -> Artifact | None:
+    """The newest distilled documents whose tokens are in a lineage; the same execution wrote both."""
+    for item in reversed(made):
+        if item.artifact.kind == "tokens" and "documents" in item.artifact.manifest["outputs"]:
+            documents = store.find("documents", item.artifact.key)
+            if documents is not None and documents.execution == item.artifact.execution:
+                return documents
+    return None
+
+
+def teachers(documents: Artifact) -> list[Facts]:
+    """The teachers of distilled documents with their counts, licence and whether they are stand-ins."""
+    endpoints: Mapping[str, Facts] = documents.manifest["config"].get("endpoints", {})
+    return [
+        {
+            "name": name,
+            "license": endpoints.get(name, {}).get("license") or None,
+            "stand_in": endpoints.get(name, {}).get("stand_in"),
+            **{key: counts.get(key) for key in ("model", "template", "asked", "kept", "tokens_in", "tokens_out")},
+        }
+        for name, counts in documents.manifest["facts"].get("teachers", {}).items()
+    ]
+
+
+def _about(artifact: Artifact) -> Facts:
+    names = ("stage", "commit", "created", "digest")
+    return {"id": artifact.id, **{name: artifact.manifest[name] for name in names}}
+
+
+def _evaluations(store: Store, made: Sequence[Input]) -> list[Input]:
+    """The newest evaluation of each checkpoint, by the label of the stage that made the checkpoint."""
+    by_checkpoint: dict[tuple[str, str], Artifact] = {}
+    for evaluation in store.list("evaluation"):  # oldest first
+        manifest = evaluation.manifest
+        full_id = manifest["inputs"].get("checkpoint", "")
+        by_checkpoint[full_id, manifest["input_executions"].get("checkpoint", "")] = evaluation
+    return [
+        Input(f"evaluate:{item.label}", by_checkpoint[item.artifact.full_id, item.artifact.execution])
+        for item in made
+        if (item.artifact.full_id, item.artifact.execution) in by_checkpoint
+    ]
+
+
+def own_scores(facts: Facts) -> Scores | None:
+    """The scores of the checkpoint itself; None if it was not evaluated."""
+    return facts["scores"].get(facts["label"])
+
+
+def _phases(item: Input) -> list[Facts]:
+    if item.artifact.kind != "checkpoint":
+        return []
+    phases = item.artifact.manifest["config"].get("pretrain", {}).get("phases", [])
+    return [{"label": item.label, **{name: phase[name] for name in ("name", "tokens", "mixture")}} for phase in phases]
+
+
+def _read(item: Input) -> list[Facts]:
+    """The tokens that a pretraining read, by source."""
+    by_source = item.facts.get("tokens_by_source") if item.artifact.kind == "checkpoint" else None
+    epochs = item.facts.get("epochs_by_source", {})
+    return [
+        {"label": item.label, "source": source, "tokens": tokens, "epochs": epochs.get(source)}
+        for source, tokens in (by_source or {}).items()
+    ]
+
+
+def _source(item: Input) -> Facts | None:
+    """A corpus that became tokens: where it came from, under which licence, what was left out of it."""
+    if item.artifact.kind != "tokens":
+        return None
+    config = item.artifact.manifest["config"].get("ingest", {}).get("source")
+    overlaps = item.facts.get("contaminated")
+    about = {
+        "label": item.label,
+        "name": item.facts.get("source"),
+        "documents": item.facts.get("documents"),
+        "tokens": item.facts.get("tokens"),
+        "overlaps": sum(overlaps.values()) if isinstance(overlaps, dict) else None,
+        "stand_in": item.facts.get("stand_in"),
+    }
+    if config is None:
+        return about | {"reader": "distilled documents", "origin": None, "hub": None, "license": None, "languages": []}
+    # The names of an operator's own files are not for everyone.
+    hub = config["path"] if config["reader"] == "hub" else None
+    parts = (hub, config.get("subset"), config.get("revision", "")[:12]) if hub else ()
+    return about | {
+        "reader": config["reader"],
+        "origin": " ".join(part for part in parts if part) or None,
+        "hub": hub,
+        "license": config.get("license") or None,
+        "languages": config.get("languages", []),
+    }
+
+
+def _problems(item: Input) -> list[Facts]:
+    """The problems that a reinforcement stage was trained on."""
+    if item.artifact.kind != "checkpoint":
+        return []
+    section = item.artifact.manifest["config"].get(item.artifact.manifest["stage"], {})
+    config = section.get("problems") if isinstance(section, dict) else None
+    if config is None:
+        return []
+    rows = []
+    for source in config.get("sources") or [config]:
+        known = TRAINING_SETS.get(source["source"])
+        kinds = ", ".join(task["name"] for task in source.get("tasks", []))
+        rows.append(
+            {
+                "label": item.label,
+                "source": source["source"] + (f" ({kinds})" if kinds else ""),
+                "hub": known.parts[0].hub if known else None,
+                "revision": (source.get("revision") or known.pinned)[:12] if known else None,
+                "license": source.get("license") or None,
+                "count": config.get("count"),
+            }
+        )
+    return rows
