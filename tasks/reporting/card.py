@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common.text import dollars, duration, fenced, markdown_table, markdown_text
+from common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
 from evals.tables.results import ResultTable, to_markdown
 
 NOT_RECORDED = "not recorded"
@@ -36,8 +36,8 @@ def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any
     environment.filters |= {
         "table": _table,
         "rows": _rows,
-        "code": lambda text: Markup(f"`{' '.join(str(text).replace('`', chr(39)).split())}`"),
-        "fenced": lambda text: Markup(fenced(str(text))),
+        "code": lambda text: Markup(f"`{' '.join(visible(text).replace('`', chr(39)).split())}`"),
+        "fenced": lambda text: Markup(fenced(visible(text))),
         "number": lambda value: None if value is None else f"{value:,}",
         "dollars": lambda value: None if value is None else dollars(value).removeprefix("$") + " dollars",
         "duration": lambda value: None if value is None else duration(value),

@@ -11,7 +11,7 @@ from common.files import read_json
 from configs.model import ModelConfig
 from evals.scoring.scores import Scores
 from evals.tables.ladder import ladder
-from rl.problem_sets import TRAINING_SETS
+from rl.problems.sets import TRAINING_SETS
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog
 from tasks.reporting.data import Input, evaluation_rows, scores, spending, stand_ins

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from common.text import amount, dollars, duration, first_line, markdown_table, size, visible
+from common.text import amount, dollars, duration, first_line, markdown_table, markdown_text, size, visible
 
 
 @pytest.mark.parametrize(
@@ -73,3 +74,28 @@ def test_no_cell_of_a_markdown_table_can_end_its_cell_or_its_line():
 @pytest.mark.parametrize(("error", "line"), [(ValueError("\na\nb"), "a"), (KeyError(), "KeyError")])
 def test_the_first_line_of_an_error_is_never_empty(error, line):
     assert first_line(error) == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>", "<!-- hidden", "[x](http://evil.example)", "![x](http://evil.example)",
+        "*a* __b__",
+        "`code`", "# head", "> quote", "- item", "+ item", "1. item", "2) item", "---", "===", "line\n# head\n- item",
+        "&lt;b&gt;", "\\<b>", "a\\", "[a]: http://evil.example", "~~gone~~",
+    ],
+)  # fmt: skip
+def test_text_from_outside_is_one_line_of_markdown_that_shows_it_letter_by_letter(text):
+    written = markdown_text(text)
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("strikethrough").parse(written)
+    assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
+    assert {child.type for child in tokens[1].children} <= {"text", "text_special"}
+    assert "".join(child.content for child in tokens[1].children) == " ".join(text.split())
+
+
+def test_addresses_and_mentions_in_text_from_outside_do_not_become_links():
+    assert markdown_text("http://evil.example www.evil.example @me $x$") == (
+        "http\\://evil.example www\\.evil.example \\@me \\$x\\$"
+    )
+    assert markdown_text("+5.3 [1, 2] of 1.5") == "+5.3 [1, 2] of 1.5"
+    assert markdown_text("\x1b[31m") == "\N{REPLACEMENT CHARACTER}[31m"

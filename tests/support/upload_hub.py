@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import parse_qs
 
 import yaml
 
@@ -122,6 +123,16 @@ class UploadHub(FakeServer):
             return _missing()
         return json_response([_entry(path, content) for path, content in sorted(repository.files.items())])
 
+    def _paths(self, request: Request, token: str, kinds: str, repo: str, commit: str) -> Response:
+        repository = self._find(kinds, repo, token)
+        if repository is None:
+            return _missing()
+        try:
+            wanted = set(request.json()["paths"])
+        except ValueError:  # some clients send a form
+            wanted = set(parse_qs(request.body.decode())["paths"])
+        return json_response([_entry(p, content) for p, content in repository.files.items() if p in wanted])
+
     def _preupload(self, request: Request, token: str, kinds: str, repo: str) -> Response:
         repository = self._find(kinds, repo, token)
         if repository is None:
@@ -203,6 +214,7 @@ _CALLS = (
     ("GET", _API, "info"),
     ("GET", rf"{_API}/revision/(?P<commit>\w+)", "info"),
     ("GET", rf"{_API}/tree/(?P<commit>\w+)", "tree"),
+    ("POST", rf"{_API}/paths-info/(?P<commit>\w+)", "paths"),
     ("POST", rf"{_API}/preupload/main", "preupload"),
     ("POST", rf"{_API}/commit/main", "commit"),
     ("POST", rf"/(?:datasets/)?{_REPO}\.git/info/lfs/objects/batch", "batch"),

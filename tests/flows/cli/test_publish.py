@@ -1,0 +1,225 @@
+"""`nautile publish` against a Hub on loopback: what is written, shown, asked, sent; snippets run as they stand."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from common.files import write_json
+from configs.model import TokenizerConfig
+from flows.cli import main as cli
+from model.nautile import initialise
+from model.weights.files import save_weights
+from store.artifacts import Store
+from store.manifest import stage_key
+from tests.model.conftest import tiny_config
+from tests.support.toy_cli import ROOT, environment, start
+from tests.support.upload_hub import UploadHub
+
+TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"
+TOKENIZER = TokenizerConfig(ranks=600)
+
+
+@pytest.fixture(scope="module")
+def made(build_once):
+    """A store with a checkpoint that was trained on distilled documents, without an evaluation."""
+
+    def build(folder: Path) -> None:
+        store = Store(folder / "store")
+        store.prepare()
+        key = stage_key("distill", 1, {"name": "toy"}, {})
+        about = {"stage": "distill", "version": 1, "inputs": {}, "execution": "d1", "outputs": ("documents", "tokens")}
+        texts = store.staging(key) / "documents"
+        texts.mkdir()
+        document = {"query": "why?", "synthetic_reasoning": "so", "synthetic_answer": "because"}
+        (texts / "documents-00000.jsonl").write_text((json.dumps(document) + "\n") * 3)
+        facts = {"documents": 3, "prompts": 4, "teachers": {}}
+        store.publish("documents", key, texts, config={}, facts=facts, **about)
+        rows = store.staging(key) / "tokens"
+        rows.mkdir()
+        (rows / "rows.u4").write_bytes(bytes(8))
+        tokens = store.publish("tokens", key, rows, config={}, facts={"source": "distilled"}, **about)
+        key = stage_key("pretrain", 1, {"name": "toy"}, {})
+        weights = store.staging(key) / "checkpoint"
+        model = tiny_config(vocabulary=TOKENIZER.vocabulary)
+        save_weights(weights, initialise(model, 0), model, TOKENIZER)
+        inputs = {"distilled": tokens}
+        store.publish("checkpoint", key, weights, stage="pretrain", version=1, config={}, inputs=inputs, facts={})
+        write_json(folder / "made.json", {"checkpoint": f"checkpoint/{key}"})
+
+    return build_once("publication", build)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with UploadHub({TOKEN: {"me"}, READER: set()}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+@pytest.fixture
+def publish(made, hub, monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder; returns exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, token=TOKEN, checkpoint=None):
+        if token:
+            monkeypatch.setenv("HF_TOKEN", token)
+        else:
+            monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("NAUTILE_STORE", str(made / "store"))
+        monkeypatch.setenv("COLUMNS", "200")
+        name = checkpoint or json.loads((made / "made.json").read_text())["checkpoint"]
+        monkeypatch.setattr(sys, "argv", ["nautile", "publish", name, *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
+
+
+def test_a_dry_run_writes_the_folders_and_asks_nobody(publish, hub, tmp_path):
+    code, out, err = publish("me/small", "--dry-run", "--dataset", "me/texts", token=None)
+    assert (code, err) == (0, "")
+    assert "model me/small: the Hub was not asked, private" in out
+    assert "README.md" in out
+    assert "data/train-00000.parquet" in out
+    assert "nothing was uploaded: published/me--small holds what would go" in out
+    card = (tmp_path / "published" / "me--small" / "README.md").read_text()
+    assert "This checkpoint has no evaluation in the store" in card
+    assert "- me/texts\n" in card
+    assert hub.calls == []
+
+
+def test_publishing_twice_sends_once(publish, hub, tmp_path):
+    code, out, _ = publish("me/small", "--yes", "--dataset", "me/texts", "--license", "mit")
+    assert code == 0
+    assert "will be created, private" in out
+    assert f"published: {hub.url}/me/small/commit/" in out
+    for kind, name, folder in (("model", "me/small", "me--small"), ("dataset", "me/texts", "me--texts")):
+        files = hub.repositories[kind, name].files
+        written = tmp_path / "published" / folder
+        names = {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()}
+        assert set(files) == names | {".gitattributes"}
+        assert all(files[name] == (written / name).read_bytes() for name in names)
+    hub.calls.clear()
+    code, out, _ = publish("me/small", "--yes", "--dataset", "me/texts", "--license", "mit")
+    assert code == 0
+    assert "me/small has all of this already: nothing was uploaded" in out
+    assert "me/texts has all of this already: nothing was uploaded" in out
+    assert set(hub.calls) == {"whoami", "info", "tree"}
+
+
+def test_the_token_is_in_no_file_and_no_output(publish, made, tmp_path):
+    _, out, err = publish("me/small", "--yes")
+    places = [path for root in (tmp_path, made) for path in root.rglob("*") if path.is_file()]
+    assert len(places) > 10
+    assert not any(TOKEN.encode() in path.read_bytes() for path in places)
+    assert TOKEN not in out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "message"),
+    [
+        (["small", "--yes"], TOKEN, "'small' is not a repository of the Hub, OWNER/NAME"),
+        (["me/small", "--dataset", "a b/c", "--yes"], TOKEN, "'a b/c' is not a repository of the Hub"),
+        (["me/small", "--yes"], None, "publishing needs a token: set HF_TOKEN"),
+        (["me/small", "--yes"], "hf_unknown", "it refuses the token: set HF_TOKEN to a valid one"),
+        (["me/small", "--yes"], READER, "the token has no right to write there"),
+        (["them/small", "--yes"], TOKEN, "the token has no right to write there"),
+        (["me/small"], TOKEN, "nobody is here to confirm the upload: pass --yes"),
+        (["me/small", "--yes", "--format", "gguf"], TOKEN, "--format gguf: is not one of"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_published(publish, hub, arguments, token, message):
+    code, out, err = publish(*arguments, token=token)
+    assert (code, message in err, len(err.splitlines())) == (2, True, 1), err
+    assert "Traceback" not in out + err
+    assert not token or token not in out + err
+    assert not hub.repositories
+
+
+def test_a_folder_that_holds_something_else_is_left_as_it_is(publish, hub, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    code, _, err = publish("me/small", "--yes", "--out", "mine")
+    assert code == 2
+    assert "mine holds something else already (README.md is missing): remove it, or name another with --out" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert not hub.repositories
+
+
+def test_documents_are_published_of_a_checkpoint_in_the_store_alone(publish, made, hub):
+    name = json.loads((made / "made.json").read_text())["checkpoint"]
+    folder = made / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    for file in ("config.json", "weights.safetensors"):
+        (folder / file).write_bytes((made / "store" / "artifacts" / name / file).read_bytes())
+    code, _, err = publish("me/small", "--yes", "--dataset", "me/texts", checkpoint=str(folder))
+    assert code == 2
+    assert "no distilled documents that a folder outside the store was trained on" in err
+    assert publish("me/small", "--yes", "--json", checkpoint=str(folder))[0] == 0
+    assert b"is no artifact of a store" in hub.repositories["model", "me/small"].files["README.md"]
+
+
+def test_a_question_is_answered_before_anything_is_sent(publish, hub, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    answers = iter([False, True])
+    monkeypatch.setattr("typer.confirm", lambda question: next(answers))
+    _, out, _ = publish("me/small")
+    assert out.endswith("nothing was uploaded\n")
+    assert not hub.repositories
+    _, out, _ = publish("me/small")
+    assert "published: " in out
+
+
+@pytest.mark.slow
+def test_a_publication_that_was_killed_is_completed_by_the_next(made, hub, tmp_path):
+    name = json.loads((made / "made.json").read_text())["checkpoint"]
+    more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    hub.faults["commit"] = ["held"]
+    process = start("publish", name, "me/small", "--yes", store=made / "store", cwd=tmp_path, **more)
+    assert hub.reached["commit"].wait(120)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    sent = dict(hub.received)
+    assert sent
+    assert list(hub.repositories["model", "me/small"].files) == [".gitattributes"]
+    process = start("publish", name, "me/small", "--yes", store=made / "store", cwd=tmp_path, **more)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "published: " in out
+    assert dict(hub.received) == sent, "no large file was sent twice"
+    assert set(hub.repositories["model", "me/small"].files) > {"README.md", "weights.safetensors", "tokenizer.json"}
+
+
+@pytest.mark.slow
+def test_every_snippet_of_the_cards_runs_as_it_stands(publish, hub, tmp_path):
+    assert publish("me/small", "--yes", "--dataset", "me/texts")[0] == 0
+    more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = environment(tmp_path / "store", **more, PATH=path, HF_HUB_DISABLE_TELEMETRY="1")
+    outputs = []
+    for kind, name in (("model", "me/small"), ("dataset", "me/texts")):
+        card = hub.repositories[kind, name].files["README.md"].decode()
+        for language, code in re.findall(r"```(bash|python)\n(.*?)\n```", card, re.DOTALL):
+            command = ["bash", "-e", "-c", code] if language == "bash" else [sys.executable, "-c", code]
+            done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{code}\n{done.stderr}"
+            outputs.append(done.stdout)
+    assert len(outputs) == 3
+    weights = (tmp_path / "small" / "weights.safetensors").read_bytes()
+    assert weights == (tmp_path / "published" / "me--small" / "weights.safetensors").read_bytes()
+    assert outputs[-1] == "3 why?\n"
+    assert str(ROOT) not in "".join(outputs)

@@ -1,0 +1,178 @@
+"""The cards of models and documents over a toy chain: facts of the records alone, text as text, the Hub's schema."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from markdown_it import MarkdownIt
+
+from common.files import write_text
+from configs.load import load
+from store.artifacts import Store
+from tasks.reporting.dataset_card import dataset_card
+from tasks.reporting.model_card import Publication, Snippet, model_card
+from tasks.reporting.model_facts import model_facts
+from tests.support.toy_chain import make_all
+from tests.support.toy_stages import TOY
+from tests.support.upload_hub import card_errors
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)> [x](http://evil.example) ![y](http://evil.example) `code` <!-- \x1b[31m\n# head\n"
+)
+PUBLICATION = Publication("me/small", "nautile", [Snippet("So:", "bash", "nautile chat small")], license="apache-2.0")
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("chain") / "store")
+    return store, make_all(store.root, load(TOY))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    config, folder = load(TOY), tmp_path_factory.mktemp("weights")
+    parts = {"model": config.model.model_dump(mode="json"), "tokenizer": config.tokenizer.model_dump(mode="json")}
+    write_text(folder / "config.json", json.dumps(parts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def facts(chain, folder):
+    store, made = chain
+    return model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder)
+
+
+def words(page: str) -> str:
+    """The page without the escapes of Markdown, on one line."""
+    return " ".join(page.replace("\\", "").split())
+
+
+def test_the_facts_come_from_the_lineage_of_the_checkpoint(facts, chain):
+    _, made = chain
+    assert facts["artifact"]["id"] == made["self_distill"]["checkpoint"]
+    assert [row["label"] for row in facts["stages"]] == ["pretrain", "align", "reason", "self_distill"]
+    assert [(row["name"], row["tokens"]) for row in facts["phases"]] == [("one", 1000), ("two", 1000)]
+    assert {row["name"] for row in facts["sources"]} == {"wikipedia", "synth", None}
+    assert (facts["documents"]["documents"], facts["teachers"][0]["asked"]) == (1, 4)
+    assert {row["label"] for row in facts["problems"]} == {"align", "reason", "self_distill"}
+    assert set(facts["scores"]) == {"pretrain", "align", "reason", "self_distill"}
+    assert facts["cost"]["dollars"] == pytest.approx(0.03)
+    assert facts["missing"] == []
+
+
+def test_the_card_shows_results_with_intervals_cost_stand_ins_and_commit(facts):
+    page = model_card(facts, PUBLICATION)
+    assert card_errors(page, "model") == []
+    text = words(page)
+    assert "35.00 [20.00, 50.00]" in text
+    assert "Table 2. Benchmarks" in text
+    assert "3 requests to endpoints: 30 tokens in, 60 tokens out, 0.0300 dollars" in text
+    assert "wikipedia stands in for the web (ingest:wikipedia)" in text
+    assert "50% distilled, 50% synth" in text
+    assert "Weights: apache-2.0, as their publisher states." in text
+    for commit in facts["commits"]:
+        assert commit[:12] in text
+    assert facts["lineage"][0]["id"] in text
+
+
+def test_the_front_matter_has_the_accuracies_with_their_intervals(facts):
+    page = model_card(facts, replace(PUBLICATION, dataset="me/texts"))
+    assert "license: apache-2.0\n" in page
+    assert "library_name: nautile\n" in page
+    assert "- me/texts\n" in page
+    assert "name: Held-out problems (stand-in)" in page
+    assert re.search(r"value: 35\.0\n.*\n *args:\n *interval_95:\n *- 20\.0\n *- 50\.0\n *questions: 20\n", page)
+
+
+def test_what_is_not_recorded_is_said_and_not_filled_in(facts):
+    page = words(model_card(facts, replace(PUBLICATION, license=None)))
+    assert "license: unknown" in page
+    assert "their licence is not recorded" in page
+    assert "| wikipedia | wikipedia | not recorded | not recorded | 1,000 | 2 |" in page
+    assert "The languages of its training text are not recorded." in page
+    assert "None" not in page
+
+
+def test_a_checkpoint_without_an_evaluation_claims_no_result(chain, folder, tmp_path):
+    _, made = chain
+    store = Store(tmp_path / "store")
+    make_all(store.root, load(TOY))
+    for evaluation in store.list("evaluation"):
+        if evaluation.manifest["label"] == "evaluate:self_distill":
+            store.discard(evaluation.folder)
+    page = model_card(model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder), PUBLICATION)
+    assert "**This checkpoint has no evaluation in the store: no result is claimed for it.**" in page
+    assert "model-index" not in page
+    assert "Table 2" not in page
+    assert "35.00 [20.00, 50.00]" in page, "the stages before it were evaluated"
+
+
+def test_a_folder_that_is_no_artifact_has_a_card_that_says_so(chain, folder):
+    page = model_card(model_facts(chain[0], None, folder), replace(PUBLICATION, license=None))
+    assert card_errors(page, "model") == []
+    text = words(page)
+    assert "The checkpoint is no artifact of a store: how it was made is not known." in text
+    assert "Which parts were stand-ins is not recorded." in text
+    assert "The cost is not recorded." in text
+    assert "No stage of this run names a stand-in" not in text
+
+
+def test_an_input_that_the_store_no_longer_has_is_named(folder, tmp_path):
+    store = Store(tmp_path / "store")
+    made = make_all(store.root, load(TOY))
+    gone = store.get(made["align"]["checkpoint"])
+    store.discard(gone.folder)
+    facts = model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder)
+    assert facts["missing"][0].startswith(f"{gone.id}, the input `checkpoint` of reason, is no longer in the store")
+    page = words(model_card(facts, PUBLICATION))
+    assert f"{gone.id}, the input `checkpoint` of reason, is no longer in the store" in page
+    assert "The corpora are not recorded." in page
+
+
+def with_hostile_text(value, name=""):
+    """`value` with hostile text in every string that is not a name that code depends on."""
+    if isinstance(value, dict):
+        return {key: with_hostile_text(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_hostile_text(item, name) for item in value]
+    if not isinstance(value, str) or name in ("benchmark", "over", "stage", "label"):
+        return value
+    return f"{value} {HOSTILE}"
+
+
+def active_parts(page: str) -> set[str]:
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page.partition("\n---\n")[2])
+    inline = [child for token in tokens for child in token.children or ()]
+    return {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "link_open", "image"}
+
+
+def test_no_text_of_a_record_is_markup_in_a_card(facts, chain):
+    page = model_card(with_hostile_text(facts), PUBLICATION)
+    assert page.count("onerror=alert") > 40
+    assert active_parts(page) == set()
+    assert "\x1b" not in page
+    assert card_errors(page, "model") == []
+    store, made = chain
+    documents = store.get(made["distill"]["documents"])
+    hostile = replace(
+        documents, manifest=documents.manifest | {"facts": with_hostile_text(documents.manifest["facts"])}
+    )
+    page = dataset_card(store, hostile, "me/texts", [], None)
+    assert "onerror=alert" in page
+    assert active_parts(page) == set()
+    assert "\x1b" not in page
+
+
+def test_the_card_of_documents_has_prompts_teachers_and_rejects(chain):
+    store, made = chain
+    page = dataset_card(store, store.get(made["distill"]["documents"]), "me/texts", [], "cc-by-sa-4.0")
+    assert card_errors(page, "dataset") == []
+    text = words(page)
+    assert "1 documents that teachers wrote in answer to 4 prompts" in text
+    assert "| wikipedia | wikipedia | CC BY-SA 4.0 | not recorded | not recorded | not recorded |" in text
+    assert "| local | toy | not recorded | 4 | 1 | yes |" in text
+    assert "| too short | 2 | 50.0% |" in text
+    assert "No benchmark was held out" in text
+    assert "path: data/train-*.parquet" in page
+    assert "because" in page
