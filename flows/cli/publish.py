@@ -20,7 +20,13 @@ def publish(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write it. Default: published/OWNER--NAME.")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="As `nautile export` has it.")] = "nautile",
+    format_: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help="transformers or nautile, as `nautile export` writes them."),
+    ] = "transformers",
+    onnx: Annotated[
+        int | None, typer.Option(metavar="BITS", help="Also graphs for onnxruntime: 32, 8 or 4 bits for each weight.")
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="REPO", help="Publish the distilled documents too, with a card of their own.")
     ] = None,
@@ -41,15 +47,14 @@ def publish(
     from flows.cli.inspect import checkpoint_artifact
     from flows.cli.upload import publish_folder
     from flows.operate.hub_upload import HubUploader, RepositoryKind, check_repository, hub_token
-    from flows.operate.publish import documents_of, write_dataset, write_model
-    from model.exports.formats import FORMATS
+    from flows.operate.publish import LIBRARIES, documents_of, write_dataset, write_model
 
     repositories: list[tuple[RepositoryKind, str]] = [("model", repository)]
     repositories += [("dataset", dataset)] if dataset else []
     for _, name in repositories:
         check_repository(name)
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_}: is not one of {', '.join(FORMATS)}")
+    if format_ not in LIBRARIES:
+        raise ConfigError(f"--format {format_}: is not one of {', '.join(LIBRARIES)}")
     token = None if dry_run else hub_token()
     if not dry_run and token is None:
         raise ConfigError(
@@ -65,7 +70,8 @@ def publish(
     if uploader:
         uploader.user()  # before minutes of work for a token that is none
     main = out or Path(FOLDER) / repository.replace("/", "--")
-    written = [write_model(store, artifact, folder, main, repository, format_, license_=license_, dataset=dataset)]
+    about = {"onnx_bits": onnx, "license_": license_, "dataset": dataset}
+    written = [write_model(store, artifact, folder, main, repository, format_, **about)]
     if documents and dataset:
         second = main.with_name(f"{main.name}-documents") if out else Path(FOLDER) / dataset.replace("/", "--")
         written.append(write_dataset(store, documents, second, dataset, license_=dataset_license))

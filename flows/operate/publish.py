@@ -19,8 +19,10 @@ from tasks.reporting.model_card import Publication, Snippet, model_card
 from tasks.reporting.model_facts import distilled_documents, lineage, model_facts
 
 CARD = "README.md"
-LIBRARIES = {"nautile": "nautile"}  # that load a folder of each format, by the Hub's name
-QUESTION = "State the final answer to the following arithmetic problem: 4 - 1 ="
+LIBRARIES = {"nautile": "nautile", "transformers": "transformers"}  # that load a folder of each format
+TAGS = {"nautile": ("safetensors",), "transformers": ("safetensors", "custom_code")}
+ONNX = "onnx"  # the folder in the folder
+QUESTION = "What is 2 + 2?"
 
 
 def write_model(
@@ -31,22 +33,27 @@ def write_model(
     repository: str,
     format_: str,
     *,
+    onnx_bits: int | None = None,
     license_: str | None = None,
     dataset: str | None = None,
 ) -> Path:
-    """Write the checkpoint in `folder` to `out` in a format of `FORMATS`, with its card. `checkpoint`: its artifact,
-    None if it is none; `dataset`: the repository of its documents. Raises `ConfigError` if `out` holds anything else.
+    """Write the checkpoint in `folder` to `out` in a format of `LIBRARIES`, with its card.
+
+    `checkpoint`: its artifact, None if it is none; `onnx_bits`: also the graphs for onnxruntime, with so many bits for
+    each weight; `dataset`: the repository of its documents. Raises `ConfigError` if `out` holds anything else.
     """
     if checkpoint is not None:
         store.check(checkpoint)
 
     def build(new: Path) -> None:
         FORMATS[format_](folder, new)
+        if onnx_bits is not None:
+            FORMATS["onnx"](folder, new / ONNX, onnx_bits)
         publication = Publication(
             repository,
             LIBRARIES[format_],
-            model_snippets(repository, format_),
-            tags=["safetensors"],
+            model_snippets(repository, format_, onnx=onnx_bits is not None),
+            tags=[*TAGS[format_], *(["onnx"] if onnx_bits else [])],
             license=license_,
             dataset=dataset,
         )
@@ -77,16 +84,31 @@ def write_dataset(
     return _settle(out, build)
 
 
-def model_snippets(repository: str, format_: str) -> list[Snippet]:
+def model_snippets(repository: str, format_: str, *, onnx: bool = False) -> list[Snippet]:
     """How to load a folder of the format from its repository; each snippet runs as it stands."""
     name = repository.partition("/")[2]
+    ours = "With this project installed:"
+    download = f"hf download {repository} --local-dir {name}\n"
     by_format = {
-        "nautile": [
+        "transformers": [
             Snippet(
-                "With this project installed:",
-                "bash",
-                f'hf download {repository} --local-dir {name}\nnautile chat {name} --prompt "{QUESTION}"',
+                "With `transformers` 5 and `torch`; the code of the model is in the repository:",
+                "python",
+                "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n\n"
+                f'tokenizer = AutoTokenizer.from_pretrained("{repository}", trust_remote_code=True)\n'
+                f'model = AutoModelForCausalLM.from_pretrained("{repository}", trust_remote_code=True)\n'
+                'chat = pipeline("text-generation", model=model, tokenizer=tokenizer)\n'
+                f'print(chat([{{"role": "user", "content": "{QUESTION}"}}])[0]["generated_text"][-1]["content"])',
             ),
+            Snippet(
+                ours,
+                "bash",
+                f"{download}nautile import {name} {name}-checkpoint\n"
+                f'nautile chat {name}-checkpoint --prompt "{QUESTION}"',
+            ),
+        ],
+        "nautile": [
+            Snippet(ours, "bash", f'{download}nautile chat {name} --prompt "{QUESTION}"'),
             Snippet(
                 "Its weights and its tokenizer alone, without this project (`pip install huggingface_hub safetensors "
                 "tokenizers numpy`):",
@@ -99,9 +121,14 @@ def model_snippets(repository: str, format_: str) -> list[Snippet]:
                 'tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")\n'
                 'print(sum(array.size for array in weights.values()), tokenizer.encode("Hello").ids)',
             ),
-        ]
+        ],
     }
-    return by_format[format_]
+    graphs = Snippet(
+        "With `onnxruntime` alone (`pip install onnxruntime numpy tokenizers`), by the graphs in `onnx/`:",
+        "bash",
+        f'{download}python {name}/onnx/chat.py "{QUESTION}"',
+    )
+    return [*by_format[format_], *([graphs] if onnx else [])]
 
 
 def dataset_snippets(repository: str) -> list[Snippet]:

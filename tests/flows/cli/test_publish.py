@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from huggingface_hub import constants
 
@@ -15,15 +16,16 @@ from common.files import write_json
 from configs.model import TokenizerConfig
 from flows.cli import main as cli
 from model.nautile import initialise
-from model.weights.files import save_weights
+from model.weights.files import load_weights, save_weights
 from store.artifacts import Store
 from store.manifest import stage_key
 from tests.model.conftest import tiny_config
-from tests.support.toy_cli import ROOT, environment, start
+from tests.support.toy_cli import environment, start
 from tests.support.upload_hub import UploadHub
 
 TOKEN, READER = "hf_writerwriterwriter", "hf_readerreaderreader"
 TOKENIZER = TokenizerConfig(ranks=600)
+TORCH = Path(os.environ.get("TORCH_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def made(build_once):
         tokens = store.publish("tokens", key, rows, config={}, facts={"source": "distilled"}, **about)
         key = stage_key("pretrain", 1, {"name": "toy"}, {})
         weights = store.staging(key) / "checkpoint"
-        model = tiny_config(vocabulary=TOKENIZER.vocabulary)
+        model = tiny_config(vocabulary=TOKENIZER.vocabulary, context=128, attention_heads=2)
         save_weights(weights, initialise(model, 0), model, TOKENIZER)
         inputs = {"distilled": tokens}
         store.publish("checkpoint", key, weights, stage="pretrain", version=1, config={}, inputs=inputs, facts={})
@@ -201,25 +203,51 @@ def test_a_publication_that_was_killed_is_completed_by_the_next(made, hub, tmp_p
     assert process.returncode == 0, err
     assert "published: " in out
     assert dict(hub.received) == sent, "no large file was sent twice"
-    assert set(hub.repositories["model", "me/small"].files) > {"README.md", "weights.safetensors", "tokenizer.json"}
+    assert set(hub.repositories["model", "me/small"].files) > {"README.md", "model.safetensors", "tokenizer.json"}
 
 
-@pytest.mark.slow
-def test_every_snippet_of_the_cards_runs_as_it_stands(publish, hub, tmp_path):
-    assert publish("me/small", "--yes", "--dataset", "me/texts")[0] == 0
+def run_snippets(hub, tmp_path, kind, repository, languages, python=sys.executable):
+    """Run those snippets of a repository's card in an empty folder; their outputs."""
     more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = environment(tmp_path / "store", **more, PATH=path, HF_HUB_DISABLE_TELEMETRY="1")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    card = hub.repositories[kind, repository].files["README.md"].decode()
     outputs = []
-    for kind, name in (("model", "me/small"), ("dataset", "me/texts")):
-        card = hub.repositories[kind, name].files["README.md"].decode()
-        for language, code in re.findall(r"```(bash|python)\n(.*?)\n```", card, re.DOTALL):
-            command = ["bash", "-e", "-c", code] if language == "bash" else [sys.executable, "-c", code]
-            done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    for language, code in re.findall(r"```(bash|python)\n(.*?)\n```", card, re.DOTALL):
+        if language in languages:
+            command = ["bash", "-e", "-c", code] if language == "bash" else [str(python), "-c", code]
+            done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{code}\n{done.stderr}"
             outputs.append(done.stdout)
-    assert len(outputs) == 3
-    weights = (tmp_path / "small" / "weights.safetensors").read_bytes()
-    assert weights == (tmp_path / "published" / "me--small" / "weights.safetensors").read_bytes()
-    assert outputs[-1] == "3 why?\n"
-    assert str(ROOT) not in "".join(outputs)
+    return outputs
+
+
+@pytest.mark.slow
+def test_the_snippets_for_this_project_for_onnxruntime_and_for_documents_run_as_they_stand(publish, hub, tmp_path):
+    assert publish("me/small", "--yes", "--dataset", "me/texts", "--onnx", "8")[0] == 0
+    card = hub.repositories["model", "me/small"].files["README.md"].decode()
+    assert {"library_name: transformers", "- custom_code", "- onnx"} <= set(card.splitlines())
+    own, graphs = run_snippets(hub, tmp_path, "model", "me/small", {"bash"})
+    assert own.strip()
+    assert graphs.strip()
+    assert run_snippets(hub, tmp_path, "dataset", "me/texts", {"python"}) == ["3 why?\n"]
+
+
+@pytest.mark.slow
+def test_the_snippets_of_the_projects_own_format_run_as_they_stand(publish, hub, tmp_path):
+    assert publish("me/small", "--yes", "--format", "nautile")[0] == 0
+    chat, loaded = run_snippets(hub, tmp_path, "model", "me/small", {"bash", "python"})
+    assert chat.strip()
+    published = load_weights(tmp_path / "published" / "me--small")[0]
+    assert loaded.startswith(f"{sum(leaf.size for leaf in jax.tree.leaves(published))} [")
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.skipif(not TORCH.exists(), reason="there is no environment with torch: `make torch` makes it")
+def test_the_snippet_for_transformers_runs_as_it_stands(publish, hub, tmp_path):
+    assert publish("me/small", "--yes")[0] == 0
+    (reply,) = run_snippets(hub, tmp_path, "model", "me/small", {"python"}, TORCH)
+    assert reply.strip()
