@@ -77,8 +77,8 @@ def publish(
         written.append(write_dataset(store, documents, second, dataset, license_=dataset_license))
     message = f"Nautile {artifact.id}" if artifact else "Nautile"
     results = [
-        publish_folder(uploader, one, name, kind, private=not public, message=message, yes=yes, quiet=as_json)
-        for (kind, name), one in zip(repositories, written, strict=True)
+        publish_folder(uploader, path, name, kind, private=not public, message=message, yes=yes, quiet=as_json)
+        for (kind, name), path in zip(repositories, written, strict=True)
     ]
     if as_json:
         show_as(results, True, str)

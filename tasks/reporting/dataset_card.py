@@ -14,6 +14,7 @@ from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_
 from tasks.reporting.model_card import UNKNOWN_LICENSE, Snippet, prompt_set_rows, teacher_rows
 from tasks.reporting.model_facts import lineage, teachers
 
+_PARTS = ("query", "reasoning", "answer")  # of an example
 LONGEST_EXAMPLE = 800  # characters of each part
 _FACTS = (
     "documents", "prompts", "neighbours", "stand_in", "budget_exhausted", "dollars", "dollars_unknown", "exemplars",
@@ -54,10 +55,13 @@ def dataset_card(
             "commit": commit,
             "license": license_ or f"{NOT_RECORDED}; ask their publisher",
             "prompt_sets": [
-                (*row, *_of_set(row[0], counts), _left_out(facts, row[0])) for row in prompt_set_rows(sets)
+                (*row, *_of_set(row[0], counts, facts.get("prompt_sets") or {})) for row in prompt_set_rows(sets)
             ],
             "teachers": teacher_rows(by_teacher),
-            **{name: _sum(row[name] for row in by_teacher) for name in ("tokens_in", "tokens_out")},
+            **{
+                name: sum(known) if (known := [row[name] for row in by_teacher if row[name] is not None]) else None
+                for name in ("tokens_in", "tokens_out")
+            },
             "exemplar_notes": [note for note in notes if note],
             "contaminated": _in_words(facts.get("contaminated") or {}) or "none",
             "rejected": [
@@ -71,7 +75,10 @@ def dataset_card(
             "hostile": None if counts is None else _hostile(counts),
             "languages": _in_words(facts.get("languages") or {}) or None,
             "columns": [(Markup(f"`{name}`"), what) for name, what in COLUMNS.items()],
-            "examples": [_example(row) for row in (facts.get("samples") or {}).get("kept", [])],
+            "examples": [
+                "\n\n".join(visible(row[part], LONGEST_EXAMPLE) for part in _PARTS if row.get(part))
+                for row in (facts.get("samples") or {}).get("kept", [])
+            ],
             "snippets": [
                 {"about": snippet.about, "language": Markup(snippet.language), "code": Markup(snippet.code)}
                 for snippet in snippets
@@ -84,16 +91,14 @@ def _share(count: int, total: int | None) -> str | None:
     return f"{count / total:.1%}" if total else None
 
 
-def _of_set(name: str, counts: Mapping[str, Any] | None) -> tuple[str | None, str | None]:
-    """Prompts and documents of a set; None where the run has no data card."""
+def _of_set(
+    name: str, counts: Mapping[str, Any] | None, sets: Mapping[str, Any]
+) -> tuple[str | None, str | None, str | None]:
+    """Prompts and documents of a set, None where the run has no data card, and the rows that were left out of it."""
+    left_out = (_in_words(sets[name].get("left_out", {})) or "none") if name in sets else None
     if counts is None:
-        return None, None
-    return f"{counts['sets'].get(name, 0):,}", f"{counts['sets_kept'].get(name, 0):,}"
-
-
-def _left_out(facts: Mapping[str, Any], name: str) -> str | None:
-    about = (facts.get("prompt_sets") or {}).get(name)
-    return None if about is None else _in_words(about.get("left_out", {})) or "none"
+        return None, None, left_out
+    return f"{counts['sets'].get(name, 0):,}", f"{counts['sets_kept'].get(name, 0):,}", left_out
 
 
 def _hostile(counts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -104,15 +109,5 @@ def _hostile(counts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _example(row: Mapping[str, Any]) -> str:
-    parts = [row.get("query"), row.get("reasoning"), row.get("answer")]
-    return "\n\n".join(visible(part, LONGEST_EXAMPLE) for part in parts if part)
-
-
 def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name.replace('?', 'unknown').replace('_', ' ')}" for name, count in counts.items())
-
-
-def _sum(values: Any) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

@@ -70,7 +70,17 @@ def model_card(facts: Facts, publication: Publication) -> str:
                 )
                 for row in facts["stages"]
             ],
-            "phases": [(row["name"], f"{row['tokens']:,}", _mixture(row["mixture"])) for row in facts["phases"]],
+            "phases": [
+                (
+                    row["name"],
+                    f"{row['tokens']:,}",
+                    ", ".join(
+                        f"{share / sum(row['mixture'].values()):.0%} {source}"
+                        for source, share in row["mixture"].items()
+                    ),
+                )
+                for row in facts["phases"]
+            ],
             "read": [
                 (row["source"], f"{row['tokens']:,}", None if row["epochs"] is None else f"{row['epochs']:.2f}")
                 for row in facts["read"]
@@ -208,11 +218,6 @@ def _license_in_words(license_: str | None) -> str:
     if license_:
         return f"{license_}, as their publisher states"
     return f"their licence is {NOT_RECORDED}: ask their publisher before you use them"
-
-
-def _mixture(mixture: Mapping[str, float]) -> str:
-    total = sum(mixture.values())
-    return ", ".join(f"{share / total:.0%} {source}" for source, share in mixture.items())
 
 
 def _commit(commit: str | None) -> str | None:

@@ -82,16 +82,16 @@ def lineage(store: Store, artifact: Artifact) -> tuple[list[Input], list[str]]:
     The label of a step that was used more than once is followed by the artifact's id.
     """
     rows = Catalog(store).lineage(artifact.id)
-    found = {row["id"]: store.get(row["id"]) for row in rows}
-    ordered = sorted(found.values(), key=lambda one: (one.manifest["created"], one.kind))
+    artifacts = {row["id"]: store.get(row["id"]) for row in rows}
+    ordered = sorted(artifacts.values(), key=lambda item: (item.manifest["created"], item.kind))
     executions: dict[str, set[str]] = {}
-    for one in ordered:
-        executions.setdefault(one.manifest["label"], set()).add(one.execution)
+    for source in ordered:
+        executions.setdefault(source.manifest["label"], set()).add(source.execution)
     inputs = []
-    for one in ordered:
-        label = one.manifest["label"]
-        inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({one.id})", one))
-    there = {one.full_id for one in ordered}
+    for source in ordered:
+        label = source.manifest["label"]
+        inputs.append(Input(label if len(executions[label]) == 1 else f"{label} ({source.id})", source))
+    there = {source.full_id for source in ordered}
     missing = [
         f"{full_id[: full_id.index('/') + 13]}, the input `{name}` of {item.label}, is no longer in the store: "
         "what it held is not known."

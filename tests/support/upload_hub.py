@@ -64,7 +64,7 @@ class UploadHub(FakeServer):
     def respond(self, request: Request) -> Response | None:
         method = "GET" if request.method == "HEAD" else request.method
         matches = ((name, re.fullmatch(pattern, request.path)) for m, pattern, name in _CALLS if m == method)
-        name, match = next((found for found in matches if found[1]), ("", None))
+        name, match = next((pair for pair in matches if pair[1]), ("", None))
         if match is None:
             return json_response({"error": f"no such call: {method} {request.path}"}, 404)
         with self._lock:
@@ -117,11 +117,20 @@ class UploadHub(FakeServer):
         about = {"id": repo, "sha": repository.commits[-1], "private": repository.private, "siblings": siblings}
         return json_response({**about, "tags": [], "downloads": 0, "likes": 0})
 
-    def _tree(self, request: Request, token: str, kinds: str, repo: str, commit: str) -> Response:
+    def _tree(
+        self, request: Request, token: str, kinds: str, repo: str, commit: str, folder: str | None = None
+    ) -> Response:
         repository = self._find(kinds, repo, token)
         if repository is None:
             return _missing()
-        return json_response([_entry(path, content) for path, content in sorted(repository.files.items())])
+        start = f"{folder}/" if folder else ""
+        inside = {path: content for path, content in sorted(repository.files.items()) if path.startswith(start)}
+        if "recursive=true" in request.query.lower():
+            return json_response([_entry(path, content) for path, content in inside.items()])
+        names = {path.removeprefix(start).partition("/")[0]: path for path in inside}
+        folders = [name for name, path in names.items() if start + name != path]
+        listed = [_entry(path, inside[path]) for name, path in names.items() if start + name == path]
+        return json_response([*({"type": "directory", "path": start + n, "oid": n} for n in folders), *listed])
 
     def _paths(self, request: Request, token: str, kinds: str, repo: str, commit: str) -> Response:
         repository = self._find(kinds, repo, token)
@@ -213,7 +222,7 @@ _CALLS = (
     ("POST", r"/api/validate-yaml", "validate"),
     ("GET", _API, "info"),
     ("GET", rf"{_API}/revision/(?P<commit>\w+)", "info"),
-    ("GET", rf"{_API}/tree/(?P<commit>\w+)", "tree"),
+    ("GET", rf"{_API}/tree/(?P<commit>\w+)(?:/(?P<folder>.+))?", "tree"),
     ("POST", rf"{_API}/paths-info/(?P<commit>\w+)", "paths"),
     ("POST", rf"{_API}/preupload/main", "preupload"),
     ("POST", rf"{_API}/commit/main", "commit"),
