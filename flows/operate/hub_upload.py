@@ -8,6 +8,7 @@ sends only what the Hub does not have yet.
 """
 
 import hashlib
+import json
 import logging
 import re
 import sys
@@ -217,6 +218,8 @@ class HubUploader:
             return Retryable(
                 f"{where}: the Hub did not answer ({type(error).__name__}: {reason}); run the command again"
             )
+        if isinstance(error, json.JSONDecodeError):  # the page of a proxy in front of the Hub
+            return Retryable(f"{where}: the Hub's answer is no JSON ({reason}); run the command again")
         if isinstance(error, ValueError) and not isinstance(error, ConfigError):
             return ConfigError(f"{where}: {visible(str(error).replace(self._token, '(the token)'), LONGEST_REASON)}")
         return None

@@ -43,6 +43,7 @@ def write_model(
     each weight; `dataset`: the repository of its documents. Raises `ConfigError` if `out` holds anything else.
     """
     if checkpoint is not None:
+        store.refresh(events=True)  # requests that other machines made are in the cost
         store.check(checkpoint)
 
     def build(new: Path) -> None:

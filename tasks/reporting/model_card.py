@@ -10,7 +10,7 @@ from typing import Any
 from common.text import duration
 from evals.benchmarks.catalogue import BENCHMARKS
 from evals.tables.ladder import gains_in_words, ladder_table
-from evals.tables.results import table_1, table_2
+from evals.tables.results import table_1, table_2, with_interval
 from tasks.reporting.card import NOT_RECORDED, Markup, card, languages, without_none
 from tasks.reporting.data import stand_ins_by_note
 from tasks.reporting.model_facts import own_scores
@@ -114,6 +114,20 @@ def model_card(facts: Facts, publication: Publication) -> str:
             "ladder": ladder_table(facts["ladder"]) if facts["ladder"] else None,
             "gains": gains_in_words(facts["ladder"]) if facts["ladder"] else None,
             "table_2": table_2({name: {**scores, "column": "nautile_370m"}}) if scores else None,
+            "likelihood": [
+                (
+                    score["title"] + (" (stand-in)" if score.get("stand_in") else ""),
+                    with_interval(score),
+                    f"{score['n']:,}",
+                    None if score.get("chance") is None else f"{100 * score['chance']:.1f}",
+                )
+                for score in (scores or {}).get("likelihood", {}).values()
+            ],
+            "protocol": "; ".join(
+                f"{name.replace('_', ' ')} {value}"
+                for name, value in (scores or {}).get("protocol", {}).items()
+                if isinstance(value, str | int | float)
+            ),
             "calls": [
                 (
                     row["label"],

@@ -19,7 +19,8 @@ from tests.support.http_server import FakeServer, Request, Response, json_respon
 
 LARGE = 300  # bytes: a larger file, or one that is no text, is stored by sha256
 
-Fault = int | Literal["hang up", "held"]  # a status; no answer; an answer that waits until `released` is set
+# A status; no answer; an answer that waits until `released` is set; the page of a proxy.
+Fault = int | Literal["hang up", "held", "page"]
 Kind = Literal["model", "dataset"]
 
 
@@ -72,6 +73,8 @@ class UploadHub(FakeServer):
             fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if fault == "hang up":
             return None
+        if fault == "page":
+            return Response(502, b"<html>Bad gateway</html>", "text/html")
         if isinstance(fault, int):
             # A server may well repeat what it was sent.
             return json_response({"error": f"refused {request.headers.get('Authorization')}"}, fault)

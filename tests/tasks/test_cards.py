@@ -176,3 +176,13 @@ def test_the_card_of_documents_has_prompts_teachers_and_rejects(chain):
     assert "No benchmark was held out" in text
     assert "path: data/train-*.parquet" in page
     assert "because" in page
+
+
+def test_a_cost_that_the_ledger_does_not_have_is_not_zero(folder, tmp_path):
+    store = Store(tmp_path / "store")
+    made = make_all(store.root, load(TOY))
+    for path in (*(store.root / "events").iterdir(), *store.root.glob("catalog.duckdb*")):
+        path.unlink()
+    page = words(model_card(model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder), PUBLICATION))
+    assert "Stages asked endpoints, but no request is in the catalog: what they cost is not known." in page
+    assert "The cost is not recorded." in page

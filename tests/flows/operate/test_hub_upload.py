@@ -131,9 +131,9 @@ def test_a_right_to_read_is_not_one_to_write(hub, uploader, folder):
     assert hub.repositories["model", "me/small"].files["README.md"].decode() == CARD
 
 
-@pytest.mark.parametrize("call", ["whoami", "info", "create", "commit"])
+@pytest.mark.parametrize("call", ["whoami", "info", "create", "validate", "commit"])
 def test_an_outage_is_waited_for(hub, uploader, folder, pauses, call, caplog):
-    hub.faults[call] = [503, "hang up"]
+    hub.faults[call] = [503, "page" if call in ("info", "validate") else "hang up"]
     uploader.user()
     publish(uploader, folder)
     assert len(pauses) == 2
@@ -180,6 +180,13 @@ def test_a_card_that_the_hub_refuses_is_reported_before_anything_is_sent(hub, up
     with pytest.raises(ConfigError, match="license: not an identifier"):
         publish(uploader, folder)
     assert not hub.received
+
+
+def test_a_client_that_may_not_ask_anybody_says_which_variable_forbids_it(uploader, hub, monkeypatch, pauses):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE forbids any request to the Hub: unset it"):
+        uploader.user()
+    assert (pauses, hub.calls) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["small", "a/b/c", "me/sm all", "me/", "/small", "me/..", "me/a--b", "", "me/\x1b[1m"])
