@@ -1,6 +1,8 @@
 """Read a `RunConfig` from TOML: find the file, apply `extends`, and report errors in one line naming the field."""
 
 import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +16,15 @@ from configs.schema import RunConfig
 MOST_EXTENDED = 20  # files in a chain of `extends`
 
 
-def load(name: str | Path) -> RunConfig:
+def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     """Read a configuration by path, or by the name of one that ships here (`local`, `spark`, `nautile_370m`).
 
-    Raises `ConfigError` with one message naming the file and the field.
+    `settings`: values that replace those of the file, as `reason.policy.steps=3` (see `changed`). Raises `ConfigError`
+    with one message naming the file and the field.
     """
     path = locate(name)
     try:
-        return RunConfig.model_validate(_read(path, seen=()))
+        return RunConfig.model_validate(changed(_read(path, seen=()), settings or ()))
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error)}") from None
     except RecursionError:
@@ -79,6 +82,44 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
         merged[key] = _merged(base[key], value) if both else value
     return merged
+
+
+def changed(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """A copy of the table with the values of settings such as `reason.policy.steps=3` and `ingest.sources.0.records=9`.
+
+    A value is written as in TOML; what is not TOML is taken as text, so that `name=trial` needs no quotes. Raises
+    `ConfigError` for a setting without `=`, and for a path through a value that is no table and no list.
+    """
+    copy = deepcopy(dict(table))
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        *parents, last = path.strip().split(".")
+        if not separator or not all((*parents, last)):
+            raise ConfigError(f"--set {setting}: write it as FIELD=VALUE, for example --set reason.policy.steps=3")
+        place: Any = copy
+        for part in parents:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place[_index(place, part, setting)]
+        if isinstance(place, dict):
+            place[last] = _toml_value(text)
+        else:
+            place[_index(place, last, setting)] = _toml_value(text)
+    return copy
+
+
+def _index(values: Any, part: str, setting: str) -> int:
+    """`part` as the place of an entry of a list."""
+    if not isinstance(values, list):
+        raise ConfigError(f"--set {setting}: {part!r} lies inside a value that is no table and no list")
+    if not (part.isdecimal() and int(part) < len(values)):
+        raise ConfigError(f"--set {setting}: {part!r} is no entry of a list of {len(values)}: they count from 0")
+    return int(part)
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _first_error(error: ValidationError) -> str:

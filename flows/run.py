@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -59,7 +58,7 @@ class ProgressListener:
 
 
 def run(config: RunConfig, argument: str, selection: Selection, out: Console, err: Console) -> int:
-    """Run it, print how it went, and return the exit code. `argument` is the configuration as the operator named it.
+    """Run it, print how it went, and return the exit code. `argument`: see `PreparedRun`.
 
     Raises `ConfigError` for what is wrong before anything has started.
     """
@@ -136,7 +135,7 @@ def exit_code(cause: BaseException | None) -> ExitCode:
 
 def with_config(message: str, argument: str) -> str:
     """Put the configuration's name into the commands of a message of the store, which does not know it."""
-    return message.replace("nautile run CONFIG ", f"nautile run {shlex.quote(argument)} ")
+    return message.replace("nautile run CONFIG ", f"nautile run {argument} ")
 
 
 def reason_of(update: StageUpdate) -> str:

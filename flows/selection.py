@@ -47,7 +47,7 @@ class Selection(Section):
 class PreparedRun:
     """A run whose selection and inputs have been checked: its steps in order, and what they read of others.
 
-    `argument` is the configuration as the operator named it, for commands that are printed.
+    `argument`: the configuration as the operator named it and what was set, as words of a shell, for printed commands.
     """
 
     argument: str
@@ -63,7 +63,7 @@ class PreparedRun:
             name = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
         else:
             name = "nautile"
-        return f"{name} run {shlex.quote(self.argument)}{self.selection.options(stopped_at)}"
+        return f"{name} run {self.argument}{self.selection.options(stopped_at)}"
 
 
 def prepare_run(config: RunConfig, selection: Selection, store: Store, argument: str = "") -> PreparedRun:
@@ -72,7 +72,7 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     Raises `ConfigError` for a name that fits no step, an input that is not in the store, or a bad row in a file of
     problems.
     """
-    argument = argument or config.name
+    argument = argument or shlex.quote(config.name)
     store.refresh()
     dag = dag_in(store, config)
     limits = config.resources.limits()

@@ -28,6 +28,8 @@ from flows.cli.terminal import (
     IdArgument,
     Json,
     RuntimeOption,
+    SetOption,
+    config_words,
     console_for,
     print_markdown,
     show_as,
@@ -57,6 +59,7 @@ def run(
             "--ask-again", help="With --force: pay for the replies of endpoints again, instead of reusing them."
         ),
     ] = False,
+    settings: SetOption = None,
 ) -> None:
     """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
     from configs.load import load
@@ -64,7 +67,8 @@ def run(
     from flows.selection import Selection
 
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
-    raise typer.Exit(run_pipeline(load(config), config, selection, console_for(), console_for(stderr=True)))
+    words = config_words(config, settings)
+    raise typer.Exit(run_pipeline(load(config, settings), words, selection, console_for(), console_for(stderr=True)))
 
 
 def artifacts(
@@ -112,14 +116,14 @@ def sql(
     show_as([dict(zip(columns, row, strict=True)) for row in rows], as_json, lambda _: query_table(columns, rows))
 
 
-def params(config: ConfigArgument = "local", as_json: Json = False) -> None:
+def params(config: ConfigArgument = "local", settings: SetOption = None, as_json: Json = False) -> None:
     """Count the parameters of a configuration's model, by part, and the bytes that decoding keeps of a sequence."""
     from configs.load import load
     from flows.cli.tables import count_table
     from model.capacity.decoding_state import state_bytes
     from model.nautile import parameter_counts
 
-    model = load(config).model
+    model = load(config, settings).model
     counts = parameter_counts(model)
     state = {f"state_bytes.{name}": size for name, size in state_bytes(model).items()}
     show_as({**counts, "total": sum(counts.values()), **state}, as_json, count_table)
@@ -152,6 +156,7 @@ def plan(
             metavar="MIXING/CHUNK/REMAT", help="With --compare: only this one, as fused/32/block. Repeatable."
         ),
     ] = None,
+    settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
     """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
@@ -171,7 +176,7 @@ def plan(
     from flows.forecast import forecast_calls, forecast_lines
     from flows.readiness import missing_settings, price_differences, refuse_missing_rows
 
-    store, run_config = the_store(), load(config)
+    store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
     missing = [*refuse_missing_rows(steps), *missing_settings(steps)]

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from common.errors import ConfigError
 from common.processes import collector_paused
-from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
+from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
 
 
 def dashboard(
@@ -34,6 +35,7 @@ def deploy(
     what: Annotated[
         str | None, typer.Option("--print", metavar="WHAT", help="Only print a file: job-template, jobset or skypilot.")
     ] = None,
+    settings: SetOption = None,
 ) -> None:
     """Serve the pipeline, each stage and the scheduled evaluation as Prefect deployments, until stopped.
 
@@ -43,9 +45,11 @@ def deploy(
     from configs.load import load
     from flows.operate import prefect_server
 
-    run_config = load(config)
+    run_config = load(config, settings)
     prefect_server.configure_prefect(the_store())
     if what is not None:
+        if settings:
+            raise ConfigError("--print writes commands that name the configuration: put what --set changes into a file")
         from flows.operate.manifests import manifest
 
         typer.echo(manifest(run_config, config, what))

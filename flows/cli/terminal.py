@@ -4,8 +4,9 @@ The store and Rich are imported when a command runs, so that `--help` stays fast
 """
 
 import json
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,12 @@ ConfigArgument = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG", help="A TOML file, or the name of a shipped one: local, smollm2, spark, nautile_370m."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="FIELD=VALUE", help="Replace a value of the configuration: reason.policy.steps=3. Repeatable."
     ),
 ]
 IdArgument = Annotated[
@@ -28,6 +35,11 @@ RuntimeOption = Annotated[
     typer.Option("--runtime", metavar="RUNTIME", help="jax: a checkpoint; onnx: what export --format onnx wrote."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def config_words(config: str, settings: Sequence[str] | None) -> str:
+    """The configuration and its `--set` as words of a shell command, for commands that are printed."""
+    return shlex.join([config, *(word for setting in settings or () for word in ("--set", setting))])
 
 
 def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from common.errors import ConfigError, Retryable
-from flows.cli.terminal import ConfigArgument, Json, console_for, show_as, the_store
+from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
 
 EVERY_S = 2.0
 
@@ -21,6 +21,7 @@ def status(
         bool, typer.Option("--why", help="Show what made the key of each missing step differ from an earlier one.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the table up to date until Ctrl-C.")] = False,
+    settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
     """Show the state of each step: made, running, waiting, interrupted, failed, damaged or not made."""
@@ -31,7 +32,7 @@ def status(
         raise ConfigError("--json prints one snapshot: leave out --watch")
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
-    store, run_config = the_store(), load(config)
+    store, run_config = the_store(), load(config, settings)
     if why:
         from flows.cli.tables import why_text
         from flows.cli.why import explain

@@ -97,3 +97,30 @@ def test_fingerprints_do_not_depend_on_the_process():
 
 def test_canonical_json_is_sorted_and_ascii():
     assert canonical({"b": 1, "a": [1.5, "é"]}) == '{"a":[1.5,"\\u00e9"],"b":1}'
+
+
+def test_settings_replace_values_of_the_file():
+    config = load("local", ["reason.policy.steps=3", "ingest.sources.0.records=9", "name=trial", "seed = 7"])
+    assert (config.reason.policy.steps, config.ingest.sources[0].records) == (3, 9)
+    assert (config.name, config.seed) == ("trial", 7)
+    assert config.reason.policy.micro_rows == load("local").reason.policy.micro_rows
+    assert load("local").seed == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("reason.policy.stepz=3", "unknown key `reason.policy.stepz`"),
+        ("reason.policy.steps=-5", "`reason.policy.steps`: "),
+        ("reason.policy.steps", "write it as FIELD=VALUE"),
+        ("=3", "write it as FIELD=VALUE"),
+        ("reason..steps=3", "write it as FIELD=VALUE"),
+        ("ingest.sources.9.records=1", "'9' is no entry of a list of 3"),
+        ("ingest.sources.first.records=1", "'first' is no entry of a list of 3"),
+        ("seed.x=1", "'x' lies inside a value that is no table and no list"),
+    ],
+)
+def test_a_setting_that_fits_nothing_is_refused(setting, message):
+    with pytest.raises(ConfigError) as refusal:
+        load("local", [setting])
+    assert message in str(refusal.value)
