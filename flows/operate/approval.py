@@ -34,10 +34,10 @@ from prefect.states import Paused, State, Suspended
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
-from common.retry import Backoff, retry
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
+from flows.operate.prefect_calls import call
 from flows.selection import is_in_store
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
@@ -48,7 +48,6 @@ from tasks.engine.progress import StageUpdate, notify
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-LOCKED = Backoff(give_up_s=30.0, first_s=0.2, longest_s=5.0)
 NOTES = "waiting"  # the folder of the store with a note of each run that waits
 _LAST_TIME = """
 SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
@@ -186,7 +185,7 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
     if not url:
         raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
     try:
-        response = _call("POST", f"{url.rstrip('/')}/flow_runs/{run_id}/resume", json={}, timeout=30.0)
+        response = call("POST", url, f"/flow_runs/{run_id}/resume", json={}, timeout=30.0)
         result = response.json() if response.content else {}
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None
@@ -233,20 +232,10 @@ def _still_waits(note: dict[str, Any]) -> bool:
     if note["pid"] is not None:
         return note["host"] != host() or psutil.pid_exists(note["pid"])
     try:
-        response = _call("GET", f"{note['api'].rstrip('/')}/flow_runs/{note['run']}", timeout=5.0)
+        response = call("GET", note["api"], f"/flow_runs/{note['run']}", timeout=5.0)
         return response.status_code != httpx.codes.NOT_FOUND and response.json()["state"]["type"] == "PAUSED"
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return True  # its server does not answer, which does not end the wait
-
-
-def _call(method: str, url: str, **options: Any) -> httpx.Response:
-    """The server's response, after another try while its database is locked: then it answers 503."""
-
-    def send() -> httpx.Response:
-        response = httpx.request(method, url, **options)
-        return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
-
-    return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
 
 
 def _allowed(config: RunConfig, step: Step) -> list[str]:

@@ -4,25 +4,23 @@
 got the same id.
 """
 
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+import httpx
 import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
 from configs.operation import OperationConfig
 from flows.operate import prefect_server
+from flows.operate.prefect_calls import call
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
@@ -165,20 +163,17 @@ def _server_answers(service: Service) -> bool:
 
 
 def _dashboard_answers(service: Service) -> bool:
-    return _fetch(f"{service.url}/healthz") is not None
+    try:
+        return httpx.get(f"{service.url}/healthz", timeout=5.0).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _is_deployed(service: Service) -> bool:
     """Whether this process has registered all deployments: the server may remember those of an earlier one."""
-    known = json.loads(_fetch(f"{service.url}/deployments/filter", b"{}") or b"[]")
+    try:
+        known = call("POST", service.url, "/deployments/filter", json={}, timeout=5.0).raise_for_status().json()
+    except httpx.HTTPError:
+        return False
     fresh = sum(datetime.fromisoformat(entry["updated"]).timestamp() >= service.born for entry in known)
     return fresh >= DEPLOYMENTS
-
-
-def _fetch(url: str, body: bytes | None = None) -> Any:
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=5.0) as reply:
-            return reply.read()
-    except (urllib.error.URLError, OSError):
-        return None

@@ -6,10 +6,14 @@ test-output/browser. That a scheduled evaluation fires is tested without a brows
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -148,6 +152,29 @@ def waiting_run(folder, prefect):
     run = prefect.start_run("pipeline/toy")
     until((folder / "reached").exists, f"{STAGE} under way")
     return run
+
+
+def test_a_page_of_another_origin_neither_reads_nor_starts_anything(running, window, tmp_path):
+    api = running["server"].url
+    before = fetch(f"{api}/flow_runs/count", {})
+    deployment = fetch(f"{api}/deployments/filter", {})[0]["id"]
+    (tmp_path / "index.html").write_text("<title>elsewhere</title>", encoding="utf-8")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        page = window.new_page()
+        page.goto(f"http://127.0.0.1:{elsewhere.server_port}/")
+        ask = "([url, options]) => fetch(url, options).then(reply => reply.type, error => error.name)"
+        read = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": "{}"}
+        assert page.evaluate(ask, [f"{api}/flow_runs/filter", read]) == "TypeError"
+        assert page.evaluate(ask, [f"{api}/csrf-token?client=x", {}]) == "TypeError"
+        # A browser sends such a request without asking the server first, and hides the answer.
+        start = {"method": "POST", "mode": "no-cors", "body": "{}"}
+        assert page.evaluate(ask, [f"{api}/deployments/{deployment}/create_flow_run", start]) == "opaque"
+        page.close()
+        elsewhere.shutdown()
+    assert fetch(f"{api}/flow_runs/count", {}) == before
+    assert httpx.post(f"{api}/deployments/{deployment}/create_flow_run", json={}).status_code == 403
 
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):
