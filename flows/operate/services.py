@@ -73,7 +73,14 @@ def up(
     api = f"http://{_HOST}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
-    server = {"PREFECT_SERVER_API_HOST": _HOST, "PREFECT_SERVER_API_PORT": str(server_port)}
+    server = {
+        "PREFECT_SERVER_API_HOST": _HOST,
+        "PREFECT_SERVER_API_PORT": str(server_port),
+        # A page of another origin that the operator's browser shows can neither read nor start anything.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{_HOST}:{server_port},http://localhost:{server_port}",
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
     named = {"PREFECT_API_URL": api}
     wanted = [
         _Launch("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _server_answers),
