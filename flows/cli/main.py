@@ -208,7 +208,7 @@ def compare_plan(config: str, topologies: str | None, fsdp: int | None, settings
     from configs.load import load
     from flows.cli.capacity import compare_settings, comparison_markdown
 
-    store, run_config = the_store(), load(config)
+    store, run_config = the_store(), load(config, settings)
     topologies = topologies or run_config.launch.topology
     with console_for(stderr=True).status(f"compiling for {topologies}") as spinner:
         comparisons = compare_settings(store, run_config, topologies, fsdp, settings, spinner.update)
