@@ -22,7 +22,7 @@ from measure import in_turns, medians, options
 
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
-from configs.training import PolicyConfig
+from configs.training import PolicyConfig, RolloutConfig
 from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from model.nautile import initialise, parameter_counts
@@ -42,9 +42,9 @@ def groups(right: int, of: int = 8, count: int = 8, seed: int = 0) -> list[Group
     for number in range(count):
         rewards = [float(member < right) for member in range(of)]
         rollouts = []
+        prompt = rng.integers(0, VOCABULARY, PROMPT).tolist()
         for reward, advantage in zip(rewards, advantages(rewards), strict=True):
             ids = rng.integers(0, VOCABULARY, int(rng.integers(COMPLETION // 4, COMPLETION))).astype(np.int32)
-            prompt = rng.integers(0, VOCABULARY, PROMPT).tolist()
             logprobs = -rng.random(len(ids)).astype(np.float32)
             rollouts.append(
                 Rollout(prompt, ids, logprobs, False, ParsedReply("", "", True, True), "", reward, {}, advantage)
@@ -61,6 +61,7 @@ def update(learner: Learner, batch: list[Group]) -> None:
 def main() -> None:
     asked = options(__doc__, repeats=7, widths=[128, 512], groups=15, kl=0.0).parse_args()
     policy = PolicyConfig(steps=1000, kl=asked.kl, micro_rows=ROWS, optimizer=OptimizerConfig(schedule="constant"))
+    rollout = RolloutConfig(prompts=asked.groups, group=8, prompt_length=PROMPT, max_tokens=COMPLETION)
     for width in asked.widths:
         model = ModelConfig(
             vocabulary=VOCABULARY, width=width, blocks=1, context=256, memory_heads=4, query_heads=4,
@@ -68,10 +69,7 @@ def main() -> None:
         )  # fmt: skip
         params = initialise(model, 0)
         modes = {"plain": None, "balanced": Balance()}
-        learners = {
-            name: Learner(model, policy, params, PROMPT + COMPLETION, mode, make_mesh(1))
-            for name, mode in modes.items()
-        }
+        learners = {name: Learner(model, policy, rollout, params, mode, make_mesh(1)) for name, mode in modes.items()}
         millions = sum(parameter_counts(model).values()) / 1e6
         for right in (4, 1):
             batch = groups(right, count=asked.groups)

@@ -1,18 +1,22 @@
 """Rollouts and a whole reason step of this checkout against another one, in turns.
 
     git worktree add /tmp/before COMMIT
-    python bench/rollouts.py /tmp/before [--settings table1 long] [--prompts 32] [--repeats 3] [--json FILE]
+    python bench/rollouts.py /tmp/before [--settings table1 long] [--prompts 0] [--repeats 3] [--json FILE]
 
 `table1` is the reason stage of `bench/table1.toml`: 32 prompts by 8, prompts and completions of up to 48 tokens. `long`
-is the same with completions of up to 768. The model is untrained and would never stop, so each sample is stopped at a
-length of its own, the same in both checkouts: the first of its random numbers picks it from the lengths of the
-problems' own solutions (`table1`), or from a lognormal distribution with a median of 64 tokens and σ = 1 (`long`). A
-reason step is rollouts, rewards (the share of even ids, so that groups carry a signal) and the balanced update; what
-compiles is not counted. Two processes take turns; medians, with CPU time because the machine may be shared.
+is the same with 16 prompts and completions of up to 768. The model is untrained and would never stop, so each sample is
+stopped at a length of its own, the same in both checkouts: the first of its random numbers picks it from the lengths of
+the problems' own solutions (`table1`), or from a lognormal distribution with a median of 64 tokens and σ = 1 (`long`).
+A reason step is rollouts, rewards (the share of even ids, so that groups carry a signal) and the balanced update.
+
+The first step of a checkout compiles and is not counted; the others repeat its draw, at a learning rate that changes
+nothing, so that all do the same work. Two processes take turns; medians, with CPU time because the machine may be
+shared. Each step is printed as it ends, and each setting is added to FILE as it ends: the settings may be run apart.
 """
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import statistics
@@ -27,6 +31,7 @@ from measure import options, write_results
 ROOT = Path(__file__).parents[1]
 LONG_TOKENS, LONG_CONTEXT = 768, 1024
 QUANTILES = 4096
+PROMPTS = {"table1": 32, "long": 16}
 
 
 def stop_at_lengths(lengths: list[int], stop: int) -> None:
@@ -55,14 +60,15 @@ def stop_at_lengths(lengths: list[int], stop: int) -> None:
 
 
 def serve(setting: str, prompts: int) -> None:
-    """The worker: a draw's number on each line of standard input, what it took as JSON on standard output."""
+    """The worker: a step for each line of standard input, what it took as JSON on standard output."""
+    import jax
     import numpy as np
 
     from configs.load import load
     from data.tokenizer import tokenizer_for
     from model.nautile import initialise
     from model.sharding import make_mesh
-    from rl import problems
+    from rl import objectives, problems
     from rl.learner import Learner
     from rl.rewards import advantages
     from rl.rollouts import RolloutEngine
@@ -83,19 +89,24 @@ def serve(setting: str, prompts: int) -> None:
     stop_at_lengths(lengths, tokenizer.im_end)
     mesh, length = make_mesh(1), rollout.prompt_length + rollout.max_tokens
     engine = RolloutEngine(model, tokenizer, rollout, 1, mesh)
-    learner = Learner(model, config.reason.policy, initialise(model, 1), length, config.reason.balance, mesh)
-    for line in sys.stdin:
-        number = int(line)
-        chosen = [(i, asked[i % len(asked)]) for i in range(number * prompts, (number + 1) * prompts)]
+    optimizer = config.reason.policy.optimizer.model_copy(update={"learning_rate": 1e-12})
+    policy = config.reason.policy.model_copy(update={"optimizer": optimizer})
+    params, balance = initialise(model, 1), config.reason.balance
+    if "rollout" in inspect.signature(Learner).parameters:
+        learner = Learner(model, policy, rollout, params, objectives.Balance.of(config.reason), mesh)
+    else:  # the checkout to compare with: from before the learner computed prompts once
+        learner = Learner(model, policy, params, length, balance, mesh)
+    chosen = list(enumerate(asked[:prompts]))
+    for _ in sys.stdin:
         clocks = [(time.perf_counter(), time.process_time())]
-        groups = engine.sample(learner.params, chosen, number)
+        groups = engine.sample(learner.params, chosen, 0)
         clocks.append((time.perf_counter(), time.process_time()))
         for group in groups:
             rewards = [float((r.ids % 2 == 0).mean()) for r in group.rollouts]
             for made, reward, advantage in zip(group.rollouts, rewards, advantages(rewards), strict=True):
                 made.reward, made.advantage = reward, advantage
         learner.update(groups)
-        learner.trained["embedding"].block_until_ready()
+        jax.block_until_ready(learner.trained)
         clocks.append((time.perf_counter(), time.process_time()))
         tokens = [len(made.ids) for group in groups for made in group.rollouts]
         taken = {"tokens": sum(tokens), "longest": max(tokens)}
@@ -123,11 +134,13 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
     }  # fmt: skip
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
     try:
-        for number in range(repeats + 2):
+        for number in range(repeats + 1):
             for name, worker in workers.items():
-                print(number, file=worker.stdin, flush=True)
+                print(file=worker.stdin, flush=True)
                 row = json.loads(worker.stdout.readline())
-                if number >= 2:  # the first two compile
+                shown = {key: round(value, 2) for key, value in row.items()}
+                print(setting, name, f"step {number}" if number else "compiling", shown, flush=True)
+                if number:
                     taken[name].append(row)
     finally:
         for worker in workers.values():
@@ -144,20 +157,21 @@ def compare(other: Path, setting: str, prompts: int, repeats: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = options(__doc__, settings=["table1", "long"], prompts=32, repeats=3)
+    parser = options(__doc__, settings=["table1", "long"], prompts=0, repeats=3)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         serve(asked.serve, asked.prompts)
         return
-    results = {}
+    results = json.loads(asked.json.read_text("utf-8")) if asked.json and asked.json.exists() else {}
     for setting in asked.settings:
-        results[setting] = compare(asked.other.resolve(), setting, asked.prompts, asked.repeats)
-        print(setting, f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        prompts = asked.prompts or PROMPTS[setting]
+        results[setting] = compare(asked.other.resolve(), setting, prompts, asked.repeats)
+        print(f"{setting}: {prompts} prompts by 8, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         for name in ("before", "now", "rollout_tokens_per_second", "times_faster"):
-            print("  ", name, results[setting][name])
-    write_results(results, asked.json)
+            print("  ", name, results[setting][name], flush=True)
+        write_results(results, asked.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from common.errors import ConfigError
@@ -20,8 +20,9 @@ from model.decoding.generate import Generator
 from model.decoding.sampling import Sampling
 from model.nautile import shapes
 from model.sharding import OnMesh, own_mesh, parameter_shardings, replicated, row_sharding
-from rl.learner import BATCH_ARRAYS, LearnerProgram
 from rl.objectives import Balance
+from rl.policy_gradient import LearnerProgram
+from rl.training_rows import TrainingRow, completion_batches, prompts_of
 
 
 def estimate_memory(
@@ -35,7 +36,7 @@ def estimate_memory(
     for name, count in (("completions at once", rows), ("policy.micro_rows", policy.micro_rows if policy else rows)):
         if count % mesh.size:
             raise ConfigError(f"{count} {name} do not divide among {mesh.size} chips")
-    program = LearnerProgram(model, policy, balance is not None, mesh, rollout.temperature) if policy else None
+    program = LearnerProgram(model, policy, rollout, balance is not None, mesh) if policy else None
     kinds = shapes(model)
     whole = _placed(kinds, parameter_shardings(kinds, mesh))
     resident = _bytes(whole)
@@ -64,28 +65,36 @@ def estimate_memory(
     sums = 1
     if balance is not None:
         sums += 1 + (policy.kl > 0) + (balance.over == "group")
-    backward = _analyse_gradients(program, policy, rollout.prompt_length + rollout.max_tokens)
-    # The gradients of a micro-batch are output while the sums so far are held.
-    update = resident + sums * trained + backward.output_size_in_bytes + backward.temp_size_in_bytes
-    return {**needs, "micro_rows": policy.micro_rows, "gradients": sums * trained, "update": update}
+    backward, begun = _analyse_gradients(program)
+    # The gradients of a micro-batch are output while the sums so far are held, by parameters and by what completions
+    # continue from, which is there itself, for the reference too.
+    gradients = sums * (trained + begun)
+    held = begun * (1 + (policy.kl > 0))
+    update = resident + held + gradients + backward.output_size_in_bytes + backward.temp_size_in_bytes
+    return {**needs, "micro_rows": policy.micro_rows, "gradients": gradients, "update": update}
 
 
-def _analyse_gradients(program: LearnerProgram, policy: PolicyConfig, length: int) -> Any:
-    """The compiler's memory analysis of the learner's program for one micro-batch."""
-    rows = (policy.micro_rows, length)
-    floats = {"weights", "sampled", "advantage"}
-    batch = {
-        name: jax.ShapeDtypeStruct(
-            rows[:1] if name == "advantage" else rows,
-            jnp.float32 if name in floats else jnp.int32,
-            sharding=row_sharding(program.mesh),
-        )
-        for name in BATCH_ARRAYS
-    }
+def _analyse_gradients(program: LearnerProgram) -> tuple[Any, int]:
+    """The compiler's memory analysis of the learner's program for one micro-batch of the longest completions, and the
+    bytes of what the prompts of a step leave to them."""
+    policy, rollout = program.config, program.rollout
+    split, whole = row_sharding(program.mesh), replicated(program.mesh)
     trained = _placed(program.kinds, program.shardings)
     frozen = _placed(program.frozen_kinds, program.frozen_shardings)
-    lowered = program.pull[False].lower(trained, frozen, trained if policy.kl else None, batch)
-    return lowered.compile().memory_analysis()
+    prompts = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=whole)
+        for name, array in prompts_of((), rollout.prompt_length, rollout.prompts, program.prompts_at_once)[0].items()
+    }
+    begun = jax.tree.map(
+        lambda kind: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=program.by_prompts),
+        program.begin.lower(trained, frozen, prompts).out_info,
+    )
+    reference = (trained, begun) if policy.kl else (None, None)
+    longest = TrainingRow((), np.zeros(rollout.max_tokens), np.zeros(rollout.max_tokens), 0.0, 0.0)
+    (rows,) = completion_batches([(longest, 0)], rollout.max_tokens, lambda _: policy.micro_rows)
+    batch = {name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=split) for name, array in rows.items()}
+    lowered = program.pull[False].lower(trained, frozen, begun, *reference, prompts["lengths"], batch)
+    return lowered.compile().memory_analysis(), _bytes(begun)
 
 
 def _by_rows(argument: Any, whole: Any, rows: int | None, mesh: Mesh) -> Any:

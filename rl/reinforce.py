@@ -94,10 +94,7 @@ class _Run:
         self.config, self.inputs, self.is_first = config, config.inputs, jax.process_index() == 0
         self.emit = config.emit if self.is_first else silent
         self.mesh, self.engine = check(config)
-        length = config.rollout.prompt_length + config.rollout.max_tokens
-        self.learner = Learner(
-            self.inputs.model, config.policy, params, length, config.balance, self.mesh, config.rollout.temperature
-        )
+        self.learner = Learner(self.inputs.model, config.policy, config.rollout, params, config.balance, self.mesh)
         order = ProblemOrder(len(self.inputs.problems), config.seed)
         self.groups = GroupDraw(
             self.inputs.problems, order, self.engine, config.scorer, config.policy.refill, config.policy.advantage

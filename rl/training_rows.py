@@ -1,9 +1,15 @@
-"""Completions as arrays of few shapes for the training forward pass: prompt, then sampled ids, padded on the right."""
+"""Completions as arrays of few shapes for the training forward pass.
 
-from collections.abc import Iterator, Sequence
+`batches` has whole rows: prompt, then sampled ids, padded on the right. `completion_batches` has the completions alone,
+each with the number of its prompt among those of `prompts_of`, so that a prompt is computed once for all of them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from model.decoding.buckets import length_buckets
 
 RowBatch = dict[str, np.ndarray]
 
@@ -23,6 +29,7 @@ class TrainingRow:
         return len(self.prompt_ids) + len(self.ids)
 
 
+NumberedRow = tuple[TrainingRow, int]  # with the number of its prompt
 WIDTHS = 4  # a batch is as wide as its longest row needs, in quarters of the longest possible row
 
 
@@ -52,4 +59,57 @@ def batches(rows: Sequence[TrainingRow], size: int, length: int) -> Iterator[Row
                 batch["weights"][index, start - 1 + row.forced] = 0.0
             batch["sampled"][index, start - 1 : end - 1] = row.logprobs
             batch["advantage"][index] = row.advantage
+        yield batch
+
+
+NARROWEST = 32  # inputs of the narrowest batch of completions, unless the longest completion is shorter
+
+
+def prompts_of(
+    rows: Sequence[TrainingRow], columns: int, least: int, multiple: int
+) -> tuple[RowBatch, list[NumberedRow]]:
+    """The distinct prompts, right-aligned, and each row with the number of its own.
+
+    Arrays: tokens [U, columns], lengths [U] and how many there are, `count`; U is at least `least` and a multiple of
+    `multiple`, and those after the last are one token.
+    """
+    distinct = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(row.prompt_ids) for row in rows))}
+    size = -(-max(least, len(distinct)) // multiple) * multiple
+    tokens_UP, lengths_U = np.zeros((size, columns), np.int32), np.ones(size, np.int32)
+    for prompt, number in distinct.items():
+        tokens_UP[number, -len(prompt) :] = prompt
+        lengths_U[number] = len(prompt)
+    numbered = [(row, distinct[tuple(row.prompt_ids)]) for row in rows]
+    return {"tokens": tokens_UP, "lengths": lengths_U, "count": np.asarray(len(distinct), np.int32)}, numbered
+
+
+def completion_batches(rows: Sequence[NumberedRow], longest: int, at_once: Callable[[int], int]) -> Iterator[RowBatch]:
+    """Batches of `at_once(width)` completions, from long to short, so that little is padded.
+
+    Each is as wide as its longest needs: 32, 64, 128, … or all inputs of `longest` tokens, whole chunks of the mixing
+    operator, whose remainder would be compiled apart. The last is filled up with empty rows, which weigh nothing.
+    Arrays, T being the width: targets (int32 [size, T]), weights, sampled (float32 [size, T]), tokens and segments
+    (int32 [size, T - 1]: the inputs after the prompt), advantage (float32 [size]), source (int32 [size]: the number of
+    the row's prompt).
+    """
+    left = sorted(rows, key=lambda numbered: -len(numbered[0].ids))
+    inputs = length_buckets(max(1, longest - 1), NARROWEST)
+    while left:
+        width = next(count + 1 for count in inputs if count + 1 >= len(left[0][0].ids))
+        size = at_once(width)
+        chosen, left = left[:size], left[size:]
+        batch: RowBatch = {name: np.zeros((size, width), np.float32) for name in ("weights", "sampled")}
+        batch["targets"] = np.zeros((size, width), np.int32)
+        batch |= {name: np.zeros((size, width - 1), np.int32) for name in ("tokens", "segments")}
+        batch |= {"advantage": np.zeros(size, np.float32), "source": np.zeros(size, np.int32)}
+        for index, (row, source) in enumerate(chosen):
+            length = len(row.ids)
+            batch["targets"][index, :length] = row.ids
+            batch["tokens"][index, : length - 1] = row.ids[:-1]
+            batch["segments"][index, : length - 1] = 1
+            batch["weights"][index, :length] = row.weight
+            if row.forced is not None:
+                batch["weights"][index, row.forced] = 0.0
+            batch["sampled"][index, :length] = row.logprobs
+            batch["advantage"][index], batch["source"][index] = row.advantage, source
         yield batch

@@ -141,7 +141,7 @@ def _trace_block(model: ModelConfig, rows: int, length: int, topology: Topology)
 
     def both(blocks: Any, x_BLD: Any, segments_BL: Any, positions_BL: Any) -> tuple[Any, Any]:
         def passed(blocks: Any, x_BLD: Any) -> Any:
-            return run_blocks(blocks, model, x_BLD, segments_BL, positions_BL)
+            return run_blocks(blocks, model, x_BLD, segments_BL, positions_BL)[0]
 
         return jax.vjp(passed, blocks, x_BLD)
 

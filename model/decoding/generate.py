@@ -147,7 +147,9 @@ class Generator:
         keys = sample_keys(seeds)
         # By length, so that few columns are prefilled; equal prompts are together, so that each is prefilled once.
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index]), index))
-        batches = deque(order[first : first + self.rows] for first in range(0, len(order), self.rows))
+        # Prompts for all slots at a time: a lane decodes while those of the next samples are prefilled.
+        slots = min(self.rows, self.lanes * self._size)
+        batches = deque(order[first : first + slots] for first in range(0, len(order), slots))
         lanes = [
             Lane(self.config, self.sampling, self._size, self.prompt_length, self._on_mesh, self._divisor)
             for _ in range(self.lanes)

@@ -211,19 +211,24 @@ def idle(config: ModelConfig, sampling: Sampling, size: int, columns: int, capac
 def fill(state: LaneState, prompts: Prompts, source_B: Array, fresh_B: Array, keys_B2: Array) -> LaneState:
     """Start a sample of prompt `source_B[b]` with the key `keys_B2[b]` in every slot b that is `fresh_B`."""
     cache, columns = state.cache, prompts.blocks[0].keys_BGHS.shape[3]
-    column_P = (cache.filled - columns + jnp.arange(columns)) % cache.columns
+    first = (cache.filled - columns) % cache.columns  # the place in the ring of the prompts' first column
+    within_S = (jnp.arange(cache.columns) - first) % cache.columns < columns
 
     def chosen(new: Array, held: Array) -> Array:
         return jnp.where(fresh_B.reshape(-1, *[1] * (held.ndim - 1)), new, held)
 
+    def into_ring(part: Array, held: Array, axis: int) -> Array:
+        # Turned and selected whole: XLA on CPU writes to single columns in a loop.
+        free = [(0, cache.columns - columns if axis == other else 0) for other in range(part.ndim)]
+        turned = jnp.roll(jnp.pad(part, free), first, axis=axis)[source_B]
+        inside = within_S.reshape(-1, *[1] * (part.ndim - 1 - axis))
+        return jnp.where(inside, chosen(turned, held), held)
+
     def put(held: BlockCache, prompt: BlockCache) -> BlockCache:
-        keys_BGHP, values_BGPH = held.keys_BGHS[..., column_P], held.values_BGSH[:, :, column_P]
-        keys_BGHP = chosen(prompt.keys_BGHS[source_B], keys_BGHP)
-        values_BGPH = chosen(prompt.values_BGSH[source_B], values_BGPH)
         return BlockCache(
             jax.tree.map(lambda old, new: chosen(new[source_B], old), held.sca, prompt.sca),
-            held.keys_BGHS.at[..., column_P].set(keys_BGHP, unique_indices=True),
-            held.values_BGSH.at[:, :, column_P].set(values_BGPH, unique_indices=True),
+            into_ring(prompt.keys_BGHS, held.keys_BGHS, 3),
+            into_ring(prompt.values_BGSH, held.values_BGSH, 2),
         )
 
     blocks = tuple(put(held, prompt) for held, prompt in zip(cache.blocks, prompts.blocks, strict=True))

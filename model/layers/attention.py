@@ -47,11 +47,22 @@ class Attention(nnx.Module):
 
 
 def attention(
-    params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
+    params: Params,
+    config: ModelConfig,
+    x_BLD: Array,
+    segments_BL: Array,
+    positions_BL: Array,
+    before: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
-    """One residual layer over whole rows: [B, L, D] to [B, L, D], and its keys and values [B, L, G, H] for a cache."""
+    """One residual layer over whole rows: [B, L, D] to [B, L, D], and its keys and values [B, L, G, H] for a cache.
+
+    `before`: keys, values and segments [B, P, ...] of columns before the row, which its queries see too.
+    """
     q, k, v = project(params, config, x_BLD, positions_BL)
-    mixed_BLD = attend(q, k, v, segments_BL).reshape(x_BLD.shape)
+    seen = (k, v, segments_BL)
+    if before is not None:
+        seen = tuple(jnp.concatenate([early, own], axis=1) for early, own in zip(before, seen, strict=True))
+    mixed_BLD = attend(q, *seen).reshape(x_BLD.shape)
     return feed_forward(params, config, x_BLD + linear(mixed_BLD, params["out_proj"])), (k, v)
 
 
@@ -69,19 +80,25 @@ def project(params: Params, config: ModelConfig, x: Array, positions: Array) -> 
     return q, k, v
 
 
-def attend(q_BLNH: Array, k_BLGH: Array, v_BLGH: Array, segments_BL: Array) -> Array:
-    """Causal attention within segments; softmax in float32. Shapes [B, L, heads, H] and [B, L, kv heads, H]."""
+def attend(q_BLNH: Array, k_BSGH: Array, v_BSGH: Array, from_BS: Array) -> Array:
+    """Causal attention within segments; softmax in float32. Shapes [B, L, heads, H] and [B, S, kv heads, H].
+
+    The queries are the last L of the S columns, whose segments are `from_BS`.
+    """
     length = q_BLNH.shape[1]
+    before = k_BSGH.shape[1] - length
+    to_BL = from_BS[:, before:]
     if length <= QUERY_BLOCK:
-        return _attend_block(q_BLNH, k_BLGH, v_BLGH, segments_BL, segments_BL, 0)
+        return _attend_block(q_BLNH, k_BSGH, v_BSGH, to_BL, from_BS, before)
     block = jax.checkpoint(_attend_block, static_argnums=5)
     outs = []
     for start in range(0, length, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, length)
+        last = before + end
         outs.append(
             block(
-                q_BLNH[:, start:end], k_BLGH[:, :end], v_BLGH[:, :end], segments_BL[:, start:end], segments_BL[:, :end],
-                start,
+                q_BLNH[:, start:end], k_BSGH[:, :last], v_BSGH[:, :last], to_BL[:, start:end], from_BS[:, :last],
+                before + start,
             )
         )  # fmt: skip
     return jnp.concatenate(outs, axis=1)

@@ -88,20 +88,28 @@ def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array) -> Array:
+def causal_convolution(x_BLC: Array, taps_TC: Array, segments_BL: Array, history_BTC: Array | None = None) -> Array:
     """Depthwise convolution over the last T inputs of the same document (paper §2.2.4, step 1); the last tap is now.
 
-    An input of another segment, or before the row, counts as zero: nothing leaks between packed documents.
+    An input of another segment counts as zero: nothing leaks between packed documents. `history_BTC` holds the inputs
+    before the row, of its first segment; None: zeros.
     """
     taps_TC = taps_TC.astype(x_BLC.dtype)
     reach, length = taps_TC.shape[0] - 1, x_BLC.shape[1]
-    padded_BLC = jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0)))
-    owners_BL = jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    padded_BLC, owners_BL = preceded(x_BLC, segments_BL, history_BTC, reach)
     out_BLC = x_BLC * taps_TC[reach]
     for tap in range(reach):
         same_BL1 = (owners_BL[:, tap : tap + length] == segments_BL)[..., None]
         out_BLC = out_BLC + jnp.where(same_BL1, padded_BLC[:, tap : tap + length], 0) * taps_TC[tap]
     return out_BLC
+
+
+def preceded(x_BLC: Array, segments_BL: Array, history_BTC: Array | None, reach: int) -> tuple[Array, Array]:
+    """Rows and their segments with the `reach` inputs before them: `history_BTC`, of the first segment; None: zeros."""
+    if history_BTC is None:
+        return jnp.pad(x_BLC, ((0, 0), (reach, 0), (0, 0))), jnp.pad(segments_BL, ((0, 0), (reach, 0)))
+    owners_BT = jnp.repeat(segments_BL[:, :1], reach, axis=1)
+    return jnp.concatenate([history_BTC, x_BLC], axis=1), jnp.concatenate([owners_BT, segments_BL], axis=1)
 
 
 def pure(module: nnx.Module) -> Params:

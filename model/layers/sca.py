@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from configs.model import ModelConfig
-from model.layers.common import Params, causal_convolution, linear, matrix, normals, rms_norm
+from model.layers.common import Params, causal_convolution, linear, matrix, normals, preceded, rms_norm
 from model.layers.mixing.operator import mix, mix_step
 from model.layers.mixing.parts import MixState, Operands
 from model.sharding import ROWS, WHOLE, on_each_device
@@ -100,26 +100,32 @@ def spectrum(params: Params) -> Spectrum:
 
 
 def sca(
-    params: Params, config: ModelConfig, x_BLD: Array, segments_BL: Array, positions_BL: Array
+    params: Params,
+    config: ModelConfig,
+    x_BLD: Array,
+    segments_BL: Array,
+    positions_BL: Array,
+    before: SCAState | None = None,
 ) -> tuple[Array, SCAState]:
-    """One residual layer over whole rows: [B, L, D] to [B, L, D], and the state for decoding to continue from.
+    """One residual layer over whole rows: [B, L, D] to [B, L, D], and the state to continue from.
 
-    It is the state of each row's last document; rows to be continued are padded on the left.
+    It is the state of each row's last document; rows to be continued are padded on the left. `before` is the state that
+    the first document of each row continues.
     """
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
-    branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL))
+    history_BTC = None if before is None else before.history_BTC
+    branches_BLC = jax.nn.silu(causal_convolution(inputs_BLC, params["conv"], segments_BL, history_BTC))
     mixing = partial(mix, chunk=config.chunk, form=config.mixing)
     if config.mixing == "fused":
-        mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS))
+        mixing = on_each_device(mixing, (Operands(ROWS, ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS, ROWS), ROWS, ROWS))
     operands = _operands(params, config, spectrum(params), branches_BLC, positions_BL)
-    re_BLKH, im_BLKH, mixed = mixing(operands, segments_BL)
+    re_BLKH, im_BLKH, mixed = mixing(operands, segments_BL, None if before is None else before.mix)
     # The convolution's last inputs; zero where they do not belong to the row's last document.
     reach, length = config.convolution - 1, x_BLD.shape[1]
-    recent_BTC = jnp.pad(inputs_BLC, ((0, 0), (reach, 0), (0, 0)))[:, length:]
-    owners_BT = jnp.pad(segments_BL, ((0, 0), (reach, 0)))[:, length:]
-    history_BTC = jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
-    return x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH), SCAState(mixed, history_BTC)
+    recent_BTC, owners_BT = (part[:, length:] for part in preceded(inputs_BLC, segments_BL, history_BTC, reach))
+    after_BTC = jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
+    return x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH), SCAState(mixed, after_BTC)
 
 
 def sca_step(

@@ -1,7 +1,8 @@
 """The learner's gradients: against finite differences, and the same whatever the padding, order or micro-batching."""
 
 import json
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +10,41 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from model.loss import masked_logits
+from configs.training import RolloutConfig
+from model.loss import masked_logits, token_logprobs
 from model.nautile import forward
 from model.sharding import make_mesh
-from rl.learner import Learner, logprobs, means_of, pull
+from rl.learner import Learner, means_of
 from rl.learner import rows_of as rows_by_group
 from rl.objectives import Balance
-from rl.parameter_subset import ParameterSubset
-from rl.training_rows import batches
+from rl.training_rows import batches, completion_batches, prompts_of
 from tests.rl.conftest import group, policy
 
 LENGTH = 52  # a quarter holds every row here, so one width is compiled
 
 
+ROLLOUT = RolloutConfig(prompts=2, prompt_length=6, max_tokens=9)
+
+
+def logprobs(params, model, batch, temperature=1.0):
+    """Of whole rows, prompt and completion together, which the learner computes apart."""
+    hidden_BLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
+    return token_logprobs(params, model, hidden_BLD, batch["targets"], temperature=temperature)
+
+
 @cache
-def compiled_pull(model):
-    return jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), 1.0, False))
+def whole_rows_gradient(model):
+    """The paper's g+ + g- in one line: -A grad log pi, by the token's weight."""
+
+    def loss(params, batch):
+        return -jnp.sum(logprobs(params, model, batch)[0] * batch["weights"] * batch["advantage"][:, None])
+
+    return jax.jit(jax.grad(loss))
 
 
 def learner_of(model, params, balance="equalise", **changes):
     settings = Balance(balance) if isinstance(balance, str) else balance
-    return Learner(model, policy(**changes), params, LENGTH, settings, make_mesh(1))
+    return Learner(model, policy(**changes), ROLLOUT, params, settings, make_mesh(1))
 
 
 def rows_of(groups, aggregate="group_tokens"):
@@ -40,7 +55,7 @@ def gradients(model, params, groups, micro_rows=4, length=LENGTH, reverse=False,
     rows = [row for row in rows_of(groups) if sign is None or row.advantage * sign > 0]
     total = None
     for batch in batches(rows[::-1] if reverse else rows, micro_rows, length):
-        part = compiled_pull(model)(params, {}, None, batch)[0]
+        part = whole_rows_gradient(model)(params, batch)
         total = part if total is None else jax.tree.map(jnp.add, total, part)
     return total
 
@@ -53,6 +68,18 @@ def close(a, b, tolerance=1e-5):
 @pytest.fixture(scope="module")
 def groups():
     return [group([1.0, 0.0, 0.0, 1.0], 1), group([0.0, None, 1.0, 0.0], 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
+def test_prompts_computed_once_give_the_gradients_of_whole_rows(model, params, groups, shared):
+    """Each side, whatever the widths and micro-batches; also where completions of a group share their prompt."""
+    if shared:
+        groups = [replace(one, rollouts=[replace(r, prompt_ids=[7, 8, 9]) for r in one.rollouts]) for one in groups]
+    learner = learner_of(model, params, micro_rows=3)
+    sides = learner._sides(rows_of(groups), False, {})
+    for gradient, sign in zip(sides, (1, -1), strict=True):
+        close(gradient, gradients(model, params, groups, sign=sign))
 
 
 @pytest.mark.slow
@@ -117,7 +144,7 @@ def test_a_balance_over_groups_weighs_each_group_by_its_own_norms(model, params,
 
 def part_of(model, params, rows):
     (batch,) = batches(rows, 4, LENGTH)
-    return compiled_pull(model)(params, {}, None, batch)[0]
+    return whole_rows_gradient(model)(params, batch)
 
 
 @pytest.mark.slow
@@ -153,8 +180,13 @@ def test_the_learner_has_the_samplers_temperature(model, params, groups):
     expected_BL = np.take_along_axis(log_BLV, batch["targets"][..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(values_BL, expected_BL, atol=1e-4)
     np.testing.assert_allclose(entropy_BL, -(np.exp(log_BLV) * log_BLV).sum(axis=-1), atol=1e-4)
-    warm = jax.jit(partial(pull, model, policy(), False, ParameterSubset(model, ()), 0.5, False))
-    counts = warm(params, {}, None, batch)[2]
+    learner = Learner(
+        model, policy(), ROLLOUT.model_copy(update={"temperature": 0.5}), params, Balance("off"), make_mesh(1)
+    )
+    prompts, numbered = prompts_of(rows, ROLLOUT.prompt_length, 4, 1)
+    (completions,) = completion_batches(numbered, ROLLOUT.max_tokens, lambda width: 4)
+    begun = learner.program.begin(learner.trained, {}, prompts)
+    counts = learner.program.pull[False](params, {}, begun, None, None, prompts["lengths"], completions)[2]
     weighs_BL = batch["weights"] > 0
     for name, side_B in (("positive", batch["advantage"] > 0), ("negative", batch["advantage"] < 0)):
         expected = expected_BL[weighs_BL & side_B[:, None]].mean()

@@ -37,7 +37,7 @@ def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
     problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
     settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
-    learner = Learner(model, settings, initialise(model, 0), 66, Balance(), mesh)
+    learner = Learner(model, settings, ROLLOUT, initialise(model, 0), Balance(), mesh)
     results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
