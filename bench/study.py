@@ -46,6 +46,7 @@ from model.weights.files import load_weights
 from rl.group_draw import GroupDraw
 from rl.learner import Learner, rows_of
 from rl.objectives import Balance, balance
+from rl.policy_gradient import LearnerProgram
 from rl.problems.load import ProblemOrder
 from rl.problems.load import load as load_problems
 from rl.rewards import verifiable
@@ -71,7 +72,7 @@ class Study:
     tokenizer: Tokenizer
     problems: Sequence[Problem]
     held_out: Sequence[Problem]
-    pulls: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    programs: dict[tuple[Any, ...], LearnerProgram] = field(default_factory=dict)
 
     @classmethod
     def load(cls, checkpoint: Path) -> "Study":
@@ -88,11 +89,12 @@ class Study:
 
     def learner(self, cell: Cell) -> Learner:
         """A learner whose gradients are compiled once for all cells with the same loss."""
-        length = cell.rollout.prompt_length + cell.rollout.max_tokens
         # With log-probabilities of temperature 1, as the author's were: at E3's 0.7 that is part of the question.
-        learner = Learner(self.model, cell.policy, self.params, length, cell.balance, make_mesh(1))
-        loss = (cell.kl, cell.train)
-        learner.program.pull = self.pulls.setdefault(loss, learner.program.pull)
+        rollout = cell.rollout.model_copy(update={"temperature": 1.0})
+        learner = Learner(self.model, cell.policy, rollout, self.params, cell.balance, make_mesh(1))
+        program = self.programs.setdefault((cell.kl, cell.train), learner.program)
+        for name in ("begin", "pull", "finish"):
+            setattr(learner.program, name, getattr(program, name))
         return learner
 
     def train(self, cell: Cell) -> tuple[Params, dict[str, list[float | None]]]:
@@ -165,7 +167,7 @@ def norms_by_right(study: Study, cell: Cell) -> list[dict[str, float]]:
     measure = jax.jit(partial(balance, settings=Balance("off")))
     rows = []
     for group, parts in zip(live, rows_of(live), strict=True):
-        plus, minus = learner._sides(parts, cell.group, False, {})
+        plus, minus = learner._sides(parts, False, {}, cell.group)
         norms = {name: float(value) for name, value in measure(plus, minus)[1].items()}
         right = sum(rollout.reward == 1.0 for rollout in group.rollouts)
         rows.append({"group": cell.group, "right": right, "solve_rate": metrics["solve_rate"], **norms})
