@@ -68,15 +68,20 @@ def serve(setting: str, prompts: int) -> None:
     from data.tokenizer import tokenizer_for
     from model.nautile import initialise
     from model.sharding import make_mesh
-    from rl import objectives, problems
+    from rl import objectives
     from rl.learner import Learner
     from rl.rewards import advantages
     from rl.rollouts import RolloutEngine
 
+    try:
+        from rl.problems.load import load as load_problems
+    except ModuleNotFoundError:  # a checkout in which the problems are one file
+        from rl.problems import load as load_problems
+
     config = load(ROOT / "bench" / "table1.toml")
     model, rollout, tokenizer = config.model, config.reason.rollout, tokenizer_for(config.tokenizer)
     rollout = rollout.model_copy(update={"prompts": prompts})
-    asked = problems.load(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
+    asked = load_problems(config.reason.problems.model_copy(update={"count": 4 * prompts}), 1)
     if setting == "long":
         model = model.model_copy(update={"context": LONG_CONTEXT})
         rollout = rollout.model_copy(update={"max_tokens": LONG_TOKENS})

@@ -176,8 +176,8 @@ class Learner:
         # Micro-batch gradients are summed on the device, separately for g+, g- and the KL term.
         for side, members in parts.items():
             for batch in completion_batches(members, rollout.max_tokens, partial(program.at_once, limit=limit)):
-                gradients, kl_gradients, counts = program.pull[ratio](
-                    self.trained, self.frozen, begun, self.reference, reference, prompts["lengths"],
+                gradients, kl_gradients, counts = program.gradients(
+                    ratio, self.trained, self.frozen, begun, self.reference, reference, prompts["lengths"],
                     put_shared_rows(batch, self.mesh),
                 )  # fmt: skip
                 self._accumulate(program.add_pairs, pairs, side, gradients)

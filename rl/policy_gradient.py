@@ -20,6 +20,7 @@ from configs.training import PolicyConfig, RolloutConfig
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import Beginnings, begin, continue_from, shapes
+from model.program_thread import program_threads
 from model.sharding import ROWS, OnMesh, optimizer_shardings, parameter_shardings, replicated, row_sharding
 from model.training import optimizer
 from rl.objectives import kl_to_reference, surrogate
@@ -27,7 +28,7 @@ from rl.parameter_subset import ParameterSubset
 from rl.training_rows import RowBatch
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
-PROMPTS_AT_ONCE = 16  # of a step, where they are that many
+PROMPTS_AT_ONCE = 16  # at most, for those of a step are rarely a multiple of more
 CPU_TOKENS = 2048  # of a micro-batch on CPU, where more at once is no faster and short rows wait for long ones
 
 # Gradients by the trained parameters and by what the completions continue from.
@@ -55,7 +56,7 @@ class LearnerProgram:
         whole = replicated(mesh)
         self.by_prompts = prompts = NamedSharding(mesh, PartitionSpec(None, *ROWS))
         parameters = (self.shardings, self.frozen_shardings)
-        self.prompts_at_once = -(-min(PROMPTS_AT_ONCE, rollout.prompts) // mesh.size) * mesh.size
+        self.prompts_at_once = -(-min(PROMPTS_AT_ONCE, config.micro_rows, rollout.prompts) // mesh.size) * mesh.size
         pair = (self.shardings, prompts)
 
         def on_mesh(function: Any, inputs: Any, outputs: Any, **options: Any) -> OnMesh:
@@ -70,6 +71,8 @@ class LearnerProgram:
         gradients = partial(pull, model, config, apart, self.subset, rollout.temperature)
         self.pull = {ratio: on_mesh(partial(gradients, ratio), inputs, outputs) for ratio in (True, False)}
         self.finish = on_mesh(self._finish, (*parameters, whole, pair), self.shardings)
+        self._threads = program_threads(mesh, mesh.devices.flat[0].platform)
+        self._started = 0
         self.add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=self.shardings)
         self.add_pairs = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=pair)
         self.add_counts = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0, out_shardings=whole)
@@ -78,6 +81,13 @@ class LearnerProgram:
         """(trained, frozen) of parameters on the mesh; without a copy where they are there already."""
         trained, frozen = self.subset.split(params)
         return jax.device_put(trained, self.shardings), jax.device_put(frozen, self.frozen_shardings)
+
+    def gradients(self, ratio: bool, *arguments: Any) -> tuple[Pair, Pair | None, dict[str, Array]]:
+        """`pull`, on CPU by one thread and the other in turn, for micro-batches do not wait for each other."""
+        if not self._threads:
+            return self.pull[ratio](*arguments)
+        self._started += 1
+        return self._threads[self._started % len(self._threads)].start(self.pull[ratio], *arguments)
 
     def at_once(self, width: int, limit: int | None = None) -> int:
         """Completions of a micro-batch of `width` columns: `policy.micro_rows` or `limit`, on CPU fewer if wide."""

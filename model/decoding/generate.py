@@ -27,6 +27,7 @@ from model.decoding.lane import STRIDE, Lane, Sample, advance, idle, prefill_pro
 from model.decoding.sampling import Sampling, sample_keys
 from model.layers.common import Params
 from model.nautile import shapes
+from model.program_thread import program_threads
 from model.sharding import OnMesh
 
 CPU_SLOTS = 32  # of a lane on CPU, where a token's time is proportional to the slots
@@ -77,14 +78,19 @@ class Generator:
         self._mesh = mesh
         self._divisor = 1 if mesh is None else mesh.size
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        self.lanes, self._size = 1, rows
-        if platform == "cpu" and self._divisor == 1:
-            self.lanes = min(2, rows)
-            self._size = min(CPU_SLOTS, -(-rows // self.lanes))
+        # On CPU a lane for each thread that starts programs.
+        self._threads = program_threads(mesh, platform)[:rows]
+        self.lanes = len(self._threads) or 1
+        self._size = min(CPU_SLOTS, -(-rows // self.lanes)) if self._threads else rows
 
     def _on_mesh(self, program: Any) -> Any:
         """A jitted function, with the mesh (if any) as its ambient mesh."""
         return program if self._mesh is None else OnMesh(self._mesh, program)
+
+    def _on_lane(self, lane: int, program: Any) -> Any:
+        """The same, started by the lane's own thread."""
+        on_mesh = self._on_mesh(program)
+        return partial(self._threads[lane].start, on_mesh) if self._threads else on_mesh
 
     def __call__(
         self, params: Params, prompts: Sequence[Sequence[int]], seeds: Sequence[tuple[int, ...]]
@@ -151,12 +157,14 @@ class Generator:
         slots = min(self.rows, self.lanes * self._size)
         batches = deque(order[first : first + slots] for first in range(0, len(order), slots))
         lanes = [
-            Lane(self.config, self.sampling, self._size, self.prompt_length, self._on_mesh, self._divisor)
-            for _ in range(self.lanes)
+            Lane(
+                self.config, self.sampling, self._size, self.prompt_length, partial(self._on_lane, lane), self._divisor
+            )
+            for lane in range(self.lanes)
         ]
         waiting: deque[Sample] = deque()
         left = len(prompts)
-        # Each lane has a program under way while the others are looked after: on CPU two lanes keep two cores busy.
+        # Each lane has a program under way while the others are looked after, so on CPU two cores are busy.
         while left or any(lane.active() for lane in lanes):
             for lane in lanes:
                 yield from lane.collect()

@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from configs.model import ModelConfig
 from model.loss import weighted_loss
-from model.nautile import forward, initialise, parameter_counts, shapes
+from model.nautile import begin, continue_from, forward, initialise, parameter_counts, shapes
 from tests.model.conftest import packed_rows, tiny_config
 
 # Golden losses of three steps of gradient descent; they change only with the model's arithmetic or its start.
@@ -110,6 +110,29 @@ def test_a_packed_document_reads_as_it_does_alone(config, params, batch):
     packed = hidden(params, config, batch)[1, 6:12]
     alone = {name: jnp.zeros_like(array).at[1, :6].set(array[1, 6:12]) for name, array in batch.items()}
     np.testing.assert_allclose(packed, hidden(params, config, alone)[1, :6], atol=2e-5)
+
+
+@pytest.mark.slow
+def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch, monkeypatch):
+    """Two rows from the first of two beginnings and one from the second; queries in blocks."""
+    monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)
+    lengths, source, width = np.array([5, 3], np.int32), np.array([0, 1, 0], np.int32), 13
+    texts = np.random.default_rng(1).integers(0, config.vocabulary, (3, 5 + width)).astype(np.int32)
+    texts[2, :5] = texts[0, :5]
+    early = np.zeros((2, 5), np.int32)
+    early[0], early[1, 2:] = texts[0, :5], texts[1, :3]
+    tokens = np.stack([text[lengths[number] :][:width] for text, number in zip(texts, source, strict=True)])
+
+    @jax.jit
+    def apart(params):
+        beginnings = begin(params, config, early, lengths)
+        return continue_from(params, config, beginnings, jnp.asarray(lengths), source, tokens, jnp.ones_like(tokens))
+
+    positions = jnp.broadcast_to(jnp.arange(texts.shape[1]), texts.shape)
+    whole = jax.jit(lambda params: forward(params, config, texts, jnp.ones_like(texts), positions))(params)
+    for row, number in enumerate(source):
+        last = lengths[number] - 1
+        np.testing.assert_allclose(apart(params)[row], whole[row, last : last + width + 1], atol=2e-5)
 
 
 def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatch):
