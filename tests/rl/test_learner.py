@@ -75,7 +75,7 @@ def groups():
 def test_prompts_computed_once_give_the_gradients_of_whole_rows(model, params, groups, shared):
     """Each side, whatever the widths and micro-batches; also where completions of a group share their prompt."""
     if shared:
-        groups = [replace(one, rollouts=[replace(r, prompt_ids=[7, 8, 9]) for r in one.rollouts]) for one in groups]
+        groups = [replace(g, rollouts=[replace(r, prompt_ids=[7, 8, 9]) for r in g.rollouts]) for g in groups]
     learner = learner_of(model, params, micro_rows=3)
     sides = learner._sides(rows_of(groups), False, {})
     for gradient, sign in zip(sides, (1, -1), strict=True):
