@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -165,12 +165,13 @@ def plan(
     """
     if setting and not compare:
         raise ConfigError("--setting needs --compare")
-    if compare:
-        compare_plan(config, topology, fsdp, setting or [], as_json)
-        return
     from dataclasses import asdict
 
     from configs.load import load
+
+    if compare:
+        compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
+        return
     from flows.cli.capacity import plan_pretraining
     from flows.dag import pipeline_steps
     from flows.forecast import forecast_calls, forecast_lines
@@ -203,12 +204,11 @@ def plan(
         raise refused
 
 
-def compare_plan(config: str, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
+def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
     """`nautile plan --compare`."""
-    from configs.load import load
     from flows.cli.capacity import compare_settings, comparison_markdown
 
-    store, run_config = the_store(), load(config, settings)
+    store = the_store()
     topologies = topologies or run_config.launch.topology
     with console_for(stderr=True).status(f"compiling for {topologies}") as spinner:
         comparisons = compare_settings(store, run_config, topologies, fsdp, settings, spinner.update)
