@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 AHEAD := $(VENV)/ahead/.ready
 HARNESS := $(VENV)/harness/.ready
+TORCH := $(VENV)/torch/.ready
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
 # lm-eval and what it needs beyond the project's own lock.
 EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
@@ -31,7 +32,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, faiss, dataset
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check test test-all lint types ahead harness lock clean
+.PHONY: run up down check test test-all lint types ahead harness torch lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -50,12 +51,12 @@ check: WORKERS := 2
 check: lint types
 	@$(PYTEST) -m "not slow and not heavy"
 
-# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU or lm-eval (1.4 GB).
+# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval or torch (2.8 GB).
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
 # Everything.
-test-all: $(READY) $(AHEAD) $(HARNESS)
+test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH)
 	@$(PYTEST)
 
 lint: $(READY)
@@ -84,6 +85,17 @@ $(HARNESS): requirements-harness.lock $(READY)
 	@echo "fetching lm-eval (once)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/harness \
 	  -r requirements-harness.lock
+	@touch $@
+
+# torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of what is exported for them. An
+# environment of its own: nothing in the project uses it. By pip, without digests: which build of torch there is differs
+# between machines and package indexes, and so does what it needs.
+torch: $(TORCH)
+
+$(TORCH): requirements-torch.txt $(READY)
+	@echo "fetching torch, transformers, peft and lm-eval (once)"
+	@test -x $(VENV)/torch/bin/python || $(BIN)/python -m venv $(VENV)/torch
+	@$(VENV)/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-torch.txt
 	@touch $@
 
 # --universal: one lock for every python and platform, told apart by markers. No index address is written into it.

@@ -44,12 +44,15 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
         ("types", "mypy"),
         ("ahead", "--target .venv/ahead"),
         ("harness", "--target .venv/harness"),
+        ("torch", ".venv/torch/bin/python -m pip install"),
         ("lint", "ruff format --check"),
         ("clean", "rm"),
     ],
 )
 def test_what_each_target_does(target, does):
-    done = make("-n", "-W", "requirements-ahead.lock", "-W", "requirements-harness.lock", target)
+    done = make(
+        "-n", "-W", "requirements-ahead.lock", "-W", "requirements-harness.lock", "-W", "requirements-torch.txt", target
+    )
     assert done.returncode == 0, done.stderr
     assert does in done.stdout
 

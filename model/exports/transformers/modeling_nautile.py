@@ -464,13 +464,19 @@ class NautileModel(NautilePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """`attention_mask` [B, columns so far] is 0 at padding; `position_ids` [B, L] begin anew in a packed document.
 
-        Raises ValueError for what the model cannot give: attention weights, a mask of another shape.
+        Raises ValueError for what the model cannot give or take: attention weights, another cache, a mask of another
+        shape.
         """
         if output_attentions:
             raise ValueError("output_attentions: SDPA gives no attention weights, and SCA layers have none")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x_BLD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        if not isinstance(past_key_values, NautileCache | None):
+            raise ValueError(
+                f"past_key_values is a {type(past_key_values).__name__}, which has no place for the sums of SCA "
+                "layers: give None, or what an earlier call returned"
+            )
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.blocks[0].gradient_checkpointing and self.training):
             past_key_values = NautileCache()

@@ -1,0 +1,217 @@
+"""The export for transformers in real torch and transformers, against our own arithmetic.
+
+Our side writes arrays; `tests/support/torch_run.py` compares in the environment that `make torch` makes.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.load import load
+from configs.model import TokenizerConfig
+from data.chat_template import encode_prompt
+from data.tokenizer import tokenizer_for
+from evals.benchmarks.stand_ins import wiki_choice
+from evals.running.likelihood import CheckpointScorer
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.exports.transformers.export import export_transformers
+from model.loss import masked_logits, weighted_loss
+from model.nautile import forward, shapes
+from model.weights.author_import import import_weights, load_author_weights
+from model.weights.author_layout import to_author
+from model.weights.files import load_weights, save_weights
+from tests.model.conftest import packed_rows, tiny_config
+from tests.support.toy_cli import ROOT
+
+PYTHON = Path(os.environ.get("TORCH_PYTHON", Path(sys.prefix) / "torch" / "bin" / "python"))
+TOKENIZER = TokenizerConfig(ranks=256)
+CONTEXT = 1024
+VARIANTS = {
+    "relative": tiny_config(vocabulary=TOKENIZER.vocabulary, context=CONTEXT),
+    "window": tiny_config(
+        vocabulary=TOKENIZER.vocabulary, context=CONTEXT, decay="window", blocks=1, sca_per_block=2, query_heads=4,
+        spectral_samples=1, kv_heads=4, qk_norm=False, sca_norm_epsilon=1e-6,
+    ),
+}  # fmt: skip
+ITEMS = 16
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.heavy,
+    pytest.mark.skipif(not PYTHON.exists(), reason="there is no environment with torch: `make torch` makes it"),
+]
+
+
+def in_torch(*arguments, folder):
+    """Run python of that environment, offline, with one thread."""
+    offline = {
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": str(ROOT)}, timeout=280,
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def logits_of(config, params, tokens, segments, positions):
+    hidden = jax.jit(forward, static_argnums=1)(params, config, tokens, segments, positions)
+    return np.asarray(masked_logits(hidden, params["embedding"], config.vocabulary)[..., : config.vocabulary])
+
+
+def reference(folder, config):
+    """Write a checkpoint, its export, and what our side computes of it."""
+    rng = np.random.default_rng(0)
+
+    def value(path, leaf):
+        name = path[-1].key
+        spread = 0.15 if name == "embedding" else leaf.shape[-2] ** -0.5 if leaf.ndim > 2 else 0.3
+        return jnp.asarray(rng.normal(size=leaf.shape) * spread + (name in ("norm", "norm1", "norm2")), jnp.float32)
+
+    params = jax.tree_util.tree_map_with_path(value, shapes(config))
+    params["embedding"] = params["embedding"].at[config.vocabulary :].set(0)
+    save_weights(folder / "checkpoint", params, config, TOKENIZER)
+    export_transformers(folder / "checkpoint", folder / "export")
+    long_ids = rng.integers(0, TOKENIZER.ranks, (1, CONTEXT))
+    places = jnp.arange(CONTEXT)[None]
+    arrays = {"long_ids": long_ids, "long_logits": logits_of(config, params, long_ids, jnp.ones_like(places), places)}
+    batch = packed_rows(TOKENIZER.ranks, [[5, 40, 1, 18], [64], [33, 20], [30]], 64)
+    # The last row is padded on the left, as prompts of a batch are.
+    batch = {name: part.at[3].set(jnp.roll(part[3], 34)) for name, part in batch.items()}
+    rows = (batch["tokens"], batch["segments"], batch["positions"])
+    arrays |= dict(zip(("tokens", "segments", "positions"), rows, strict=True))
+    arrays["row_logits"] = logits_of(config, params, *rows)
+    sums, slope = jax.jit(jax.value_and_grad(lambda params: weighted_loss(params, config, batch)[0]))(params)
+    weight = float(batch["weights"].sum())
+    arrays["loss"] = sums / weight
+    slope = jax.tree.map(lambda leaf: leaf / weight, slope)
+    arrays |= {f"gradient.{name}": array for name, array in to_author(slope, config).items()}
+    return params, arrays
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("torch")
+
+
+@pytest.fixture(scope="module")
+def items():
+    return [item for item in wiki_choice(0, 100) if len(item.question) < 300][:ITEMS]
+
+
+@pytest.fixture(scope="module")
+def results(root, items):
+    for name, config in VARIANTS.items():
+        folder = root / name
+        folder.mkdir()
+        params, arrays = reference(folder, config)
+        if name == "relative":
+            prompts = [arrays["long_ids"][0, :9], arrays["long_ids"][0, 20:50]]
+            generate = Generator(config, Sampling(max_tokens=64, temperature=0.0, stop_ids=()), 2, 30)
+            completions = generate(params, [prompt.tolist() for prompt in prompts], [(0,), (1,)])
+            arrays |= {f"prompt_{index}": prompt for index, prompt in enumerate(prompts)}
+            arrays["greedy"] = np.stack([completion.ids for completion in completions])
+        np.savez(folder / "reference.npz", **arrays)
+    rows = [
+        {"question": item.question, "options": list(item.options), "gold": item.letters.index(item.expected)}
+        for item in items
+    ]
+    (root / "items.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    in_torch("-m", "tests.support.torch_run", root, folder=root)
+    return json.loads((root / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_ours(results, name):
+    """Alone at every length, packed with others and padded, at once or from the cache."""
+    forward = results[name]["forward"]
+    assert forward["deviation"] > 0.5
+    assert len(forward["lengths"]) == 9
+    assert max(forward["lengths"].values()) < 1e-4
+    assert max(forward[part] for part in ("rows", "cached_long", "cached_packed")) < 1e-4
+    assert forward["bfloat16"] < 0.1 * forward["deviation"] + 0.1
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("way", ["plain", "checkpointed"])
+def test_the_gradient_of_every_parameter_is_ours(results, name, way):
+    errors = results[name]["gradients"]
+    assert errors[f"loss_{way}"] < 1e-5
+    assert max(errors[way].values()) < 1e-4
+
+
+def test_generation(results):
+    generation = results["relative"]["generation"]
+    assert generation["left"]
+    assert (generation["greedy"], generation["of"]) == (128, 128)
+    assert generation["without_cache"]
+    assert generation["sampled"] == [True, False]
+    assert not generation["padding_sampled"]
+    assert generation["beams"] == [2, 38]
+    assert generation["streamed"][0] > 5
+    assert generation["streamed"][1]
+    assert generation["pipeline"] == ["assistant", True]
+    assert generation["prompt"] == encode_prompt(tokenizer_for(TOKENIZER), "What is 2 + 2?")
+
+
+@pytest.mark.parametrize("way", ["whole", "lora"])
+def test_ten_steps_of_training_lower_the_loss(results, way):
+    losses = results["training"][way]
+    assert len(losses) == 10
+    assert losses[-1] < 0.9 * losses[0]
+    assert results["training"]["trained_share"] < 0.5
+
+
+def test_a_tuned_model_comes_back(results, root):
+    """What `Trainer` saved is a checkpoint of ours with the same logits."""
+    import_weights(root / "training" / "saved", root / "back", tiny_config(), TOKENIZER)
+    params, config, tokenizer = load_weights(root / "back")
+    assert (config, tokenizer) == (load_weights(root / "relative" / "checkpoint")[1], TOKENIZER)
+    ids = jnp.arange(32)[None]
+    ours = logits_of(config, params, ids, jnp.ones_like(ids), ids)
+    np.testing.assert_allclose(ours, np.load(root / "training" / "tuned.npz")["logits"], atol=1e-4)
+
+
+def test_lm_eval_and_our_runner_agree_on_every_item(results, root, items):
+    harness = results["harness"]
+    ours = CheckpointScorer(root / "relative" / "checkpoint", load("local").evaluate).weigh(items)
+    assert len(items) == len(harness["rows"]) == ITEMS
+    for item, weighed, row in zip(items, ours, harness["rows"], strict=True):
+        np.testing.assert_allclose(row["logprobs"], weighed.logprobs, atol=1e-3)
+        assert row["acc_bytes"] == (item.letters[weighed.by_bytes] == item.expected)
+        assert row["acc"] == (item.letters[weighed.by_sum] == item.expected)
+    assert 0 < sum(row["acc_bytes"] for row in harness["rows"]) < ITEMS
+
+
+def test_the_command_for_a_pickle_works(results, root, tmp_path):
+    """The one in the message that refuses it, on what the author's converter writes."""
+    source = root / "window" / "export"
+    theirs = {"d_model": 32, "num_layers": 3, "seqcond_ratio": 2, "maxlen": CONTEXT, "num_kv_heads": 4, "num_heads": 4}
+    theirs |= {"seqcond_heads": 4, "num_query_heads": 4, "num_thetas": 1, "d_ff": 40, "qk_norm": False}
+    write = (
+        f"import torch, safetensors.torch as s; w = s.load_file({str(source / 'model.safetensors')!r}); "
+        f"torch.save({{'config': {theirs!r}, 'state_dict': w}}, 'nautile.pt')"
+    )
+    in_torch("-c", write, folder=tmp_path)
+    with pytest.raises(Exception, match="is a pickle") as caught:
+        load_author_weights(tmp_path / "nautile.pt", None, TOKENIZER)
+    command = re.search(r'python -c "(.*)"', str(caught.value))
+    in_torch("-c", command[1], folder=tmp_path)
+    converted = load_author_weights(tmp_path / "model.safetensors", None, TOKENIZER, sca_epsilon=1e-6)
+    ours = load_weights(root / "window" / "checkpoint")
+    jax.tree.map(np.testing.assert_array_equal, converted[0], ours[0])
+    assert converted[1].model_dump(exclude={"compute_dtype", "remat", "chunk"}) == ours[1].model_dump(
+        exclude={"compute_dtype", "remat", "chunk"}
+    )
