@@ -47,6 +47,7 @@ ITEMS = 16
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.heavy,
+    pytest.mark.timeout(600),  # importing lm-eval and peft takes half a minute of a busy machine each
     pytest.mark.skipif(not PYTHON.exists(), reason="there is no environment with torch: `make torch` makes it"),
 ]
 
@@ -60,7 +61,7 @@ def in_torch(*arguments, folder):
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": str(ROOT)}, timeout=280,
+        [PYTHON, *arguments], cwd=folder, env={**os.environ, **offline, "PYTHONPATH": str(ROOT)}, timeout=500,
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
