@@ -1,0 +1,107 @@
+"""The format of a browser (`nautile export --format web`): one page that chats offline, with onnxruntime's WebAssembly.
+
+The runtime comes from the npm registry, once, at the version and digest below, and is kept in the cache folder.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from common.errors import ConfigError, Retryable
+from common.files import sha256_of, write_text
+from common.text import first_line
+from data.chat_template import encode_prompt
+from data.tokenizer import Tokenizer, tokenizer_for
+from model.exports.onnx.folder import DIGESTS, PROMPT, STEP, WEIGHTS, export_onnx
+from model.weights.files import CONFIG, read_config, refuse_occupied
+
+PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
+INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512
+RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+PAGE = ("index.html", "page.css", "page.mjs", "tokenizer.mjs")
+FETCH_S = 300
+
+
+def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
+    """Write a static folder with the page, the runtime and the model, into the new or empty folder `out`.
+
+    Raises ConfigError as `export_onnx`, or where npm is missing or gives another file; Retryable where it cannot fetch.
+    """
+    refuse_occupied(out)
+    with tempfile.TemporaryDirectory() as scratch:
+        exported = Path(scratch) / "onnx"
+        export_onnx(checkpoint, exported, bits)
+        archive = fetched_runtime()
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (PROMPT, STEP, WEIGHTS):
+            shutil.move(exported / name, out / name)
+        model, tokenizer_config = read_config(exported / CONFIG)
+    with tarfile.open(archive) as package:
+        for name in RUNTIME:
+            source = package.extractfile(f"package/dist/{name}")
+            assert source is not None  # the digest is that of an archive that has it
+            (out / name).write_bytes(source.read())
+    for name in PAGE:
+        shutil.copyfile(Path(__file__).parent / name, out / name)
+    settings = _settings(tokenizer_for(tokenizer_config), model.context)
+    write_text(out / "settings.json", json.dumps(settings, ensure_ascii=False) + "\n")
+    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
+    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    return sorted(out.iterdir())
+
+
+def fetched_runtime() -> Path:
+    """The archive of the runtime, from the cache or through npm, checked by its digest."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nautile"
+    path = cache / f"{PACKAGE}-{VERSION}.tgz"
+    if path.is_file() and _digest(path) == INTEGRITY:
+        return path
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConfigError(
+            f"--format web: npm is missing, which fetches {PACKAGE} {VERSION}; install it, or put the package's "
+            f"archive at {path}"
+        )
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--silent", "--pack-destination", scratch]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False, cwd=scratch)
+        except subprocess.TimeoutExpired:
+            raise Retryable(f"--format web: npm did not fetch {PACKAGE} {VERSION} within {FETCH_S} s") from None
+        fetched = Path(scratch) / path.name
+        if done.returncode or not fetched.is_file():
+            cause = first_line(done.stderr) if done.stderr.strip() else f"exit code {done.returncode}"
+            raise Retryable(f"--format web: npm could not fetch {PACKAGE} {VERSION} ({cause})")
+        if _digest(fetched) != INTEGRITY:
+            raise ConfigError(f"--format web: npm gave another file than {PACKAGE} {VERSION} (its sha512 differs)")
+        fetched.replace(path)
+    return path
+
+
+def _settings(tokenizer: Tokenizer, context: int) -> dict[str, object]:
+    """What the page has to know: the template in ids around the question, and the bytes of every rank."""
+    question = tokenizer.encode("user\n?\n")
+    prompt = encode_prompt(tokenizer, "?")
+    ranks = (tokenizer.decode_bytes([rank]) for rank in range(tokenizer.config.ranks))
+    return {
+        "context": context,
+        "max_tokens": context - context // 4,
+        "before": prompt[:1],
+        "query": "user\n{query}\n",
+        "after": prompt[1 + len(question) :],
+        "stop_ids": [tokenizer.im_end, tokenizer.end_of_text],
+        "think_end": tokenizer.think_end,
+        "tokens": [base64.b64encode(token).decode() for token in ranks],
+    }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
