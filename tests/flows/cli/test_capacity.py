@@ -108,7 +108,10 @@ def test_a_block_is_compiled_alone_in_a_setting(nautile):
 def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tmp_path, monkeypatch):
     message = "v4:2x4x4: its compiler (libtpu) is not installed: run `make ahead`"
 
-    def refuse(*arguments):
+    asked = []
+
+    def refuse(store, config, topology, *arguments):
+        asked.append(topology)
         raise ConfigError(message)
 
     monkeypatch.setattr(capacity, "plan_pretraining", refuse)
@@ -118,7 +121,8 @@ def test_what_needs_no_compiler_is_shown_where_a_compiler_is_missing(nautile, tm
     assert err.strip() == message
     assert "distill, paid (teacher): 64 requests" in out
     assert "still to be set:\n  PAID_KEY is not set in the environment: the key of endpoints.paid" in out
-    code, out, _ = nautile("--json", more=PAID_TEACHER)
+    code, out, _ = nautile("--json", more=PAID_TEACHER + '[launch]\ntopology = "spark:1"\n')
+    assert asked == ["v4:2x4x4", "spark:1"]  # without the option, the configuration's
     plan = json.loads(out)
     assert (code, plan["refused"], plan["calls"][0]["endpoint"]) == (2, message, "paid")
     assert [line.partition(" ")[0] for line in plan["missing"]] == ["PAID_KEY"]
