@@ -6,8 +6,9 @@ differentiation computes the gradients of a chunk while its logits are at hand, 
 chunk in place of four. Rows of the table that only pad the vocabulary are masked out.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,10 +84,29 @@ def _onehot(targets: Array, size: int) -> Array:
     return (targets[..., None] == jnp.arange(size)).astype(jnp.float32)
 
 
-def _table_gradient(sum_DV: Array, slope_BCV: Array, hidden_BCD: Array) -> Array:
-    """Add a chunk's part of the table's gradient, float32 and transposed: the narrower operand then comes first."""
+def _table_gradient(slope_BCV: Array, hidden_BCD: Array) -> Array:
+    """A chunk's part of the table's gradient, float32 and transposed: the narrower operand then comes first."""
     slope_BCV = slope_BCV.astype(hidden_BCD.dtype)
-    return sum_DV + jnp.einsum("bcd,bcv->dv", hidden_BCD, slope_BCV, preferred_element_type=jnp.float32)
+    return jnp.einsum("bcd,bcv->dv", hidden_BCD, slope_BCV, preferred_element_type=jnp.float32)
+
+
+def _summed(step: Callable[[Any], tuple[Array, Any]], parts_N: Any) -> tuple[Array, Any]:
+    """The sum of the first results of `step` over the chunks, and its other results stacked.
+
+    The sum begins with the first chunk's part, not with zeros: at the published size those are 411 MB to write and add.
+    """
+    first, rest_N = (jax.tree.map(lambda part_N, at=at: part_N[at], parts_N) for at in (0, slice(1, None)))
+    total, made = step(first)
+    stacked_N = jax.tree.map(lambda part: part[None], made)
+    if not jax.tree.leaves(rest_N)[0].shape[0]:
+        return total, stacked_N
+
+    def body(total: Array, part: Any) -> tuple[Array, Any]:
+        more, made = step(part)
+        return total + more, made
+
+    total, made_N = jax.lax.scan(body, total, rest_N)
+    return total, jax.tree.map(lambda *both: jnp.concatenate(both), stacked_N, made_N)
 
 
 def _hidden_gradient(slope_BCV: Array, table_VD: Array, hidden_BCD: Array) -> Array:
@@ -123,7 +143,7 @@ def _token_logprobs_backward(
 ) -> tuple[Array, Array, None]:
     table_VD, hidden_BLD, targets_BL, total_BL, entropy_BL = kept
 
-    def body(sum_DV: Array, part: tuple[Array, ...]) -> tuple[Array, Array]:
+    def gradients(part: tuple[Array, ...]) -> tuple[Array, Array]:
         hidden_BCD, targets_BC, total_BC, entropy_BC, slope_BC, entropy_slope_BC = part
         log_BCV = masked_logits(hidden_BCD, table_VD, vocabulary) / temperature - total_BC[..., None]
         p_BCV = jnp.exp(log_BCV)
@@ -132,10 +152,10 @@ def _token_logprobs_backward(
         # dH/dz = -p (log p + H); a masked row has p = 0 and log p = -1e30, whose product is 0.
         slope_BCV -= entropy_slope_BC[..., None] * p_BCV * (log_BCV + entropy_BC[..., None])
         slope_BCV /= temperature
-        return _table_gradient(sum_DV, slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
+        return _table_gradient(slope_BCV, hidden_BCD), _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
 
     parts = tuple(chunks(part, chunk) for part in (hidden_BLD, targets_BL, total_BL, entropy_BL, *slopes))
-    sum_DV, slope_NBCD = jax.lax.scan(body, jnp.zeros(table_VD.shape[::-1], jnp.float32), parts)
+    sum_DV, slope_NBCD = _summed(gradients, parts)
     return sum_DV.T.astype(table_VD.dtype), joined(slope_NBCD, hidden_BLD.shape[1]), None
 
 
@@ -188,18 +208,17 @@ def _cross_entropy_forward(
     """`_cross_entropy`, and the gradients of its scalar by the table and by the hidden states."""
     table_VD = inputs.table_VD
 
-    def body(sum_DV: Array, part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
+    def gradients(part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array, Array]]:
         hidden_BCD, targets_BC, weights_BC = part
         done = _chunk_loss(table_VD, vocabulary, z_loss, part)
         # d/dz of w (log Z - z_target) + z_loss w (log Z)² = w (1 + 2 z_loss log Z) p - w onehot.
         p_BCV = jnp.exp(done.logits_BCV - done.total_BC[..., None])
         pull_BC1 = (weights_BC * (1 + 2 * z_loss * done.total_BC))[..., None]
         slope_BCV = pull_BC1 * p_BCV - weights_BC[..., None] * _onehot(targets_BC, table_VD.shape[0])
-        sum_DV = _table_gradient(sum_DV, slope_BCV, hidden_BCD)
-        return sum_DV, (done.loss, done.rows_B, _hidden_gradient(slope_BCV, table_VD, hidden_BCD))
+        hidden_slope_BCD = _hidden_gradient(slope_BCV, table_VD, hidden_BCD)
+        return _table_gradient(slope_BCV, hidden_BCD), (done.loss, done.rows_B, hidden_slope_BCD)
 
-    start_DV = jnp.zeros(table_VD.shape[::-1], jnp.float32)
-    sum_DV, (losses_N, rows_NB, slope_NBCD) = jax.lax.scan(body, start_DV, inputs.chunks(chunk))
+    sum_DV, (losses_N, rows_NB, slope_NBCD) = _summed(gradients, inputs.chunks(chunk))
     slope_BLD = joined(slope_NBCD, inputs.hidden_BLD.shape[1])
     return (jnp.sum(losses_N), jnp.sum(rows_NB, axis=0)), (sum_DV.T, slope_BLD)
 
