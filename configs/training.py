@@ -137,7 +137,7 @@ class PolicyConfig(Section):
     inner_epochs: PositiveInt = 1  # passes over the rollouts of a step
     sync_every: PositiveInt = 1  # steps that the sampler keeps the parameters of its last copy of the policy
     skip_limit: NonNegativeInt = 5  # updates in a row that may be skipped for a gradient that is not finite
-    micro_rows: Operational[PositiveInt] = 8  # completions at a time in the gradient; changes memory alone
+    micro_rows: Operational[PositiveInt] = 8  # completions at a time in the gradient, at most; changes memory alone
     refill: NonNegativeInt = 3  # further draws, at most, to replace groups without a signal (all rewards equal)
     save_every: Operational[PositiveInt] = 10  # steps between checkpoints to resume from
     guard_every: PositiveInt | None = None  # steps between evaluations of the guard set; None: no guard
