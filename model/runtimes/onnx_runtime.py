@@ -54,10 +54,9 @@ class OnnxRuntime:
     """
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
-        settings = check_digests(folder)
+        facts = check_digests(folder)
         self.config, self.tokenizer = read_config(folder / CONFIG)
-        self.bits = settings["onnx"]["bits"]
-        self.name = f"onnx {self.bits} bits {settings['onnx']['weights_sha256'][:12]}"
+        self.name = f"onnx {facts['bits']} bits {facts['weights_sha256'][:12]}"
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         try:

@@ -72,8 +72,9 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
 
 
 def check_digests(folder: Path) -> dict[str, Any]:
-    """The content of config.json; raises ConfigError unless every file of the export is as it was written."""
-    digests = read_bounded_json(folder / DIGESTS).get("sha256")
+    """`bits` and `weights_sha256` of an export; raises ConfigError unless every file of it is as it was written."""
+    table = read_bounded_json(folder / DIGESTS)
+    digests = table.get("sha256") if isinstance(table, dict) else None
     if not isinstance(digests, dict) or not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
         raise ConfigError(f"{folder / DIGESTS}: does not list the files of an ONNX export; export the checkpoint again")
     for name, digest in digests.items():
@@ -82,8 +83,12 @@ def check_digests(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: is missing, and {DIGESTS} lists it; export the checkpoint again")
         if sha256_of(path) != digest:
             raise ConfigError(f"{path}: is not as it was exported (its digest differs); export the checkpoint again")
-    settings: dict[str, Any] = read_bounded_json(folder / CONFIG)
-    return settings
+    settings = read_bounded_json(folder / CONFIG)
+    facts = settings.get("onnx") if isinstance(settings, dict) else None
+    fields = (facts.get("bits"), facts.get("weights_sha256")) if isinstance(facts, dict) else (None, None)
+    if fields[0] not in BITS or not isinstance(fields[1], str):
+        raise ConfigError(f"{folder / CONFIG}: `onnx` does not say `bits` and `weights_sha256`; export it again")
+    return {"bits": fields[0], "weights_sha256": fields[1]}
 
 
 def add_measurement(folder: Path, line: str) -> None:
@@ -92,6 +97,7 @@ def add_measurement(folder: Path, line: str) -> None:
     card = path.read_text(encoding="utf-8") if path.exists() else MEASURED
     before, heading, after = card.partition(MEASURED)
     lines = [known for known in after.strip().splitlines() if known.startswith("- ")]
+    lines = [known for known in lines if known != f"- {line}"]
     write_text(path, before + (heading or MEASURED) + "\n" + "\n".join([*lines, f"- {line}"]) + "\n")
 
 

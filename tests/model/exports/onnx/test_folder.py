@@ -1,6 +1,8 @@
 """An ONNX export as a folder: its example, its digests, what is refused."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -42,7 +44,7 @@ def test_every_file_has_a_digest_and_a_changed_one_is_refused(exports, tmp_path)
     export_onnx(exports["checkpoint"], out, 4)
     listed = json.loads((out / "digests.json").read_text())["sha256"]
     assert set(listed) == {path.name for path in out.iterdir()} - {"digests.json", "README.md"}
-    assert check_digests(out)["onnx"]["bits"] == 4
+    assert check_digests(out)["bits"] == 4
     add_measurement(out, "first")
     add_measurement(out, "second")
     assert (out / "README.md").read_text().endswith("## Measured\n\n- first\n- second\n")
@@ -54,6 +56,23 @@ def test_every_file_has_a_digest_and_a_changed_one_is_refused(exports, tmp_path)
         check_digests(out)
     (out / "step.onnx").unlink()
     with pytest.raises(ConfigError, match=r"step\.onnx: is missing"):
+        check_digests(out)
+
+
+@pytest.mark.parametrize("table", [None, [], {}, {"bits": 8}, {"bits": "8", "weights_sha256": "0"}, {"bits": 7}])
+def test_a_config_that_does_not_describe_an_export_is_refused(exports, tmp_path, table):
+    """Also where its digest is right."""
+    out = tmp_path / "copy"
+    shutil.copytree(exports[4], out)
+    settings = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**settings, "onnx": table}))
+    digests = json.loads((out / "digests.json").read_text())["sha256"]
+    digests["config.json"] = hashlib.sha256((out / "config.json").read_bytes()).hexdigest()
+    (out / "digests.json").write_text(json.dumps({"sha256": digests}))
+    with pytest.raises(ConfigError, match=r"config\.json: `onnx` does not say"):
+        check_digests(out)
+    (out / "digests.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"digests\.json"):
         check_digests(out)
 
 
