@@ -117,6 +117,8 @@ def screen() -> Iterator[Cell]:
     for temperature, top_k in ((1.0, 0), (0.7, 50)):
         for push in (0.1, 0.05):
             yield from _cells("E3", PLAIN, CAP, push=push, temperature=temperature, top_k=top_k)
+    # Added when the stale sampler had turned out to do harm: does the ratio mend it?
+    yield from _cells("E2", PLAIN, STEP, sync_every=10)
     standard = {"advantage": "std", "aggregate": "sequence_mean", "kl": 0.04}
     for passes in (1, 4):
         yield from _cells("E1", PLAIN, STEP, EACH_GROUP, POSITIVES, passes=passes, **standard)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.study_cells import Cell
+from bench.study_cells import SEEDS, Cell, later, screen
 from common.figures import COLOURS, draw
 
 WAYS = ("greedy", "sampled")
@@ -82,17 +82,25 @@ class Setting:
     name: str
     arms: Mapping[str, ArmResult]
 
-    def verdict(self, start: Mapping[str, np.ndarray], way: str, seeds: Sequence[int] | None = None) -> list[str]:
-        """The balanced arms by which the setting meets the decision rule; empty if it does not."""
-        plain = self.arms.get("plain")
-        if plain is None or plain.gain(start, way, seeds).high >= 0:
-            return []
-        return [
-            name
-            for name, arm in self.arms.items()
-            if name.startswith("balanced") or name == "cap"
-            if arm.lead(plain, way, seeds).low > 0 and arm.gain(start, way, seeds).high >= 0
-        ]
+    def verdict(
+        self, start: Mapping[str, np.ndarray], way: str, seeds: Sequence[int] | None = None
+    ) -> dict[str, Interval]:
+        """The balanced arms that ran with `seeds` and by which the setting meets the decision rule, and their lead.
+
+        Empty if it does not meet it. None: the seeds that plain GRPO ran with.
+        """
+        if (plain := self.arms.get("plain")) is None:
+            return {}
+        seeds = list(seeds or plain.runs)
+        balanced = ("balanced-step", "balanced-group", "cap")
+        complete = {name: arm for name, arm in self.arms.items() if name in balanced and arm.runs.keys() >= set(seeds)}
+        leads = {name: arm.lead(plain, way, seeds) for name, arm in complete.items()}
+        falls = plain.gain(start, way, seeds).high < 0
+        return {
+            name: lead
+            for name, lead in leads.items()
+            if falls and lead.low > 0 and complete[name].gain(start, way, seeds).high >= 0
+        }
 
 
 def unpacked(digits: str) -> np.ndarray:
@@ -188,7 +196,13 @@ def write(
         for way in WAYS:
             seeds = sorted(setting.arms["plain"].runs) if "plain" in setting.arms else []
             if arms := setting.verdict(start, way):
-                text += f"\nMeets the rule, {way}, {len(seeds)} seeds: {setting.experiment} {setting.name}: {arms}\n"
+                others = setting.verdict(start, way, seeds[1:]) if seeds[1:] else []
+                name, count = f"{setting.experiment} {setting.name}", f"{len(seeds)} of {len(SEEDS)}"
+                text += f"\nMeets the rule, {way}: {name}: {', '.join(arms)}, with {count} seeds; "
+                text += f"without the first seed: {', '.join(others) or 'no arm'}.\n"
+    trained = {row["name"] for row in rows}
+    names = [cell.name.removesuffix(" seed=1") for cell in [*screen(), *later()] if cell.name not in trained]
+    text += f"\nNot run: {'; '.join(names) or 'none'}.\n"
     (out / "results-rl-study.md").write_text(text, encoding="utf-8")
     (out / "results-rl-study.svg").write_text(picture(start, results), encoding="utf-8")
     kept = [
