@@ -5,6 +5,7 @@ Gains are paired by problem over the start, leads by problem and seed over plain
 """
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,7 +203,7 @@ def write(
                 text += f"without the first seed: {', '.join(others) or 'no arm'}.\n"
     trained = {row["name"] for row in rows}
     names = [cell.name.removesuffix(" seed=1") for cell in [*screen(), *later()] if cell.name not in trained]
-    text += f"\nNot run: {'; '.join(names) or 'none'}.\n"
+    text += "\n" + textwrap.fill(f"Not run: {'; '.join(names) or 'none'}.", 120) + "\n"
     (out / "results-rl-study.md").write_text(text, encoding="utf-8")
     (out / "results-rl-study.svg").write_text(picture(start, results), encoding="utf-8")
     kept = [
