@@ -82,7 +82,6 @@ def measure(name, asked):
 
         params = random_params(config)
         slots = JaxSlots(params, config, (), 0, 1)
-        slots.lengths = [asked.prompt]
         size = 4 * (sum(leaf.size for leaf in leaves(params)))
     else:
         from model.exports.onnx.folder import WEIGHTS

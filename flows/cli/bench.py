@@ -22,8 +22,8 @@ from model.decoding.engine import STRIDE
 from model.decoding.requests import DecodeRequest
 from model.decoding.slot_programs import SlotPrograms
 from model.decoding.slots import slot_settings
-from model.exports.onnx.folder import DIGESTS
 from model.exports.onnx.folder import WEIGHTS as EXPORTED_WEIGHTS
+from model.exports.onnx.folder import is_onnx_export
 from model.runtimes.load import load_runtime
 from model.weights.files import WEIGHTS
 
@@ -66,7 +66,7 @@ def state_sizes(config: ModelConfig, tokens: int) -> tuple[int, int]:
 
 
 def _measure(folder: Path, streams: Sequence[int]) -> dict[str, Any]:
-    exported = (folder / DIGESTS).is_file() and (folder / EXPORTED_WEIGHTS).is_file()
+    exported = is_onnx_export(folder)
     runtime = load_runtime("onnx" if exported else "jax", folder)
     # An export computes in float32, and so keeps a float32 state.
     config = runtime.config.model_copy(update={"compute_dtype": "float32"}) if exported else runtime.config

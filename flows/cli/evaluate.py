@@ -22,7 +22,7 @@ from evals.running.runner import evaluate
 from evals.scoring.comparison import compare, comparison_table
 from evals.scoring.intervals import wilson
 from flows.cli.tables import query_table
-from model.exports.onnx.folder import DIGESTS, add_measurement
+from model.exports.onnx.folder import add_measurement
 
 
 def evaluate_folder(
@@ -48,7 +48,7 @@ def evaluate_folder(
     if against is not None:
         other, other_rows = _ask(against, "jax", config, items)
         result |= {"against": other, "comparison": compare(other_rows, rows, seed=config.seed)}
-        if (folder / DIGESTS).is_file() and runtime == "onnx":
+        if runtime == "onnx":
             add_measurement(folder, _sentence(result, config.name))
     return result
 

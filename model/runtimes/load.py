@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import ConfigError
+from model.exports.onnx.folder import is_onnx_export
 from model.runtimes.jax_runtime import JaxRuntime
 from model.runtimes.onnx_runtime import OnnxRuntime
 from model.runtimes.protocol import Runtime
@@ -15,4 +16,9 @@ def load_runtime(name: str, folder: Path) -> Runtime:
     """Load what is in `folder`: a checkpoint for jax, an export for onnx. Raises ConfigError where that fails."""
     if name not in RUNTIMES:
         raise ConfigError(f"--runtime {name}: is not one of {', '.join(RUNTIMES)}")
+    exported = is_onnx_export(folder)
+    if name == "jax" and exported:
+        raise ConfigError(f"{folder}: is an ONNX export: add `--runtime onnx`")
+    if name == "onnx" and not exported:
+        raise ConfigError(f"{folder}: is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx` makes one")
     return RUNTIMES[name](folder)

@@ -71,6 +71,11 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     return sorted(out.iterdir())
 
 
+def is_onnx_export(folder: Path) -> bool:
+    """Whether `folder` looks like one; `check_digests` makes sure."""
+    return (folder / DIGESTS).is_file() and (folder / STEP).is_file()
+
+
 def check_digests(folder: Path) -> dict[str, Any]:
     """`bits` and `weights_sha256` of an export; raises ConfigError unless every file of it is as it was written."""
     table = read_bounded_json(folder / DIGESTS)

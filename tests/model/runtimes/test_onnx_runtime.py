@@ -59,8 +59,10 @@ def test_the_engine_gives_the_same_events(runtimes):
 
 
 def test_what_is_no_export_is_refused(exports, runtimes):  # noqa: F811
-    with pytest.raises(ConfigError, match=r"digests\.json"):
+    with pytest.raises(ConfigError, match="is no ONNX export; `nautile export CHECKPOINT FOLDER --format onnx`"):
         load_runtime("onnx", exports["checkpoint"])
+    with pytest.raises(ConfigError, match="is an ONNX export: add `--runtime onnx`"):
+        load_runtime("jax", exports[8])
     with pytest.raises(ConfigError, match="--runtime torch: is not one of jax, onnx"):
         load_runtime("torch", exports[32])
     with pytest.raises(ConfigError, match="over the model's context"):
