@@ -29,7 +29,7 @@ from rl.training_rows import RowBatch
 
 BATCH_ARRAYS = ("tokens", "targets", "segments", "weights", "sampled", "advantage", "source")
 PROMPTS_AT_ONCE = 16  # at most, for those of a step are rarely a multiple of more
-CPU_TOKENS = 2048  # of a micro-batch on CPU, where more at once is no faster and short rows wait for long ones
+CPU_TOKENS = 768  # of a micro-batch on CPU, where more at once is no faster, and more of it is padding
 
 # Gradients by the trained parameters and by what the completions continue from.
 Pair = tuple[Params, Beginnings]
