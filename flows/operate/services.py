@@ -76,9 +76,8 @@ def up(
     server = {
         "PREFECT_SERVER_API_HOST": _HOST,
         "PREFECT_SERVER_API_PORT": str(server_port),
-        # A page of another origin that the operator's browser shows can neither read nor start anything.
+        # A page of another origin that the operator's browser shows cannot read anything.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{_HOST}:{server_port},http://localhost:{server_port}",
-        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     }
     named = {"PREFECT_API_URL": api}
