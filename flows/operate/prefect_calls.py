@@ -28,10 +28,12 @@ def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
         with httpx.Client(base_url=api.rstrip("/"), auth=auth) as client:
             headers = {}
             if method != "GET":
-                token = client.get("/csrf-token", params={"client": _CLIENT_ID})
+                token = refused_while_locked(client.get("/csrf-token", params={"client": _CLIENT_ID}))
                 if token.status_code == httpx.codes.OK:  # else the server has no such protection
                     headers = {"Prefect-Csrf-Token": token.json()["token"], "Prefect-Csrf-Client": _CLIENT_ID}
-            response = client.request(method, path, headers=headers, **options)
+            return refused_while_locked(client.request(method, path, headers=headers, **options))
+
+    def refused_while_locked(response: httpx.Response) -> httpx.Response:
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
