@@ -122,6 +122,25 @@ def test_a_server_whose_database_is_locked_is_asked_again(tmp_path):
     assert server.requests == 4  # for a token three times, then to resume
 
 
+class TokenServer(FakeServer):
+    """Prefect's server with its protection against forged requests."""
+
+    def respond(self, request):
+        if request.path.endswith("/csrf-token"):
+            self.client = request.query.removeprefix("client=")
+            return json_response({"token": "secret"})
+        sent = request.headers["Prefect-Csrf-Token"], request.headers["Prefect-Csrf-Client"]
+        accepted = sent == ("secret", self.client)
+        return json_response(
+            {"status": "ACCEPT"} if accepted else {"detail": "Missing CSRF token."}, 201 if accepted else 403
+        )
+
+
+def test_a_server_that_asks_for_a_token_gets_it(tmp_path):
+    with TokenServer() as server:
+        approval.approve(Store(tmp_path), str(uuid4()), server.url)
+
+
 def waiting_run(store, process):
     while not (notes := approval.waiting(store)):
         assert process.poll() is None, process.communicate()
