@@ -4,7 +4,8 @@
 
 Random weights in nautile_370m's shape, one row of `length` tokens, both forms on all cores of this machine, each in a
 process and an environment of its own (.venv/torch for PyTorch). The backward pass is that of the mean cross-entropy,
-with every block recomputed in both. Medians. A greedy token after that prompt is timed for PyTorch alone: bench/edge.py has ours.
+with every block recomputed in both. Medians. A greedy token after that prompt is timed for PyTorch alone; ours is in
+bench/edge.py.
 """
 
 import json
