@@ -143,14 +143,14 @@ def write_export(folder, config, bits):
     import jax
     import onnx
 
-    from common.files import sha256_of
     from configs.load import load
-    from model.exports.onnx.folder import CONFIG, DIGESTS, INT8_ACTIVATIONS, PROMPT, STEP, WEIGHTS
+    from model.exports.onnx.folder import CONFIG, INT8_ACTIVATIONS, PROMPT, STEP, WEIGHTS
     from model.exports.onnx.graph import WeightFile
     from model.exports.onnx.graphs import prompt_graph, step_graph
     from model.exports.onnx.quantise import BLOCK
     from model.exports.onnx.weights import write_weights
     from model.nautile import shapes
+    from model.weights.digests import write_digests
 
     rng = np.random.default_rng(0)
 
@@ -179,8 +179,7 @@ def write_export(folder, config, bits):
         "onnx": {"bits": bits, "weights_sha256": "random"},
     }
     (folder / CONFIG).write_text(json.dumps(settings), encoding="utf-8")
-    digests = {path.name: sha256_of(path) for path in folder.iterdir()}
-    (folder / DIGESTS).write_text(json.dumps({"sha256": digests}), encoding="utf-8")
+    write_digests(folder)
 
 
 def copy_speed():

@@ -10,14 +10,12 @@ bench/edge.py.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from measure import options, write_results
+from measure import median_seconds, options, write_results
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = {"jax": Path(sys.executable), "torch": ROOT / ".venv" / "torch" / "bin" / "python"}
@@ -69,16 +67,8 @@ def write(asked):
 
 
 def timed(calls, repeats):
-    """Name -> the median of seconds, after one call that is not counted."""
-    seconds = {}
-    for name, call in calls.items():
-        taken = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - began)
-        seconds[name] = statistics.median(taken[1:])
-    return seconds
+    """Name -> the median of seconds, each call repeated by itself: one of the forms is in memory at a time."""
+    return {name: median_seconds(call, repeats) for name, call in calls.items()}
 
 
 def ours(asked):

@@ -1,7 +1,7 @@
 """Calls to a Prefect server's API without Prefect's client, whose import takes seconds.
 
-A server with protection against forged requests (CSRF), as `nautile up` starts it, takes changes only with a token that
-it gives to whoever may read its answers: a page of another origin may not.
+A server with protection against forged requests (CSRF) takes changes only with a token that it gives to whoever may
+read its answers: a page of another origin may not. The server of `nautile up` has none (docs/log.md); others may.
 """
 
 import os
@@ -26,14 +26,11 @@ def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
 
     def send() -> httpx.Response:
         with httpx.Client(base_url=api.rstrip("/"), auth=auth) as client:
-            headers = {}
-            if method != "GET":
-                token = refused_while_locked(client.get("/csrf-token", params={"client": _CLIENT_ID}))
-                if token.status_code == httpx.codes.OK:  # else the server has no such protection
-                    headers = {"Prefect-Csrf-Token": token.json()["token"], "Prefect-Csrf-Client": _CLIENT_ID}
-            return refused_while_locked(client.request(method, path, headers=headers, **options))
-
-    def refused_while_locked(response: httpx.Response) -> httpx.Response:
+            response = client.request(method, path, **options)
+            if response.status_code == httpx.codes.FORBIDDEN and "CSRF" in response.text:
+                token = client.get("/csrf-token", params={"client": _CLIENT_ID}).raise_for_status().json()["token"]
+                headers = {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": _CLIENT_ID}
+                response = client.request(method, path, headers=headers, **options)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))

@@ -1,12 +1,29 @@
 """The tokenizer as Hugging Face libraries read it: `tokenizer.json`, and what all formats write beside it."""
 
+from pathlib import Path
 from typing import Any
 
-from data.tokenizer import PATTERN, Tokenizer
+from common.errors import ConfigError
+from configs.model import ModelConfig, TokenizerConfig
+from data.tokenizer import PATTERN, Tokenizer, tokenizer_for
+from model.layers.common import Params
+from model.weights.files import load_weights
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PAD = "<|pad|>"
+
+
+def load_with_tokenizer(checkpoint: Path) -> tuple[Params, ModelConfig, TokenizerConfig, Tokenizer]:
+    """`load_weights` with the tokenizer. Raises ConfigError also where it has more ids than the model has rows."""
+    params, model, config = load_weights(checkpoint)
+    tokenizer = tokenizer_for(config)
+    if tokenizer.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"{checkpoint}: is a checkpoint of another tokenizer: its config.json names one of {tokenizer.vocabulary} "
+            f"ids, and its model has {model.vocabulary}"
+        )
+    return params, model, config, tokenizer
 
 
 def tokenizer_json(tokenizer: Tokenizer, *, padding: bool = False) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from common.errors import ConfigError
-from common.files import read_bounded_json, sha256_of
+from common.files import read_bounded_json
 from common.text import first_line
+from model.weights.digests import DIGESTS, first_fault, read_digests
 
-DIGESTS = "digests.json"
 INDEX = ".index.json"
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _PREFERRED = ("model.safetensors.index.json", "model.safetensors")
@@ -65,23 +65,17 @@ def tensor_files(path: Path) -> list[TensorFile]:
 
 def check_digests(folder: Path) -> None:
     """Raise ConfigError if the folder has digests and a file is not the one that was written with them."""
-    path = folder / DIGESTS
-    if not path.exists():
+    if not (folder / DIGESTS).exists():
         return
-    table = read_bounded_json(path)
-    files = table.get("sha256") if isinstance(table, dict) else None
-    if not isinstance(files, dict) or not files:
-        raise ConfigError(f"{path}: has no table `sha256` of files; export the checkpoint again")
-    for name, digest in files.items():
-        if Path(name).name != name:
-            raise ConfigError(f"{path}: {name!r} is not the name of a file in this folder")
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder}: lacks {name}, which {DIGESTS} lists; export the checkpoint again")
-        if sha256_of(folder / name) != digest:
-            raise ConfigError(
-                f"{folder / name}: is not the file that was exported (its sha256 differs from {DIGESTS}): it is cut "
-                f"off or was changed; export the checkpoint again, or delete {DIGESTS} if you changed it yourself"
-            )
+    fault = first_fault(folder, read_digests(folder))
+    if fault is None:
+        return
+    if not fault.is_file():
+        raise ConfigError(f"{folder}: lacks {fault.name}, which {DIGESTS} lists; export the checkpoint again")
+    raise ConfigError(
+        f"{fault}: is not the file that was exported (its sha256 differs from {DIGESTS}): it is cut off or was "
+        f"changed; export the checkpoint again, or delete {DIGESTS} if you changed it yourself"
+    )
 
 
 def _in_folder(folder: Path) -> Path:

@@ -13,7 +13,30 @@ from model.layers.common import Params
 from model.layers.sca import projected
 from model.nautile import sca_names
 
-_MATRICES = ("q_proj", "k_proj", "v_proj", "out_proj")
+# His names by ours, of what is at most transposed.
+_SCA = {
+    "norm": "norm.scale",
+    "decay": "attn.decay_slopes",
+    "score_scale": "attn.score_scale",
+    "score_bias": "attn.score_bias",
+    "phase_scale": "attn.phase_scale",
+    "gate_proj": "attn.gate_proj.weight",
+    "gated_norm": "attn.gated_norm.weight",
+    "readout": "attn.W_readout",
+    "out_proj": "attn.out_proj.weight",
+}
+_ATTENTION = {
+    "norm1": "norm1.scale",
+    "norm2": "norm2.scale",
+    "q_proj": "attn.q_proj.weight",
+    "k_proj": "attn.k_proj.weight",
+    "v_proj": "attn.v_proj.weight",
+    "out_proj": "attn.out_proj.weight",
+    "ff_in": "ff_in.weight",
+    "ff_in_bias": "ff_in.bias",
+    "ff_out": "ff_out.weight",
+    "ff_out_bias": "ff_out.bias",
+}
 
 
 def author_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -66,7 +89,9 @@ def from_author(tensors: Mapping[str, np.ndarray], model: ModelConfig) -> Params
         layers = []
         for prefix in (f"blocks.{index * len(names) + position}." for index in range(model.blocks)):
             layer = {path.removeprefix(prefix): array for path, array in tensors.items() if path.startswith(prefix)}
-            layers.append(_attention_from(layer) if name == "attention" else _sca_from(layer, model))
+            common = _ATTENTION if name == "attention" else _SCA
+            parts = {ours: _turned(theirs, layer[theirs]) for ours, theirs in common.items()}
+            layers.append(parts if name == "attention" else parts | _sca_from(layer, model))
         blocks[name] = {part: jnp.asarray(np.stack([layer[part] for layer in layers])) for part in layers[0]}
     return {"embedding": jnp.asarray(table_VD), "blocks": blocks}
 
@@ -80,7 +105,10 @@ def to_author(params: Params, model: ModelConfig) -> dict[str, np.ndarray]:
     for index in range(model.blocks * len(names)):
         block, position = divmod(index, len(names))
         layer = {part: np.asarray(stacked[block]) for part, stacked in params["blocks"][names[position]].items()}
-        converted = _attention_to(layer) if names[position] == "attention" else _sca_to(layer, model)
+        attention = names[position] == "attention"
+        common = _ATTENTION if attention else _SCA
+        converted = {theirs: _turned(theirs, layer[ours]) for ours, theirs in common.items()}
+        converted |= {} if attention else _sca_to(layer, model)
         tensors |= {f"blocks.{index}.{name}": array for name, array in converted.items()}
     shapes = dict(author_shapes(model))
     return {name: np.ascontiguousarray(array, np.float32).reshape(shapes[name]) for name, array in tensors.items()}
@@ -98,62 +126,26 @@ def _columns(model: ModelConfig) -> np.ndarray:
 
 
 def _sca_from(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
+    """The tensors of an SCA layer that are more than transposed."""
     heads, head_dim, samples, columns = model.memory_heads, model.head_dim, model.spectral_samples, _columns(model)
     return {
-        "norm": layer["norm.scale"],
         "in_proj": layer["attn.in_proj.weight"].T[:, columns],
         "conv": layer["attn.conv_weight"][:, 0].T[:, columns],
         "theta": layer[_grid_name(model)][0, 0],
         "integration": layer["attn.w_int_raw"].reshape(heads, head_dim, samples),
-        "decay": layer["attn.decay_slopes"],
-        "score_scale": layer["attn.score_scale"],
-        "score_bias": layer["attn.score_bias"],
-        "phase_scale": layer["attn.phase_scale"],
-        "gate_proj": layer["attn.gate_proj.weight"].T,
-        "gated_norm": layer["attn.gated_norm.weight"],
-        "readout": layer["attn.W_readout"],
-        "out_proj": layer["attn.out_proj.weight"].T,
     }
 
 
 def _sca_to(layer: Mapping[str, np.ndarray], model: ModelConfig) -> dict[str, np.ndarray]:
     columns = np.argsort(_columns(model))
     return {
-        "norm.scale": layer["norm"],
         "attn.in_proj.weight": layer["in_proj"][:, columns].T,
         "attn.conv_weight": layer["conv"][:, columns].T,
         _grid_name(model): layer["theta"],
         "attn.w_int_raw": layer["integration"],
-        "attn.decay_slopes": layer["decay"],
-        "attn.score_scale": layer["score_scale"],
-        "attn.score_bias": layer["score_bias"],
-        "attn.phase_scale": layer["phase_scale"],
-        "attn.gate_proj.weight": layer["gate_proj"].T,
-        "attn.gated_norm.weight": layer["gated_norm"],
-        "attn.W_readout": layer["readout"],
-        "attn.out_proj.weight": layer["out_proj"].T,
     }
 
 
-def _attention_from(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    matrices = {name: layer[f"attn.{name}.weight"].T for name in _MATRICES}
-    return matrices | {
-        "norm1": layer["norm1.scale"],
-        "norm2": layer["norm2.scale"],
-        "ff_in": layer["ff_in.weight"].T,
-        "ff_in_bias": layer["ff_in.bias"],
-        "ff_out": layer["ff_out.weight"].T,
-        "ff_out_bias": layer["ff_out.bias"],
-    }
-
-
-def _attention_to(layer: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    matrices = {f"attn.{name}.weight": layer[name].T for name in _MATRICES}
-    return matrices | {
-        "norm1.scale": layer["norm1"],
-        "norm2.scale": layer["norm2"],
-        "ff_in.weight": layer["ff_in"].T,
-        "ff_in.bias": layer["ff_in_bias"],
-        "ff_out.weight": layer["ff_out"].T,
-        "ff_out.bias": layer["ff_out_bias"],
-    }
+def _turned(name: str, array: np.ndarray) -> np.ndarray:
+    """A tensor of his of this name as we have it, and the other way round: matrices of linear layers are transposed."""
+    return array.T if name.endswith(".weight") else array

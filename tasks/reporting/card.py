@@ -6,13 +6,11 @@ markup on purpose has gone through a filter: `table`, `code`, `fenced`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.text import dollars, duration, fenced, markdown_table, markdown_text, visible
 from evals.tables.results import ResultTable, to_markdown
+from tasks.reporting.render import template_environment
 
 NOT_RECORDED = "not recorded"
 
@@ -25,14 +23,7 @@ def card(template: str, front_matter: Mapping[str, Any], facts: Mapping[str, Any
     """The page of a template in this folder, with `front_matter` as YAML before it."""
     from huggingface_hub.utils import yaml_dump
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=False,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = template_environment(autoescape=False, finalize=_shown)
     environment.filters |= {
         "table": _table,
         "rows": _rows,

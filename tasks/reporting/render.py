@@ -7,6 +7,7 @@ font or image from elsewhere, and its content policy forbids them.
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,7 +22,7 @@ from tasks.reporting.charts import svg
 
 def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """The whole page."""
-    environment = _environment(autoescape=True)
+    environment = template_environment(autoescape=True)
     environment.filters |= {"table": lambda table: Markup(to_html(table)), "svg": lambda block: Markup(svg(block))}
     anchors = {section.title: f"s{number}" for number, section in enumerate(sections, 1)}
     template = environment.get_template("report.html.j2")
@@ -30,7 +31,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[ReportSection]) -> s
 
 def markdown(title: str, subtitle: str, sections: Sequence[ReportSection]) -> str:
     """The same in Markdown; a line chart becomes the first, last, lowest and highest value of its lines."""
-    environment = _environment(autoescape=False)
+    environment = template_environment(autoescape=False)
     environment.filters |= {"table": to_markdown, "fenced": fenced, "inline_code": _inline_code}
     # As GitHub and most other renderers name headings.
     anchors = {section.title: section.title.lower().replace(" ", "-") for section in sections}
@@ -47,13 +48,15 @@ def write_table(folder: Path, name: str, table: ResultTable) -> None:
     write_text(folder / f"{name}.svg", table_figure(table))
 
 
-def _environment(autoescape: bool) -> Environment:
+def template_environment(autoescape: bool, **options: Any) -> Environment:
+    """The settings of all templates of this folder; a name that a template has and its facts do not is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        **options,
     )
     environment.filters["runs"] = _runs
     return environment

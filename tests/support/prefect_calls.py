@@ -15,15 +15,8 @@ CLIENT = httpx.Client(verify=False, timeout=TIMEOUT_S, limits=httpx.Limits(max_k
 def request(url: str, body: dict[str, Any] | None = None, method: str = "") -> httpx.Response:
     """The response to a GET, to a POST of `body`, or to another method. Its status may be of an error, but not 503."""
 
-    verb = method or ("GET" if body is None else "POST")
-    headers = {}
-    if verb != "GET":
-        token = CLIENT.get(f"{url.partition('/api/')[0]}/api/csrf-token", params={"client": "tests"})
-        if token.is_success:  # else this server has no such protection
-            headers = {"Prefect-Csrf-Token": token.json()["token"], "Prefect-Csrf-Client": "tests"}
-
     def send() -> httpx.Response:
-        response = CLIENT.request(verb, url, json=body, headers=headers)
+        response = CLIENT.request(method or ("GET" if body is None else "POST"), url, json=body)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(

@@ -12,13 +12,13 @@ from common.errors import ConfigError
 from common.files import read_bounded_json, sha256_of, write_text
 from configs.model import ModelConfig
 from data.chat_template import encode_prompt
-from data.tokenizer import Tokenizer, tokenizer_for
-from model.exports.tokenizer_files import TOKENIZER, tokenizer_json
-from model.weights.files import CONFIG, FORMAT, load_weights, refuse_occupied
+from model.exports.tokenizer_files import TOKENIZER, load_with_tokenizer, tokenizer_json
+from model.weights.digests import DIGESTS, first_fault, read_digests, write_digests
+from model.weights.files import CONFIG, FORMAT, refuse_occupied
 
 BITS = (32, 8, 4)
 PROMPT, STEP, WEIGHTS = "prompt.onnx", "step.onnx", "weights.bin"
-EXAMPLE, CARD, DIGESTS = "chat.py", "README.md", "digests.json"
+EXAMPLE, CARD = "chat.py", "README.md"
 HEAD_MULTIPLE = 16  # of an attention head's dimension, for onnxruntime's operator
 INT8_ACTIVATIONS = 4  # the accuracy level of `MatMulNBits`: products of int8, several times as fast as of float32
 MEASURED = "## Measured\n"
@@ -33,9 +33,12 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     if bits not in BITS:
         raise ConfigError(f"--bits {bits}: is not one of {', '.join(map(str, BITS))}")
     refuse_occupied(out)
-    params, model, tokenizer_config = load_weights(checkpoint)
-    tokenizer = tokenizer_for(tokenizer_config)
-    _refuse_unsuited(checkpoint, model, tokenizer)
+    params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
+    if model.attention_head_dim % HEAD_MULTIPLE:
+        raise ConfigError(
+            f"{checkpoint}: --format onnx: onnxruntime's attention needs heads of a multiple of {HEAD_MULTIPLE}, and "
+            f"this model has width/attention_heads = {model.attention_head_dim}"
+        )
     try:
         import onnx
     except ImportError:
@@ -65,8 +68,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     }
     write_text(out / CONFIG, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
     shutil.copyfile(Path(__file__).parent / EXAMPLE, out / EXAMPLE)
-    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
-    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    write_digests(out)
     write_text(out / CARD, _card(model, bits, (out / WEIGHTS).stat().st_size))
     return sorted(out.iterdir())
 
@@ -78,16 +80,13 @@ def is_onnx_export(folder: Path) -> bool:
 
 def check_digests(folder: Path) -> dict[str, Any]:
     """`bits` and `weights_sha256` of an export; raises ConfigError unless every file of it is as it was written."""
-    table = read_bounded_json(folder / DIGESTS)
-    digests = table.get("sha256") if isinstance(table, dict) else None
-    if not isinstance(digests, dict) or not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
+    digests = read_digests(folder)
+    if not {PROMPT, STEP, WEIGHTS, CONFIG} <= set(digests):
         raise ConfigError(f"{folder / DIGESTS}: does not list the files of an ONNX export; export the checkpoint again")
-    for name, digest in digests.items():
-        path = folder / name
-        if path.name != name or not path.is_file():
-            raise ConfigError(f"{path}: is missing, and {DIGESTS} lists it; export the checkpoint again")
-        if sha256_of(path) != digest:
-            raise ConfigError(f"{path}: is not as it was exported (its digest differs); export the checkpoint again")
+    if fault := first_fault(folder, digests):
+        if not fault.is_file():
+            raise ConfigError(f"{fault}: is missing, and {DIGESTS} lists it; export the checkpoint again")
+        raise ConfigError(f"{fault}: is not as it was exported (its digest differs); export the checkpoint again")
     settings = read_bounded_json(folder / CONFIG)
     facts = settings.get("onnx") if isinstance(settings, dict) else None
     fields = (facts.get("bits"), facts.get("weights_sha256")) if isinstance(facts, dict) else (None, None)
@@ -104,19 +103,6 @@ def add_measurement(folder: Path, line: str) -> None:
     lines = [known for known in after.strip().splitlines() if known.startswith("- ")]
     lines = [known for known in lines if known != f"- {line}"]
     write_text(path, before + (heading or MEASURED) + "\n" + "\n".join([*lines, f"- {line}"]) + "\n")
-
-
-def _refuse_unsuited(checkpoint: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocabulary > model.vocabulary:
-        raise ConfigError(
-            f"{checkpoint}: is a checkpoint of another tokenizer: its config.json names one of {tokenizer.vocabulary} "
-            f"ids, and its model has {model.vocabulary}"
-        )
-    if model.attention_head_dim % HEAD_MULTIPLE:
-        raise ConfigError(
-            f"{checkpoint}: --format onnx: onnxruntime's attention needs heads of a multiple of {HEAD_MULTIPLE}, and "
-            f"this model has width/attention_heads = {model.attention_head_dim}"
-        )
 
 
 def _card(model: ModelConfig, bits: int, size: int) -> str:

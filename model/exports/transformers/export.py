@@ -13,15 +13,14 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from common.errors import ConfigError
-from common.files import sha256_of, write_text
+from common.files import write_text
 from configs.model import ModelConfig, TokenizerConfig
-from data.tokenizer import Tokenizer, tokenizer_for
-from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
+from data.tokenizer import Tokenizer
+from model.exports.tokenizer_files import PAD, TOKENIZER, TOKENIZER_CONFIG, load_with_tokenizer, tokenizer_json
 from model.weights.author_config import author_fields
-from model.weights.author_files import DIGESTS
 from model.weights.author_layout import to_author
-from model.weights.files import CONFIG, load_weights, refuse_occupied
+from model.weights.digests import write_digests
+from model.weights.files import CONFIG, refuse_occupied
 
 CODE = ("configuration_nautile.py", "modeling_nautile.py")
 TEMPERATURE = 0.7  # that of `nautile chat`
@@ -69,13 +68,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
     fewer rows than its tokenizer has ids.
     """
     refuse_occupied(out)
-    params, model, tokenizer_config = load_weights(checkpoint)
-    tokenizer = tokenizer_for(tokenizer_config)
-    if tokenizer.vocabulary > model.vocabulary:
-        raise ConfigError(
-            f"{checkpoint}: is a checkpoint of another tokenizer: its config.json names one of {tokenizer.vocabulary} "
-            f"ids, and its model has {model.vocabulary}"
-        )
+    params, model, tokenizer_config, tokenizer = load_with_tokenizer(checkpoint)
     tables = {
         CONFIG: _config(model, tokenizer_config, tokenizer),
         "generation_config.json": _generation(model, tokenizer),
@@ -97,8 +90,7 @@ def export_transformers(checkpoint: Path, out: Path) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     for name, table in tables.items():
         write_text(out / name, json.dumps(table, ensure_ascii=False, indent=1) + "\n")
-    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
-    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    write_digests(out)
     return sorted(out.iterdir())
 
 

@@ -14,11 +14,12 @@ import tempfile
 from pathlib import Path
 
 from common.errors import ConfigError, Retryable
-from common.files import sha256_of, write_text
+from common.files import write_text
 from common.text import first_line
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer, tokenizer_for
-from model.exports.onnx.folder import DIGESTS, PROMPT, STEP, WEIGHTS, export_onnx
+from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
+from model.weights.digests import write_digests
 from model.weights.files import CONFIG, read_config, refuse_occupied
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
@@ -51,8 +52,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     settings = _settings(tokenizer_for(tokenizer_config), model.context)
     write_text(out / "settings.json", json.dumps(settings, ensure_ascii=False) + "\n")
-    digests = {path.name: sha256_of(path) for path in sorted(out.iterdir())}
-    write_text(out / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
+    write_digests(out)
     return sorted(out.iterdir())
 
 
