@@ -26,6 +26,7 @@ from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
+from configs.tune import TuneConfig
 
 FILES = "local_files"  # the part of a step's section that holds the digests: path as configured -> file -> sha256
 
@@ -46,6 +47,7 @@ PARTS: dict[str, Any] = {
     "report": ReportConfig,
     "self_distill": SelfDistillConfig,
     "tokenizer": TokenizerConfig,
+    "tune": TuneConfig,
 }
 
 
@@ -122,7 +124,7 @@ def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
             yield from _local_paths(item, model)
         return
     # A corpus or a set of prompts has its path on this machine or at the Hub; a benchmark's is always a local file.
-    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in ("parquet", "jsonl"):
+    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in ("parquet", "jsonl", "csv"):
         yield value["path"]
     for name, field in model.model_fields.items():
         yield from _local_paths(value.get(name), field.annotation)

@@ -1,0 +1,144 @@
+"""The section of `nautile tune`: labelled rows, the form of the task, and how a model learns it."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from configs.base import Operational, OptimizerConfig, Section, Share
+from configs.training import StartSection
+
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+BUILT_IN = ("wikipedia_topics",)
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class LabelledDataConfig(Section):
+    """A table of labelled rows: a local file, a split of a Hub dataset at a commit, or a set that a package carries.
+
+    In a configuration it may be a text alone: the path of a file, the name of a built-in set, or that of a preset.
+    """
+
+    reader: Literal["csv", "jsonl", "parquet", "hub", "wikipedia_topics"]
+    path: str = ""  # a file, or the Hub's OWNER/NAME
+    subset: str = ""  # of the Hub's dataset; empty: its default
+    split: str = "train"  # of the Hub's dataset
+    revision: str = ""  # a commit of the Hub; nothing of the Hub is read without one
+    text_column: str = "text"
+    label_column: str = "label"
+    source_column: str = ""  # rows that share its value stay in one split (an author, an article); empty: the text
+    delimiter: str = Field(default="", pattern=r"^(|,|;|\||\t)$")  # csv; empty: a comma, a tab for .tsv
+    header: tuple[str, ...] = ()  # csv without a first row of names: the names
+    cuts: tuple[float, ...] = ()  # the label is a number: the class changes at each of these
+    label_names: tuple[str, ...] = ()  # of labels that are numbers: of 0, 1, … or of the classes between `cuts`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, values: Any) -> Any:
+        """A text alone, or a table without `reader`: the reader follows from the name."""
+        fields = {"path": values} if isinstance(values, str) else values
+        if not isinstance(fields, dict):
+            return values
+        if "preset" in fields:
+            name = fields["preset"]
+            if name not in PRESETS:
+                raise ValueError(f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
+            return {**PRESETS[name], **{key: value for key, value in fields.items() if key != "preset"}}
+        if "reader" in fields:
+            return values
+        path = str(fields.get("path", ""))
+        if path in BUILT_IN:
+            return {**fields, "reader": path, "path": ""}
+        suffix = next((end for end in SUFFIXES if path.lower().endswith(end)), "")
+        if suffix:
+            return {**fields, "reader": SUFFIXES[suffix]}
+        if HUB_ID.fullmatch(path):
+            return {**fields, "reader": "hub"}
+        raise ValueError(
+            f"{path!r} is no file that can be read ({', '.join(SUFFIXES)}), no dataset of the Hub (OWNER/NAME) and no "
+            f"built-in set ({', '.join(BUILT_IN)})"
+        )
+
+    @model_validator(mode="after")
+    def _complete(self) -> "LabelledDataConfig":
+        if self.reader in BUILT_IN:
+            if self.path or self.revision:
+                raise ValueError(f"the built-in set {self.reader!r} takes neither `path` nor `revision`")
+            return self
+        if not self.path:
+            raise ValueError(f"reader {self.reader!r} needs a `path`")
+        if self.reader == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            raise ValueError(f"{self.path} of the Hub needs as `revision` a full commit hash (from its page's history)")
+        if self.reader != "hub" and self.revision:
+            raise ValueError(f"`revision` belongs to a dataset of the Hub, and {self.path} is a file")
+        if list(self.cuts) != sorted(set(self.cuts)):
+            raise ValueError(f"`cuts` {list(self.cuts)} must rise")
+        if self.cuts and len(self.label_names) != len(self.cuts) + 1:
+            raise ValueError(f"{len(self.cuts)} `cuts` need {len(self.cuts) + 1} `label_names`")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return f"labelled data {self.path or self.reader!r}"
+
+
+# Datasets of the Hub by name: what to add is `revision`. Names of classes come from the files' own metadata. SST-2 has
+# no labels in its test split. VADER's rated sentences are in the source archive of vaderSentiment, and in no wheel.
+PRESETS: dict[str, dict[str, Any]] = {
+    "ag_news": {"reader": "hub", "path": "fancyzhx/ag_news"},
+    "banking77": {"reader": "hub", "path": "legacy-datasets/banking77"},
+    "clinc150": {"reader": "hub", "path": "clinc/clinc_oos", "subset": "plus", "label_column": "intent"},
+    "sst2": {"reader": "hub", "path": "stanfordnlp/sst2", "text_column": "sentence"},
+    "conll2003": {
+        "reader": "hub", "path": "eriktks/conll2003", "text_column": "tokens", "label_column": "ner_tags",
+    },
+    "vader": {
+        "reader": "csv", "delimiter": "\t", "header": ("id", "valence", "text"), "label_column": "valence",
+        "cuts": (-0.5, 0.5), "label_names": ("negative", "neutral", "positive"),
+    },
+}  # fmt: skip
+
+
+class TuneConfig(StartSection):
+    """Fine-tuning for a use (paper §1, §6): classification, extraction, or replies of one's own, from labelled rows."""
+
+    data: LabelledDataConfig
+    validation: LabelledDataConfig | None = None  # None: a share of `data` by the digest of the text
+    test: LabelledDataConfig | None = None  # None: likewise
+    validation_share: Share = 0.1
+    test_share: Share = 0.2
+    leakage: Literal["refuse", "drop"] = "refuse"  # texts of `test` or `validation` that are also trained on
+    form: Literal["label", "entities", "chat", "opinions"] = "label"
+    method: Literal["head", "verbalised", "full", "lora"] = "head"
+    instructions: str = ""  # before every text; empty: those of the form
+    longest: PositiveInt = 128  # tokens of a text; what is longer is cut at its end
+    shots: tuple[NonNegativeInt, ...] = (0,)  # rows of each label that are learnt from; 0: all rows
+    seeds: PositiveInt = 3  # draws of the shots and of the order, each a run of its own
+    most_test: PositiveInt | None = None  # rows of the test split that are asked; None: all
+    seed: NonNegativeInt = 0
+    coverage: Share = 0.8  # share of the validation rows that the abstention threshold lets through
+    regularisation: NonNegativeFloat = 1.0  # head: C of the logistic regression (larger: less)
+    rank: PositiveInt = 8  # lora
+    lora_alpha: PositiveInt = 16
+    epochs: PositiveInt = 3  # full, lora
+    batch_rows: PositiveInt = 16
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, final_learning_rate=0.0, weight_decay=0.0)
+    baselines: bool = True  # majority, TF-IDF and MiniLM, each with a logistic regression
+    save_every: Operational[PositiveInt] = 100  # steps between states that a killed run resumes from
+    rows_at_once: Operational[PositiveInt] = 16  # rows of one forward pass while features or likelihoods are computed
+
+    @field_validator("shots")
+    @classmethod
+    def _distinct(cls, shots: tuple[int, ...]) -> tuple[int, ...]:
+        if not shots or len(set(shots)) < len(shots):
+            raise ValueError(f"{list(shots)}: at least one number, and no two alike (0: all rows)")
+        return shots
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TuneConfig":
+        if self.form != "label" and self.method in ("head", "verbalised"):
+            raise ValueError(f"tune.method {self.method!r} learns labels; form {self.form!r} needs 'full' or 'lora'")
+        if self.validation_share + self.test_share >= 1:
+            raise ValueError("tune.validation_share and tune.test_share leave no rows to learn from")
+        return self

@@ -1,0 +1,199 @@
+"""Labelled rows of every form, from a file, a split of a Hub dataset at a commit, or a set that a package carries.
+
+A row that cannot be used is an error with its number, not a gap: a table of labels is small enough to put right.
+"""
+
+import json
+import shutil
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from common.errors import ConfigError
+from configs.tune import LabelledDataConfig
+from data.labelled.spans import entity_json, entity_row, spans_of_tags
+from data.labelled.table import READABLE, Table, read_table, require_columns, text_value
+from data.sources.hub import describe, fetch_hub_file, list_hub_files
+from data.sources.wikipedia import articles
+
+MOST_SHOWN = 12  # labels in a message
+
+Form = Literal["label", "entities", "chat", "opinions"]
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """A text and what is to be learnt of it.
+
+    `target`: the label, the reply, or the JSON of the entities; empty for "opinions", which has `options` with the
+    `shares` of people who chose them (they sum to 1). `source`: rows with equal ones stay in one split. `number`: of
+    the row in its data, from 1.
+    """
+
+    text: str
+    target: str
+    source: str
+    number: int
+    options: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+def read_rows(
+    config: LabelledDataConfig, form: Form, work: Path, files: Mapping[str, str] | None = None
+) -> list[LabelledRow]:
+    """All rows of `config`, in order. `work`: a folder for what is fetched from the Hub, removed afterwards.
+
+    `files`: the sha256 that a local file must still have, by its path. Raises `ConfigError` with the row's number for
+    data that cannot be used, `Retryable` if the Hub does not answer.
+    """
+    if config.reader == "wikipedia_topics":
+        if form != "label":
+            raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
+        # The 11 topics of the list of vital articles. The run's own pretraining has read these texts.
+        chosen = [article for article in articles() if article.topic not in (None, "Uncategorized")]
+        return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(chosen, 1)]
+    rows: list[LabelledRow] = []
+    for where, table in _tables(config, work, files or {}):
+        builder = {"label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows}[form]
+        rows += builder(config, table, where, len(rows))
+    return rows
+
+
+def check_known(rows: Sequence[LabelledRow], labels: Sequence[str], where: str) -> None:
+    """Raise `ConfigError` for a row whose label is none of `labels`, with how many such rows there are."""
+    known = set(labels)
+    unknown = [row for row in rows if row.target not in known]
+    if unknown:
+        shown = ", ".join(map(repr, labels[:MOST_SHOWN]))
+        more = f" and {len(labels) - MOST_SHOWN} more" if len(labels) > MOST_SHOWN else ""
+        raise ConfigError(
+            f"{where}: row {unknown[0].number} has the label {unknown[0].target!r}, which was not learnt "
+            f"({len(unknown)} of {len(rows)} rows have such labels); known are {shown}{more}"
+        )
+
+
+def _tables(config: LabelledDataConfig, work: Path, files: Mapping[str, str]) -> list[tuple[str, Table]]:
+    """(name for messages, table) of each file of the data."""
+    if config.reader != "hub":
+        table = read_table(
+            config.path, sha256=files.get(config.path, ""), delimiter=config.delimiter, header=config.header
+        )
+        return [(config.path, table)]
+    tables = []
+    for file in list_hub_files(config):
+        where = describe(config, file.path)
+        if not file.path.endswith(READABLE):
+            raise ConfigError(f"{where}: is none of {', '.join(READABLE)}")
+        folder = work / f"hub-{file.item}"
+        path = fetch_hub_file(config, file, folder)
+        try:
+            tables.append((where, read_table(path, delimiter=config.delimiter, header=config.header)))
+        except ConfigError as error:  # the operator knows the file by its dataset, not by where it was fetched to
+            raise ConfigError(str(error).replace(str(path), where)) from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not tables:
+        raise ConfigError(f"{describe(config)}: the split {config.split!r} has no file")
+    return tables
+
+
+def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    needed = [config.text_column, config.label_column, *([config.source_column] if config.source_column else [])]
+    require_columns(where, table.columns, needed)
+    names = config.label_names or tuple(table.classes.get(config.label_column, ()))
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        place = f"{where}: row {number}"
+        text = text_value(row, config.text_column, place)
+        label = _label(row[config.label_column], names, config.cuts, f"{place}, column {config.label_column!r}")
+        source = str(row[config.source_column]) if config.source_column else text
+        rows.append(LabelledRow(text, label, source, number))
+    return rows
+
+
+def _label(value: Any, names: Sequence[str], cuts: Sequence[float], place: str) -> str:
+    if value is None or value == "" or isinstance(value, list | dict):
+        raise ConfigError(f"{place}: has no label")
+    if cuts:
+        try:
+            return names[bisect_right(cuts, float(value))]
+        except (TypeError, ValueError):
+            raise ConfigError(f"{place}: {value!r} is no number, and `cuts` are set") from None
+    if names and str(value) not in names:
+        index = int(value) if isinstance(value, int) or str(value).isdecimal() else -1
+        if not 0 <= index < len(names):
+            raise ConfigError(f"{place}: {value!r} is none of the {len(names)} classes (a split without labels?)")
+        return names[index]
+    return str(value).strip()
+
+
+def _entity_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """From a text with a list of {text, label}, or from tokens with the numbers or names of BIO tags."""
+    column = config.label_column
+    if column == "label" and "entities" in table.columns:
+        column = "entities"
+    require_columns(where, table.columns, [config.text_column, column])
+    tags = config.label_names or tuple(table.classes.get(column, ()))
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        place = f"{where}: row {number}"
+        if isinstance(row[config.text_column], list):
+            text, entities = spans_of_tags(row[config.text_column], row[column], tags, place)
+        else:
+            text = text_value(row, config.text_column, place)
+            entities = entity_row(text, row[column], place)
+        rows.append(LabelledRow(text, entity_json(entities), text, number))
+    return rows
+
+
+def _chat_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """From `messages`, a list of {role, content} that ends with the assistant's reply.
+
+    The template of this model has a single turn, so a system message and earlier turns go before the last question.
+    """
+    require_columns(where, table.columns, ["messages"])
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        place = f"{where}: row {number}"
+        messages = row["messages"]
+        if isinstance(messages, str):
+            try:
+                messages = json.loads(messages)
+            except ValueError:
+                messages = None
+        good = isinstance(messages, list) and len(messages) > 1 and all(_is_message(message) for message in messages)
+        if not good or (messages[-2]["role"], messages[-1]["role"]) != ("user", "assistant"):
+            raise ConfigError(
+                f"{place}: `messages` must be a list of {{role, content}} that ends with a user's and an assistant's, "
+                "none of them empty"
+            )
+        query = "\n\n".join(message["content"] for message in messages[:-1])
+        rows.append(LabelledRow(query, messages[-1]["content"], query, number))
+    return rows
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
+        return False
+    return isinstance(message.get("content"), str) and bool(message["content"].strip())
+
+
+def _opinion_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """From `prompt`, `options` (texts) and `shares` (of the people who chose each; counts do as well)."""
+    require_columns(where, table.columns, ["prompt", "options", "shares"])
+    rows = []
+    for number, row in enumerate(table.rows, before + 1):
+        place = f"{where}: row {number}"
+        prompt = text_value(row, "prompt", place)
+        options, shares = (json.loads(v) if isinstance(v, str) else v for v in (row["options"], row["shares"]))
+        if not isinstance(options, list) or len(options) < 2 or not all(isinstance(o, str) and o for o in options):
+            raise ConfigError(f"{place}: `options` must be at least two texts")
+        numbers = isinstance(shares, list) and all(isinstance(s, int | float) and s >= 0 for s in shares)
+        if not numbers or len(shares) != len(options) or not sum(shares) > 0:
+            raise ConfigError(f"{place}: `shares` must be {len(options)} numbers from 0 on, not all of them 0")
+        total = float(sum(shares))
+        source = str(row[config.source_column]) if config.source_column else prompt
+        rows.append(LabelledRow(prompt, "", source, number, tuple(options), tuple(s / total for s in shares)))
+    return rows

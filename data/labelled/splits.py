@@ -1,0 +1,137 @@
+"""Splits of labelled rows by the digest of their content: stable, whatever the order of the rows or what is added.
+
+Rows with one source (an article, an author; otherwise the text) are always in one split, copies of a text too.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.errors import ConfigError
+from data.labelled.rows import LabelledRow
+from data.screening.text_hash import HASH_RANGE, text_hash
+
+
+@dataclass
+class SplitReport:
+    """What was found in the data. Counts are of rows; `balance`: split -> label -> rows."""
+
+    rows: int = 0
+    duplicates: int = 0  # copies of a text with the same target: the first alone is kept
+    contradictory_texts: int = 0  # texts that have several targets
+    contradictory: int = 0  # rows of such texts: none is kept
+    leaked: dict[str, int] = field(default_factory=dict)  # split -> training rows dropped because it has them
+    balance: dict[str, dict[str, int]] = field(default_factory=dict)
+    examples: list[tuple[str, list[str]]] = field(default_factory=list)  # contradictory texts, cut, and their targets
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rows of each split, and the labels in order (empty for a form without labels)."""
+
+    train: list[LabelledRow]
+    validation: list[LabelledRow]
+    test: list[LabelledRow]
+    labels: tuple[str, ...]
+    report: SplitReport
+
+
+def split_rows(
+    rows: Sequence[LabelledRow],
+    validation: Sequence[LabelledRow] | None,
+    test: Sequence[LabelledRow] | None,
+    *,
+    validation_share: float,
+    test_share: float,
+    leakage: Literal["refuse", "drop"],
+    labelled: bool,
+) -> Splits:
+    """Divide `rows` where `validation` or `test` is not given (None), and check all of them against each other.
+
+    A row that two splits share is refused, or with `leakage="drop"` no longer learnt from; of validation and test the
+    test keeps it. Raises `ConfigError` with counts for that, for an empty split, and where `labelled` for a label that
+    occurs once, that the training rows lack, or that is the only label.
+    """
+    report = SplitReport(rows=len(rows) + len(validation or ()) + len(test or ()))
+    train = _distinct(rows, report)
+    held_test = _distinct(test, report) if test is not None else []
+    held_validation = _distinct(validation, report) if validation is not None else []
+    if labelled:
+        _check_labels(train)
+    shares = (0.0 if test is not None else test_share, 0.0 if validation is not None else validation_share)
+    if any(shares):
+        parts: dict[str, list[LabelledRow]] = {"train": [], "validation": held_validation, "test": held_test}
+        for row in train:
+            parts[_split_of(row, *shares)].append(row)
+        train = parts["train"]
+    taken: dict[str, set[int]] = {}
+    for name, held in (("test", held_test), ("validation", held_validation)):
+        taken[name] = {text_hash(row.text) for row in held} | {text_hash(row.source) for row in held}
+    for name, keys in taken.items():
+        kept = [row for row in train if not keys & {text_hash(row.text), text_hash(row.source)}]
+        if len(kept) < len(train):
+            report.leaked[name] = len(train) - len(kept)
+        train = kept
+    both = [row for row in held_validation if taken["test"] & {text_hash(row.text), text_hash(row.source)}]
+    if both:
+        report.leaked["validation and test"] = len(both)
+        held_validation = [row for row in held_validation if row not in both]
+    if report.leaked and leakage == "refuse":
+        counts = ", ".join(f"{count} with {name}" for name, count in report.leaked.items())
+        raise ConfigError(
+            f"tune: training rows that other splits have too: {counts}; take them out, or set tune.leakage = "
+            '"drop" so that they are not learnt from'
+        )
+    parts = {"train": train, "validation": held_validation, "test": held_test}
+    if empty := [name for name, part in parts.items() if not part]:
+        raise ConfigError(f"tune: no row is left for {', '.join(empty)} of {report.rows} rows; give more rows")
+    labels: tuple[str, ...] = ()
+    if labelled:
+        labels = tuple(sorted({row.target for row in train}))
+        for name in ("validation", "test"):
+            if lacking := {row.target for row in parts[name]} - set(labels):
+                raise ConfigError(
+                    f"tune: label {min(lacking)!r} has rows in {name} and none to learn from; give more rows of it"
+                )
+        report.balance = {name: dict(Counter(row.target for row in part)) for name, part in parts.items()}
+    else:
+        report.balance = {name: {"": len(part)} for name, part in parts.items()}
+    return Splits(train, held_validation, held_test, labels, report)
+
+
+def _split_of(row: LabelledRow, test_share: float, validation_share: float) -> str:
+    place = text_hash(f"split/{row.source}") / HASH_RANGE
+    if place < test_share:
+        return "test"
+    return "validation" if place < test_share + validation_share else "train"
+
+
+def _check_labels(rows: Sequence[LabelledRow]) -> None:
+    counts = Counter(row.target for row in rows)
+    if seldom := [(label, row.number) for row in rows if counts[label := row.target] == 1]:
+        raise ConfigError(
+            f"tune: {len(seldom)} label(s) occur once, such as {seldom[0][0]!r} in row {seldom[0][1]}: a label needs "
+            "rows to learn from and rows to test on; give more of it, or take it out"
+        )
+    if len(counts) < 2:
+        raise ConfigError(f"tune: every row has the label {next(iter(counts), '')!r}; a task needs two")
+
+
+def _distinct(rows: Sequence[LabelledRow], report: SplitReport) -> list[LabelledRow]:
+    """The rows without copies, and without texts that have several targets; what goes is counted."""
+    by_text: dict[int, list[LabelledRow]] = defaultdict(list)
+    for row in rows:
+        by_text[text_hash(row.text)].append(row)
+    kept = []
+    for same in by_text.values():
+        targets = sorted({row.target for row in same})
+        if len(targets) > 1:
+            report.contradictory_texts += 1
+            report.contradictory += len(same)
+            if len(report.examples) < 5:
+                report.examples.append((same[0].text[:200], targets))
+            continue
+        report.duplicates += len(same) - 1
+        kept.append(same[0])
+    return kept

@@ -1,0 +1,105 @@
+"""Labelled rows of each form, and what is refused with the row's number."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from configs.tune import LabelledDataConfig
+from data.labelled.rows import check_known, read_rows
+
+
+def rows_of(folder, records, form="label", **fields):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return read_rows(LabelledDataConfig.model_validate({"path": str(path), **fields}), form, folder)
+
+
+def test_labels_by_name_by_number_and_by_cuts(tmp_path):
+    records = [{"text": "a", "label": 1, "by": "x"}, {"text": "b", "label": "no", "by": "y"}]
+    rows = rows_of(tmp_path, records, label_names=["no", "yes"], source_column="by")
+    assert [(row.text, row.target, row.source, row.number) for row in rows] == [
+        ("a", "yes", "x", 1),
+        ("b", "no", "y", 2),
+    ]
+    assert [row.target for row in rows_of(tmp_path, records)] == ["1", "no"]
+    (tmp_path / "tweets.tsv").write_text("1\t2.9\tgreat\n2\t-0.2\tthe table\n3\t-1.5\tawful\n")
+    config = LabelledDataConfig.model_validate({"preset": "vader", "path": str(tmp_path / "tweets.tsv")})
+    assert [row.target for row in read_rows(config, "label", tmp_path)] == ["positive", "neutral", "negative"]
+
+
+@pytest.mark.parametrize(
+    ("record", "fields", "message"),
+    [
+        ({"text": " ", "label": "x"}, {}, "row 2: the text in column 'text' is empty"),
+        ({"text": 3, "label": "x"}, {}, "row 2: has a int, not a text, in column 'text'"),
+        ({"text": "b"}, {}, "row 2, column 'label': has no label"),
+        ({"text": "b", "label": -1}, {"label_names": ["x"]}, "-1 is none of the 1 classes"),
+        ({"text": "b", "label": "much"}, {"cuts": [0.0], "label_names": ["x", "y"]}, "'x' is no number"),
+        ({"text": "b", "label": "x"}, {"label_column": "intent"}, "no column 'intent'; there are text, label"),
+    ],
+)
+def test_rows_that_cannot_be_used(tmp_path, record, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        rows_of(tmp_path, [{"text": "a", "label": "x"}, record], **fields)
+
+
+def test_entities_of_spans_and_of_tags(tmp_path):
+    spans = [
+        {"text": "Ada met Bo", "entities": [{"text": "Ada", "label": "PER"}, {"start": 8, "end": 10, "label": "PER"}]}
+    ]
+    expected = [{"text": "Ada", "label": "PER"}, {"text": "Bo", "label": "PER"}]
+    assert json.loads(rows_of(tmp_path, spans, "entities")[0].target) == expected
+    names = ["O", "B-PER", "I-PER", "B-LOC"]
+    tags = [{"tokens": ["Ada", "Lovelace", "of", "London"], "ner_tags": [1, 2, 0, 3]}]
+    row = rows_of(tmp_path, tags, "entities", text_column="tokens", label_column="ner_tags", label_names=names)[0]
+    assert row.text == "Ada Lovelace of London"
+    assert json.loads(row.target) == [{"text": "Ada Lovelace", "label": "PER"}, {"text": "London", "label": "LOC"}]
+    with pytest.raises(ConfigError, match="row 1, entity 1: its text 'Eve' does not stand"):
+        rows_of(tmp_path, [{"text": "Ada", "entities": [{"text": "Eve", "label": "PER"}]}], "entities")
+    with pytest.raises(ConfigError, match="characters 0 to 9"):
+        rows_of(tmp_path, [{"text": "Ada", "entities": [{"start": 0, "end": 9, "label": "PER"}]}], "entities")
+
+
+def test_chats_and_opinions(tmp_path):
+    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    row = rows_of(tmp_path, [{"messages": [*turns, {"role": "assistant", "content": "Hello"}]}], "chat")[0]
+    assert (row.text, row.target) == ("Be kind.\n\nHi", "Hello")
+    with pytest.raises(ConfigError, match="row 1: `messages` must be"):
+        rows_of(tmp_path, [{"messages": turns}], "chat")
+    row = rows_of(tmp_path, [{"prompt": "Q", "options": ["yes", "no"], "shares": [3, 1]}], "opinions")[0]
+    assert (row.options, row.shares) == (("yes", "no"), (0.75, 0.25))
+    for wrong in ({"options": [], "shares": []}, {"options": ["a", "b"], "shares": [0, 0]}):
+        with pytest.raises(ConfigError, match=r"row 1: `(options|shares)` must be"):
+            rows_of(tmp_path, [{"prompt": "Q", **wrong}], "opinions")
+
+
+def test_the_articles_have_eleven_topics_and_are_held_out_by_title(tmp_path):
+    rows = read_rows(LabelledDataConfig.model_validate("wikipedia_topics"), "label", tmp_path)
+    assert len({row.target for row in rows}) == 11
+    assert len({row.source for row in rows}) == len(rows) > 8_000
+
+
+def test_a_label_that_was_not_learnt(tmp_path):
+    rows = rows_of(tmp_path, [{"text": "a", "label": "x"}, {"text": "b", "label": "z"}])
+    check_known(rows[:1], ["x", "y"], "file")
+    with pytest.raises(ConfigError, match=r"row 2 has the label 'z', which was not learnt \(1 of 2 rows"):
+        check_known(rows, ["x", "y"], "file")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("rows.txt", "no file that can be read"),
+        ({"preset": "mnist"}, "no preset 'mnist'; there are ag_news"),
+        ({"preset": "sst2"}, "needs as `revision` a full commit hash"),
+        ({"path": "owner/name", "revision": "main"}, "full commit hash"),
+        ({"path": "a.csv", "revision": "0" * 40}, "belongs to a dataset of the Hub"),
+        ({"path": "a.csv", "cuts": [1.0, 0.0], "label_names": ["a", "b", "c"]}, "must rise"),
+        ({"path": "a.csv", "unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_data_that_is_not_described_well(data, message):
+    with pytest.raises(ValidationError, match=message):
+        LabelledDataConfig.model_validate(data)
