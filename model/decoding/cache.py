@@ -28,7 +28,9 @@ from model.nautile import embed, sca_names
 
 _MASKED = -1e30
 # Cast to the compute type once per generation; the other parameters of a layer stay float32.
-_MATRICES = {"in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}
+_MATRICES = {
+    "embedding", "in_proj", "conv", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out",
+}  # fmt: skip
 
 
 class BlockCache(NamedTuple):
@@ -63,15 +65,20 @@ class DecodeWeights(NamedTuple):
 @partial(jax.jit, static_argnames="config")
 def decode_weights(params: Params, config: ModelConfig) -> DecodeWeights:
     """Unstack and cast the parameters, once for a whole generation."""
+    cast = cast_matrices(params, config)
+    blocks = tuple(unstacked(cast["blocks"], index) for index in range(config.blocks))
+    spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
+    return DecodeWeights(cast["embedding"], blocks, spectra)
+
+
+def cast_matrices(params: Params, config: ModelConfig) -> Params:
+    """The parameters with their matrices in the compute type, so that no later program casts them again."""
     dtype = compute_dtype(config)
 
     def cast(path: tuple, leaf: Array) -> Array:
         return leaf.astype(dtype) if path[-1].key in _MATRICES else leaf
 
-    stacked = jax.tree_util.tree_map_with_path(cast, params["blocks"])
-    blocks = tuple(unstacked(stacked, index) for index in range(config.blocks))
-    spectra = tuple(tuple(spectrum(layers[name]) for name in sca_names(config)) for layers in blocks)
-    return DecodeWeights(params["embedding"].astype(dtype), blocks, spectra)
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def prefill(

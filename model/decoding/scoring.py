@@ -28,11 +28,7 @@ def continuation_logprobs(
     Raises `ConfigError` for a sequence over the model's context, or one whose `first` is not among 1 … len(ids).
     """
     for index, (ids, first) in enumerate(sequences):
-        if not 1 <= first <= len(ids) <= config.context:
-            raise ConfigError(
-                f"score: sequence {index} of {len(ids)} tokens, scored from {first}, is empty or over the model's "
-                f"context of {config.context} tokens"
-            )
+        refuse_unscorable(f"sequence {index}", len(ids), first, config)
     sums_N = np.zeros(len(sequences))
     floor = 0
     for length in length_buckets(config.context):
@@ -51,6 +47,15 @@ def continuation_logprobs(
                 lengths_B[row] = len(ids)
             sums_N[batch] = np.asarray(_sums(params, config, tokens_BL, firsts_B, lengths_B))[: len(batch)]
     return sums_N
+
+
+def refuse_unscorable(name: str, length: int, first: int, config: ModelConfig) -> None:
+    """Raise `ConfigError` for a sequence over the context, or one with nothing before its first scored token."""
+    if not 1 <= first <= length <= config.context:
+        raise ConfigError(
+            f"score: {name} of {length} tokens, scored from {first}, is empty or over the model's context of "
+            f"{config.context} tokens"
+        )
 
 
 @partial(jax.jit, static_argnames="config")

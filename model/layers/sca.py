@@ -109,8 +109,8 @@ def sca(
 ) -> tuple[Array, SCAState]:
     """One residual layer over whole rows: [B, L, D] to [B, L, D], and the state to continue from.
 
-    It is the state of each row's last document; rows to be continued are padded on the left. `before` is the state that
-    the first document of each row continues.
+    It is the state of each row's last document. `before` is the state that the first document of each row continues.
+    Rows to be continued are padded on the left where they begin a document, and on the right where they continue it.
     """
     normed_BLD = rms_norm(x_BLD, params["norm"], config.sca_norm_epsilon)
     inputs_BLC = linear(normed_BLD, params["in_proj"])
@@ -123,8 +123,14 @@ def sca(
     re_BLKH, im_BLKH, mixed = mixing(operands, segments_BL, None if before is None else before.mix)
     # The convolution's last inputs; zero where they do not belong to the row's last document.
     reach, length = config.convolution - 1, x_BLD.shape[1]
-    recent_BTC, owners_BT = (part[:, length:] for part in preceded(inputs_BLC, segments_BL, history_BTC, reach))
-    after_BTC = jnp.where((owners_BT == segments_BL[:, -1:])[..., None], recent_BTC, 0)
+    padded_BLC, owners_BL = preceded(inputs_BLC, segments_BL, history_BTC, reach)
+    if before is None:
+        recent_BTC, owners_BT = padded_BLC[:, length:], owners_BL[:, length:]
+    else:
+        last_BT = jnp.sum(segments_BL != 0, axis=1)[:, None] + jnp.arange(reach)
+        recent_BTC = jnp.take_along_axis(padded_BLC, last_BT[..., None], axis=1)
+        owners_BT = jnp.take_along_axis(owners_BL, last_BT, axis=1)
+    after_BTC = jnp.where((owners_BT == owners_BT[:, -1:])[..., None], recent_BTC, 0)
     return x_BLD + _fuse(params, config, normed_BLD, re_BLKH, im_BLKH), SCAState(mixed, after_BTC)
 
 

@@ -1,0 +1,253 @@
+"""Log-probabilities of continuations of texts that begin alike: what they share is computed once.
+
+The texts form a radix tree. Its nodes are run from the root down, in batches of nodes at one depth: each row continues
+the state that its parent's run left. For an SCA layer that state has a fixed size and is copied to the children; keys
+and values stay in the batch that computed them, and a program collects those of a row's ancestors for one block at a
+time. The first token of a continuation is scored from its context's last hidden state, for all continuations at once;
+only what follows it is run for each.
+
+Depth first by batches: in memory are the states of at most `rows` nodes at each depth. A run is padded on the right to
+the bucket of its length and a batch to a single row or to `rows`; each combination compiles once per process.
+
+Letters, in addition to those of `model.nautile`: U rows of an earlier batch, A columns of all ancestors, C
+continuations of a context.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from configs.model import ModelConfig
+from model.decoding.buckets import length_buckets
+from model.decoding.cache import cast_matrices
+from model.decoding.prefix_tree import PrefixNode, prefix_tree
+from model.decoding.scoring import refuse_unscorable
+from model.layers.attention import attention
+from model.layers.common import Params, compute_dtype
+from model.layers.mixing.operator import empty_state
+from model.layers.sca import SCAState, projected, sca
+from model.loss import masked_logits, token_logprobs
+from model.nautile import embed, sca_names
+
+SHORTEST_RUN = 4  # tokens that a run is padded to, at least; and continuations of a context
+
+Group = tuple[Sequence[int], Sequence[Sequence[int]]]
+Item = TypeVar("Item")
+
+
+class PrefixBatch(NamedTuple):
+    """The prefixes that a batch of runs ends, and the runs' own keys and values. Stacked over blocks where noted."""
+
+    sca: tuple[SCAState, ...]  # [blocks, U, ...] each
+    keys: Array  # [blocks, U, T, kv heads, H]
+    values: Array
+    segments_UT: Array  # 1 for the run's tokens
+    parent_U: Array  # the row of the batch before that each continues
+    length_U: Array  # tokens from the root on
+    hidden_UD: Array  # of the last token
+
+
+class _Continuation(NamedTuple):
+    """A continuation to score: its group and its place there, and the row of its context."""
+
+    group: int
+    place: int
+    row: int
+    ids: Sequence[int]
+
+
+class SharedPrefixScorer:
+    """Scores continuations, `rows` at a time. The state after a beginning is kept until another is given."""
+
+    def __init__(self, params: Params, config: ModelConfig, rows: int) -> None:
+        self._params, self._config = cast_matrices(params, config), config
+        self._sizes = sorted({1, rows})
+        self._lengths = length_buckets(config.context, SHORTEST_RUN)
+        self._first_counts = length_buckets(config.vocabulary, SHORTEST_RUN)
+        self._beginning: tuple[int, ...] | None = None
+        self._path: tuple[PrefixBatch, ...] = ()
+
+    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
+        """Σ log p(continuation | beginning + context) in nats for each group = (context, continuations).
+
+        One float64 array [C] a group, in order. Contexts of one call that begin alike are computed once as far as they
+        do. Raises `ConfigError` for a text over the model's context, or a continuation with nothing before it.
+        """
+        for number, (context, continuations) in enumerate(groups):
+            before = len(beginning) + len(context)
+            for place, ids in enumerate(continuations):
+                name = f"continuation {place} of group {number}"
+                refuse_unscorable(name, before + len(ids), before, self._config)
+        sums = [np.zeros(len(continuations)) for _, continuations in groups]
+        if self._beginning != tuple(beginning):
+            self._beginning, path = tuple(beginning), (_root(self._config),)
+            self._path = (*path, self._run(path, [(PrefixNode(beginning, []), 0)])) if beginning else path
+        tree = prefix_tree([context for context, _ in groups])
+        self._descend(self._path, [(node, 0) for node in tree], groups, sums)
+        return sums
+
+    def _descend(
+        self,
+        path: tuple[PrefixBatch, ...],
+        nodes: list[tuple[PrefixNode, int]],
+        groups: Sequence[Group],
+        sums: list[np.ndarray],
+    ) -> None:
+        """Run nodes, each after its row of the last batch of `path`, and add the scores at and below them to `sums`."""
+        for batch in self._batches(nodes, [len(node.tokens) for node, _ in nodes]):
+            extended = (*path, self._run(path, batch))
+            scored = [
+                _Continuation(group, place, row, ids)
+                for row, (node, _) in enumerate(batch)
+                for group in node.members
+                for place, ids in enumerate(groups[group][1])
+                if len(ids)
+            ]
+            if scored:
+                self._score(extended, scored, sums)
+            children = [(child, row) for row, (node, _) in enumerate(batch) for child in node.children]
+            self._descend(extended, children, groups, sums)
+
+    def _run(self, path: tuple[PrefixBatch, ...], batch: list[tuple[PrefixNode, int]]) -> PrefixBatch:
+        source_B, lengths_B, tokens_BT = self._padded([(node.tokens, row) for node, row in batch])
+        return _run(self._params, self._config, path, source_B, tokens_BT, lengths_B)
+
+    def _score(self, path: tuple[PrefixBatch, ...], scored: list[_Continuation], sums: list[np.ndarray]) -> None:
+        """Add the log-probabilities of continuations of the contexts in the last batch of `path`."""
+        # All programs are started before the first result is waited for.
+        columns: list[dict[int, int]] = [{} for _ in path[-1].parent_U]  # of each row's distinct first tokens
+        for item in scored:
+            columns[item.row].setdefault(item.ids[0], len(columns[item.row]))
+        targets_UC = np.zeros((len(columns), _bucket(self._first_counts, max(map(len, columns)))), np.int32)
+        for row, distinct in enumerate(columns):
+            targets_UC[row, : len(distinct)] = list(distinct)
+        firsts_UC = _first_logprobs(self._params, self._config, path[-1].hidden_UD, targets_UC)
+        longer = [item for item in scored if len(item.ids) > 1]
+        rest = []
+        for batch in self._batches(longer, [len(item.ids) - 1 for item in longer]):
+            source_B, lengths_B, tokens_BT = self._padded([(item.ids[:-1], item.row) for item in batch])
+            _, _, targets_BT = self._padded([(item.ids[1:], item.row) for item in batch])
+            rest.append(
+                (batch, _rest_logprobs(self._params, self._config, path, source_B, tokens_BT, targets_BT, lengths_B))
+            )
+        known_UC = np.asarray(firsts_UC)
+        for item in scored:
+            sums[item.group][item.place] += known_UC[item.row, columns[item.row][item.ids[0]]]
+        for batch, values_B in rest:
+            for item, value in zip(batch, np.asarray(values_B)[: len(batch)], strict=True):
+                sums[item.group][item.place] += value
+
+    def _batches(self, items: list[Item], lengths: list[int]) -> Iterator[list[Item]]:
+        """Items whose lengths have the same bucket, in order, at most as many as there are rows."""
+        members: dict[int, list[Item]] = {}
+        for item, length in zip(items, lengths, strict=True):
+            members.setdefault(_bucket(self._lengths, length), []).append(item)
+        most = self._sizes[-1]
+        for _, alike in sorted(members.items()):
+            yield from (alike[start : start + most] for start in range(0, len(alike), most))
+
+    def _padded(self, runs: list[tuple[Sequence[int], int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of runs = (tokens, row of the parent): the parents' rows [B], the lengths [B] and the tokens [B, T]."""
+        size = _bucket(self._sizes, len(runs))
+        source_B, lengths_B = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        tokens_BT = np.zeros((size, _bucket(self._lengths, max(len(tokens) for tokens, _ in runs))), np.int32)
+        for row, (tokens, source) in enumerate(runs):
+            source_B[row], lengths_B[row], tokens_BT[row, : len(tokens)] = source, len(tokens), tokens
+        return source_B, lengths_B, tokens_BT
+
+
+def _bucket(sizes: Sequence[int], needed: int) -> int:
+    return next(size for size in sizes if size >= needed)
+
+
+def _root(config: ModelConfig) -> PrefixBatch:
+    """The empty text, which all others continue."""
+    dtype = compute_dtype(config)
+    mixed = empty_state(1, config.memory_heads, config.head_dim, config.spectral_samples)
+    state = SCAState(mixed, jnp.zeros((1, config.convolution - 1, projected(config)), dtype))
+    stacked = jax.tree.map(lambda part: jnp.broadcast_to(part, (config.blocks, *part.shape)), state)
+    none = jnp.zeros((config.blocks, 1, 0, config.kv_heads, config.attention_head_dim), dtype)
+    zero = jnp.zeros(1, jnp.int32)
+    hidden = jnp.zeros((1, config.width), dtype)
+    return PrefixBatch((stacked,) * config.sca_per_block, none, none, jnp.zeros((1, 0), jnp.int32), zero, zero, hidden)
+
+
+def _hidden(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    lengths_B: Array,
+) -> tuple[Array, PrefixBatch]:
+    """The residual stream [B, T, D] of runs after rows `source_B` of the last batch of `path`; and their own batch."""
+    last = path[-1]
+    rows = [source_B]  # in each batch of the path, the row that a run descends from
+    for batch in reversed(path[1:]):
+        rows.insert(0, batch.parent_U[rows[0]])
+    columns_T = jnp.arange(tokens_BT.shape[1])
+    segments_BT = (columns_T < lengths_B[:, None]).astype(jnp.int32)
+    positions_BT = last.length_U[source_B][:, None] + columns_T
+    seen_BA = jnp.concatenate([batch.segments_UT[row] for batch, row in zip(path, rows, strict=True)], axis=1)
+
+    def of_ancestors(parts: tuple[Array, ...]) -> Array:
+        return jnp.concatenate([part[row] for part, row in zip(parts, rows, strict=True)], axis=1)
+
+    def block(x_BTD: Array, stacked: tuple) -> tuple[Array, tuple]:
+        layers, starts, keys, values = stacked
+        states = []
+        for name, start in zip(sca_names(config), starts, strict=True):
+            before = jax.tree.map(lambda part: part[source_B], start)
+            x_BTD, state = sca(layers[name], config, x_BTD, segments_BT, positions_BT, before)
+            states.append(state)
+        early = (of_ancestors(keys), of_ancestors(values), seen_BA)
+        x_BTD, own = attention(layers["attention"], config, x_BTD, segments_BT, positions_BT, early)
+        return x_BTD, (tuple(states), *own)
+
+    earlier = (last.sca, tuple(batch.keys for batch in path), tuple(batch.values for batch in path))
+    hidden_BTD, made = jax.lax.scan(block, embed(params, config, tokens_BT), (params["blocks"], *earlier))
+    # A run of no tokens ends with its parent's last.
+    ends_BTD = jnp.concatenate([last.hidden_UD[source_B][:, None], hidden_BTD], axis=1)
+    final_BD = jnp.take_along_axis(ends_BTD, lengths_B[:, None, None], axis=1)[:, 0]
+    return hidden_BTD, PrefixBatch(*made, segments_BT, source_B, last.length_U[source_B] + lengths_B, final_BD)
+
+
+@partial(jax.jit, static_argnames="config")
+def _run(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    lengths_B: Array,
+) -> PrefixBatch:
+    return _hidden(params, config, path, source_B, tokens_BT, lengths_B)[1]
+
+
+@partial(jax.jit, static_argnames="config")
+def _first_logprobs(params: Params, config: ModelConfig, hidden_UD: Array, targets_UC: Array) -> Array:
+    """log p of each target [U, C] as the next token."""
+    logits_UV = masked_logits(hidden_UD, params["embedding"], config.vocabulary)
+    chosen_UC = jnp.take_along_axis(logits_UV, targets_UC, axis=1)
+    return chosen_UC - jax.nn.logsumexp(logits_UV, axis=1, keepdims=True)
+
+
+@partial(jax.jit, static_argnames="config")
+def _rest_logprobs(
+    params: Params,
+    config: ModelConfig,
+    path: tuple[PrefixBatch, ...],
+    source_B: Array,
+    tokens_BT: Array,
+    targets_BT: Array,
+    lengths_B: Array,
+) -> Array:
+    """Σ log p(target) [B] over the `lengths_B` tokens of runs."""
+    hidden_BTD, _ = _hidden(params, config, path, source_B, tokens_BT, lengths_B)
+    logprobs_BT, _ = token_logprobs(params, config, hidden_BTD, targets_BT)
+    return jnp.sum(jnp.where(jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None], logprobs_BT, 0.0), axis=1)
