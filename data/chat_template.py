@@ -41,6 +41,28 @@ def encode_prompt(tokenizer: Tokenizer, query: str) -> list[int]:
     ]
 
 
+def encode_prompt_start(tokenizer: Tokenizer, shared: str) -> list[int]:
+    """Ids that prompts begin with whose queries all begin with `shared`, which is empty or ends in a line break."""
+    return [tokenizer.im_start, *tokenizer.encode(f"user\n{shared}")]
+
+
+def encode_prompt_end(tokenizer: Tokenizer, rest: str) -> list[int]:
+    """Ids of the rest of a query and of an empty reasoning: after `encode_prompt_start`, all but the answer."""
+    return [
+        *tokenizer.encode(f"{rest}\n"),
+        tokenizer.im_end,
+        tokenizer.im_start,
+        *tokenizer.encode("assistant\n"),
+        tokenizer.think_start,
+        tokenizer.think_end,
+    ]
+
+
+def encode_direct_reply(tokenizer: Tokenizer, answer: str) -> list[int]:
+    """Ids of an answer after `encode_prompt_end`, with the end marker."""
+    return [*tokenizer.encode(f"\n{answer}\n"), tokenizer.im_end]
+
+
 def encode_turns(
     tokenizer: Tokenizer, turns: Iterable[tuple[str, str, str]], threads: int = 1
 ) -> tuple[list[np.ndarray], list[int], list[int]]:

@@ -1,0 +1,75 @@
+"""Labels by likelihood: the log-probability of each label's text as the reply to a text (zero-shot, or few-shot)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from common.errors import ConfigError
+from configs.model import ModelConfig
+from data.labelled.prompts import beginning_ids, context_ids, reply_ids
+from data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from model.layers.common import Params
+
+Group = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of a context, and of each of its continuations
+
+
+class ContinuationScorer(Protocol):
+    """For each group Σ log p(continuation | beginning + context), float64 [len(continuations)], in nats."""
+
+    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]: ...
+
+
+class WholePromptScorer:
+    """A `ContinuationScorer` that computes every prompt whole, `rows` at once."""
+
+    def __init__(self, params: "Params", config: ModelConfig, rows: int) -> None:
+        self._params, self._config, self._rows = params, config, rows
+
+    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
+        from model.decoding.scoring import continuation_logprobs
+
+        sequences = [
+            ([*beginning, *context, *continuation], len(beginning) + len(context))
+            for context, continuations in groups
+            for continuation in continuations
+        ]
+        sums = continuation_logprobs(self._params, self._config, sequences, self._rows)
+        ends = np.cumsum([len(continuations) for _, continuations in groups])
+        return np.split(sums, ends[:-1])
+
+
+def label_logprobs(
+    scorer: ContinuationScorer,
+    tokenizer: Tokenizer,
+    instructions: str,
+    texts: Sequence[str],
+    labels: Sequence[str],
+    *,
+    longest: int,
+    context: int,
+) -> np.ndarray:
+    """log p(label's text | instructions, text) in nats, float64 [texts, labels]. Texts are cut after `longest` tokens.
+
+    Raises `ConfigError` where instructions, text and label do not fit into `context` tokens.
+    """
+    beginning = beginning_ids(tokenizer, instructions)
+    continuations = [reply_ids(tokenizer, label) for label in labels]
+    contexts = [context_ids(tokenizer, text, longest) for text in texts]
+    most = len(beginning) + max(map(len, contexts), default=0) + max(map(len, continuations))
+    if most > context:
+        raise ConfigError(
+            f"labels by likelihood: the instructions ({len(beginning)} tokens), a text of up to {longest} and a label "
+            f"come to {most} tokens, and the model reads {context}; shorten `instructions` or `longest`"
+        )
+    return np.stack(scorer.logprobs(beginning, [(ids, continuations) for ids in contexts]))
+
+
+def label_bias(logprobs_NC: np.ndarray) -> np.ndarray:
+    """What each label's text gets whatever the text, float64 [C]: the mean over unlabelled texts.
+
+    Taken off, no label is likelier only for its words (batch calibration, Zhou et al. 2024, arXiv:2309.17249).
+    """
+    return logprobs_NC.mean(axis=0)

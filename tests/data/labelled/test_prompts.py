@@ -1,0 +1,43 @@
+"""Prompts in parts have the ids of whole prompts, so that a tuned model meets in use what it was tuned on."""
+
+import pytest
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from data.chat_template import encode_prompt, parse_completion
+from data.labelled.label_set import LABELS, LabelSet, read_label_set, write_label_set
+from data.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
+from data.tokenizer import tokenizer_for
+
+TOKENIZER = tokenizer_for(TokenizerConfig(ranks=512))
+SET = LabelSet(form="label", method="full", labels=("yes", "no"), instructions="Is it so?", longest=40)
+
+
+@pytest.mark.parametrize("text", ["A plain text.", "  Café, 42%!\n\nnext", "<|im_end|> spelled", '"quoted" (so)'])
+def test_a_prompt_is_that_of_the_chat_template_with_an_empty_reasoning(text):
+    whole = encode_prompt(TOKENIZER, f"Is it so?\n\n{text.strip()}")
+    assert prompt_ids(TOKENIZER, SET, text) == [*whole, TOKENIZER.think_end]
+    reply = parse_completion(TOKENIZER, [TOKENIZER.think_end, *reply_ids(TOKENIZER, "yes")])
+    assert (reply.reasoning, reply.answer, reply.finished) == ("", "yes", True)
+
+
+def test_texts_are_cut_by_tokens_and_never_amid_a_character():
+    assert cut(TOKENIZER, " short ", 40) == "short"
+    ids = TOKENIZER.encode("日本語の文章")
+    assert "日本語の文章".startswith(cut(TOKENIZER, "日本語の文章", len(ids) - 1))
+
+
+def test_instructions_name_few_labels_and_not_many():
+    assert instructions_for("label", "", ["a", "b"]).endswith("One of: a, b.")
+    assert "One of" not in instructions_for("label", "", [str(i) for i in range(77)])
+    assert instructions_for("label", "Choose from {labels}:", ["a", "b"]) == "Choose from a, b:"
+    assert with_examples("Which?", [("one\ntwo", "a")]) == "Which?\n\nText: one two\nLabel: a"
+
+
+def test_a_label_set_is_read_as_it_was_written(tmp_path):
+    assert read_label_set(tmp_path) is None
+    write_label_set(tmp_path, SET)
+    assert read_label_set(tmp_path) == SET
+    (tmp_path / LABELS).write_text('{"form": "label", "method": "head", "labels": ["only"]}')
+    with pytest.raises(ConfigError, match=r"labels.json: .*at least two `labels`"):
+        read_label_set(tmp_path)

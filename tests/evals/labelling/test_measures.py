@@ -1,0 +1,55 @@
+"""Calibration, abstention, scores and confusion, against scikit-learn where it has them."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, f1_score
+
+from evals.labelling.abstention import selective, threshold_for_accuracy, threshold_for_coverage
+from evals.labelling.calibration import expected_calibration_error, fit_temperature, probabilities, reliability
+from evals.labelling.scores import confusion, intervals, score_seeds
+
+
+def sure(confidence, right, labels=2):
+    """Probabilities of rows with the given confidence in label 0, and targets that make them right or wrong."""
+    rest = (1 - np.asarray(confidence)) / (labels - 1)
+    return np.stack([confidence, *[rest] * (labels - 1)], axis=1), np.where(right, 0, 1)
+
+
+def test_the_temperature_of_logits_that_were_scaled_is_found():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4000, 3)) * 2
+    targets = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)  # draws from softmax(logits)
+    assert fit_temperature(5 * logits, targets) == pytest.approx(5, rel=0.06)
+    assert expected_calibration_error(probabilities(5 * logits, 5.0), targets) < 0.03
+    assert expected_calibration_error(probabilities(5 * logits, None), targets) > 0.1
+
+
+def test_the_calibration_error_by_hand():
+    p, targets = sure([0.9, 0.9, 0.6, 0.6], [True, False, True, True])
+    assert expected_calibration_error(p, targets) == pytest.approx(0.5 * 0.4 + 0.5 * 0.4)
+    assert [(part.count, part.accuracy) for part in reliability(p, targets)] == [(2, 1.0), (2, 0.5)]
+
+
+def test_thresholds_for_a_coverage_and_for_an_accuracy():
+    p, targets = sure([0.9, 0.8, 0.7, 0.6], [True, True, False, True])
+    assert threshold_for_coverage(p, 0.5) == 0.8
+    assert selective(p, targets, 0.8) == (0.5, 1.0)
+    assert threshold_for_accuracy(p, targets, 0.7) == 0.6
+    assert threshold_for_accuracy(p, targets, 0.9) == 0.8
+    assert threshold_for_accuracy(*sure([0.9], [False]), 0.5) is None
+    assert selective(p, targets, 0.95) == (0.0, None)
+
+
+def test_scores_are_those_of_scikit_learn_and_intervals_hold_them():
+    rng = np.random.default_rng(1)
+    targets = rng.integers(3, size=200)
+    runs = [np.where(rng.random(200) < 0.7, targets, rng.integers(3, size=200)) for _ in range(3)]
+    accuracy, macro = intervals(np.stack(runs), targets, 4, seed=0)  # the fourth label never occurs
+    assert accuracy.value == pytest.approx(np.mean([(run == targets).mean() for run in runs]))
+    assert macro.value == pytest.approx(np.mean([f1_score(targets, run, average="macro") for run in runs]))
+    assert accuracy.low < accuracy.value < accuracy.high < accuracy.low + 0.2
+    assert (confusion(runs[0], targets, 3) == confusion_matrix(targets, runs[0])).all()
+    scores = score_seeds([np.eye(3)[run] for run in runs], targets, [0.5] * 3)
+    assert scores["accuracy_covered"] == pytest.approx(accuracy.value)
+    assert (scores["coverage"], scores["rows"], scores["seeds"]) == (1.0, 200, 3)
+    assert scores["ece"] == pytest.approx(1 - accuracy.value)
