@@ -56,6 +56,20 @@ SLICE = 2**20  # bytes of events between two looks at the clock: about half a se
 # Off: looking for extensions on the network. Two threads are enough for transactions this small.
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False, "threads": 2}
 
+# For a query that a person typed. DuckDB without external access still lets it write beside its own file (`COPY … TO
+# 'catalog.duckdb.wal'`, which the next transaction would take for its own), so its file system is off as well.
+_LOCKED = (
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET disabled_filesystems = 'LocalFileSystem'",
+    "SET lock_configuration = true",
+)
+_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI)  # the last: PIVOT
+_ONLY_READS = (
+    "it may only read the catalog's tables: SELECT, FROM, WITH, VALUES, DESCRIBE, SHOW, SUMMARIZE, PIVOT or EXPLAIN, "
+    "and no file and no setting. `nautile store export TABLE OUT.parquet` writes a table to a file"
+)
+
 _one_connection = threading.RLock()  # a process cannot open the file twice with different settings
 
 
@@ -131,8 +145,9 @@ class Catalog:
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows of a read-only query over everything ingested so far.
 
-        `files`: the query may read and write files, which one that a person typed may not. Raises `ConfigError` with
-        DuckDB's message if the query is wrong, would write, or reaches for a file, `CatalogBusy` as `ingest`.
+        `files`: the query may read and write files, which one that a person typed may not. Raises `ConfigError` if the
+        query is wrong (with DuckDB's message), would write, set something or reach for a file; `CatalogBusy` as
+        `ingest`.
         """
         if not self.path.exists():
             self.ingest(patience=patience)
@@ -182,11 +197,16 @@ class Catalog:
         with self._open(patience, read_only=True) as connection:
             if schema_of(connection) != SCHEMA:
                 raise _Outdated
-            if not files:
-                connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             try:
+                if not files:
+                    for setting in _LOCKED:
+                        connection.execute(setting)
+                    if any(statement.type not in _READING for statement in _statements(connection, sql)):
+                        raise ConfigError(f"the query was refused: {_ONLY_READS}")
                 result = connection.execute(sql, list(parameters))
                 return [column[0] for column in result.description or ()], result.fetchall()
+            except duckdb.PermissionException:
+                raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
             except duckdb.Error as error:
                 raise ConfigError(f"the query was refused: {str(error).strip()}") from None
 
@@ -293,6 +313,18 @@ class Catalog:
                     raise CatalogBusy(f"{self.path} is kept open by another process ({text})") from None
             time.sleep(random.uniform(0.5, 1.5) * wait)
             wait = min(0.3, wait * 1.5)
+
+
+def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:
+    """The statements of a query. Raises `ConfigError` if there is none, or one that the binding has no name for."""
+    try:
+        statements = connection.extract_statements(sql)
+        _ = [statement.type for statement in statements]
+    except ValueError:
+        raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
+    if not statements:
+        raise ConfigError('the query is empty: `nautile sql "SELECT * FROM runs"` is an example')
+    return statements
 
 
 def _unusable(path: Path, error: duckdb.Error) -> str:
