@@ -44,7 +44,7 @@ class Tokenizer:
         self.end_of_text, self.im_start, self.im_end, self.think_start, self.think_end = self.specials.values()
         self.fingerprint: str = fingerprint({"ranks_sha256": RANKS_SHA256, "ranks": config.ranks, **self.specials})
         kept = {token: rank for token, rank in ranks.items() if rank < config.ranks}
-        self._encoding = tiktoken.Encoding(
+        self.encoding = tiktoken.Encoding(
             f"cl100k_base/{config.ranks}", pat_str=PATTERN, mergeable_ranks=kept, special_tokens=self.specials
         )
         self._bytes = {rank: token for token, rank in kept.items()}
@@ -52,11 +52,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; nothing in it is taken for a special."""
-        return self._encoding.encode_ordinary(text)
+        return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
         """`encode` as a uint32 array, without a Python object per id."""
-        return self._encoding.encode_to_numpy(text, disallowed_special=())
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_arrays(self, texts: Sequence[str], threads: int = 2) -> list[np.ndarray]:
         """`encode_array` of each text, in order, on `threads` threads (tiktoken releases the interpreter lock)."""

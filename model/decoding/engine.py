@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import ConfigError
+from model.decoding.constrained import EVERY_TOKEN, MaskFailed, mask_words
 from model.decoding.requests import (
     Chunk,
     DecodeRequest,
@@ -113,6 +114,11 @@ class Engine:
             )
         if request.max_tokens < 0 or (request.max_tokens == 0 and not request.score_prompt):
             raise ConfigError("max_tokens must be 1 or more, unless the prompt is only to be scored")
+        if request.constraint and request.max_tokens < request.constraint.least_tokens:
+            raise ConfigError(
+                f"max_tokens {request.max_tokens}: a reply that meets the schema takes at least "
+                f"{request.constraint.least_tokens} tokens"
+            )
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.config.vocabulary:
             raise ConfigError(
                 f"the prompt has ids {min(request.prompt)} to {max(request.prompt)}, outside the vocabulary of "
@@ -204,6 +210,7 @@ class Engine:
             self._fill(prefilled, requests, [rows[request.prompt] for request in requests], into)
             for slot, handle in zip(into, batch, strict=True):
                 self._active[slot] = handle
+                handle.mask = handle.request.constraint.begin() if handle.request.constraint else None
         if scores is None:
             return []
         arrays = PrefillScores(*map(np.asarray, scores))
@@ -226,13 +233,17 @@ class Engine:
         self._programs.fill(prefilled, source_R, into_R, slot_settings(requests, unused))
 
     def _decode(self) -> list[tuple[Handle, EngineEvent]]:
-        """Write up to `STRIDE` tokens in every slot, and free the slots of completed samples."""
-        output = self._programs.advance(np.array([handle is not None for handle in self._active]), STRIDE)
+        """Write up to `STRIDE` tokens in every slot, and free the slots of completed samples.
+
+        While a sample is held to a schema it is one token in every slot, because what may follow depends on it.
+        """
+        events, allowed_BW = self._masks()
+        kept_B = np.array([handle is not None for handle in self._active])
+        output = self._programs.advance(kept_B, STRIDE if allowed_BW is None else 1, allowed_BW)
         counts, active, ids_TB, logprobs_TB = map(np.asarray, output[:4])
         # The alternatives are large: they are copied from the device only if a request wants them.
         wanted = any(handle and handle.request.alternatives for handle in self._active)
         alternatives = tuple(map(np.asarray, output[4:])) if wanted else ()
-        events: list[tuple[Handle, EngineEvent]] = []
         for slot, handle in enumerate(self._active):
             if handle is None:
                 continue
@@ -242,11 +253,29 @@ class Engine:
                 finish = "stop" if ids[-1] in self._programs.stops else "length"
                 self._active[slot] = None
                 self._mean_seconds += 0.1 * (time.monotonic() - handle.submitted_at - self._mean_seconds)
+            elif handle.mask:
+                handle.mask.accept(ids[-1])
             self.tokens += len(ids)
             number = handle.request.alternatives
             best = _pairs(*(part[: counts[slot], slot, :number] for part in alternatives)) if number else []
             events.append((handle, Chunk(ids, logprobs_TB[: counts[slot], slot].tolist(), best, finish)))
         return events
+
+    def _masks(self) -> tuple[list[tuple[Handle, EngineEvent]], np.ndarray | None]:
+        """The tokens that may come next in every slot, None if all may; and the failures of samples that cannot go on,
+        whose slots are free again."""
+        if not any(handle and handle.mask for handle in self._active):
+            return [], None
+        failures: list[tuple[Handle, EngineEvent]] = []
+        allowed_BW = np.full((self.capacity, mask_words(self.config.vocabulary)), EVERY_TOKEN, np.uint32)
+        for slot, handle in enumerate(self._active):
+            if handle and handle.mask:
+                try:
+                    handle.mask.write(allowed_BW[slot])
+                except MaskFailed as error:
+                    failures.append((handle, RequestFailed(str(error))))
+                    self._active[slot], allowed_BW[slot] = None, EVERY_TOKEN
+        return failures, allowed_BW
 
     def _fail_all(self, reason: str) -> None:
         """Report `RequestFailed` for every request in a slot or in the queue."""
@@ -267,5 +296,6 @@ def _prompt_scores(request: DecodeRequest, scores: PrefillScores, row: int) -> P
 
 
 def _pairs(ids_TN: np.ndarray, logprobs_TN: np.ndarray) -> list[list[tuple[int, float]]]:
-    """(id, log p) of the alternatives at each position."""
-    return [list(zip(*row, strict=True)) for row in zip(ids_TN.tolist(), logprobs_TN.tolist(), strict=True)]
+    """(id, log p) of the alternatives at each position, without those that a mask forbade."""
+    rows = zip(ids_TN.tolist(), logprobs_TN.tolist(), strict=True)
+    return [[(token, value) for token, value in zip(*row, strict=True) if value > -math.inf] for row in rows]

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from model.decoding.constrained import Constraint, ReplyMask
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -26,6 +28,7 @@ class DecodeRequest:
     seed: identifies the sample, as in `model.decoding.generate`.
     score_prompt: also return the log-probabilities of the prompt's tokens.
     alternatives: how many of the likeliest tokens to return at each position.
+    constraint: what the answer is held to; log-probabilities are then those under its masks.
     """
 
     prompt: tuple[int, ...]
@@ -37,6 +40,7 @@ class DecodeRequest:
     thinking_budget: int | None = None
     score_prompt: bool = False
     alternatives: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class RequestFailed:
-    """The engine failed or was stopped before the sample was complete."""
+    """The engine failed or was stopped before the sample was complete, or the sample's constraint failed."""
 
     message: str
 
@@ -73,4 +77,5 @@ class Handle:
 
     request: DecodeRequest
     cancelled: bool = False
+    mask: ReplyMask | None = None  # of a request with a constraint, once it is in a slot
     submitted_at: float = field(default_factory=time.monotonic)

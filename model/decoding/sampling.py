@@ -109,6 +109,15 @@ def draw_each(logits_BV: Array, uniform_B: Array, temperature_B: Array, top_k_B:
     return jnp.where(greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
 
 
+@jax.jit
+def only_allowed(logits_BV: Array, allowed_BW: Array) -> Array:
+    """Logits of -inf wherever bit v % 32 of word v // 32 [B, W] of uint32 is 0; at least one must be 1 in every row."""
+    bits_BWN = (allowed_BW[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    bits_BV = bits_BWN.reshape(allowed_BW.shape[0], -1)[:, : logits_BV.shape[1]]
+    missing = logits_BV.shape[1] - bits_BV.shape[1]
+    return jnp.where(jnp.pad(bits_BV, ((0, 0), (0, missing))) == 1, logits_BV, -jnp.inf)
+
+
 def _invert(shares_BV: Array, uniform_B: Array) -> Array:
     """The index at which the running sum of unnormalised `shares` passes uniform x total: the block, then inside it."""
     batch, size = shares_BV.shape
@@ -128,4 +137,6 @@ def _passes(shares_BN: Array, target_B: Array) -> tuple[Array, Array]:
     beyond_BN = reached_BN > target_B[:, None]
     first_B = jnp.where(jnp.any(beyond_BN, -1), jnp.argmax(beyond_BN, -1), jnp.argmax(shares_BN, -1)).astype(jnp.int32)
     before_BN = reached_BN - shares_BN
-    return first_B, target_B - jnp.take_along_axis(before_BN, first_B[:, None], axis=1)[:, 0]
+    rest_B = target_B - jnp.take_along_axis(before_BN, first_B[:, None], axis=1)[:, 0]
+    # Rounding may leave less than nothing, which a share of zero at the beginning would exceed.
+    return first_B, jnp.maximum(rest_B, 0)

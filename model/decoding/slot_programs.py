@@ -49,8 +49,8 @@ class SlotPrograms(Protocol):
         """Start a sample of prompt `source_R[r]` in slot `into_R[r]`; drop rows without such a slot."""
         ...
 
-    def advance(self, kept_B: np.ndarray, stride: int) -> SlotOutput:
-        """Write up to `stride` tokens in every slot that is active and kept."""
+    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
+        """Write up to `stride` tokens in every slot that is active and kept, of those whose bits are set if given."""
         ...
 
 
@@ -72,8 +72,8 @@ class JaxSlots:
     def fill(self, prefilled: Any, source_R: np.ndarray, into_R: np.ndarray, settings: SlotSettings) -> None:
         self._slots = fill_slots(self._slots, prefilled, source_R, into_R, settings)
 
-    def advance(self, kept_B: np.ndarray, stride: int) -> SlotOutput:
+    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         self._slots, output = advance(
-            self._weights, self._slots, kept_B, self.config, self.stops, self._think_end, stride
+            self._weights, self._slots, kept_B, self.config, self.stops, self._think_end, stride, allowed_BW
         )
         return output

@@ -21,7 +21,7 @@ from jax import Array
 from configs.model import ModelConfig
 from model.decoding.cache import BlockCache, DecodeWeights, decode_ragged, prefill
 from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import draw_each, likeliest, sample_keys, uniforms
+from model.decoding.sampling import draw_each, likeliest, only_allowed, sample_keys, uniforms
 from model.layers.common import Params, compute_dtype
 from model.layers.mixing.operator import empty_state
 from model.layers.sca import SCAState, projected
@@ -207,8 +207,12 @@ def advance(
     stops: tuple[int, ...],
     think_end: int,
     stride: int,
+    allowed_BW: Array | None = None,
 ) -> tuple[Slots, SlotOutput]:
-    """Write up to `stride` tokens in every slot that is active and kept; a slot stops after a stop id."""
+    """Write up to `stride` tokens in every slot that is active and kept; a slot stops after a stop id.
+
+    allowed_BW: the bits of the tokens that may be drawn (`only_allowed`), the same at each of the `stride` tokens.
+    """
     count, alternatives = slots.positions_B.shape[0], min(MAX_ALTERNATIVES, config.vocabulary)
     slots = slots._replace(active_B=slots.active_B & kept_B)
     output = SlotOutput(
@@ -224,6 +228,8 @@ def advance(
         step, slots, output = carry
         # Idle slots compute as well, because the program has one shape; their tokens are never counted.
         logits_BV = masked_logits(slots.hidden_BD, weights.embedding, config.vocabulary)
+        if allowed_BW is not None:
+            logits_BV = only_allowed(logits_BV, allowed_BW)
         drawn, after = draw_tokens(slots, logits_BV, config, stops, think_end)
         # Run the token through the model: its hidden state predicts the next one.
         hidden_BD, blocks = decode_ragged(weights, config, drawn.ids_B, slots.blocks, slots.positions_B)

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.text import first_line
 from model.decoding.generate import Sampled
 from model.decoding.requests import DecodeRequest
-from model.decoding.sampling import Sampling, likeliest
+from model.decoding.sampling import Sampling, likeliest, only_allowed
 from model.decoding.slots import (
     MAX_PROMPT_ALTERNATIVES,
     PrefilledPrompts,
@@ -135,12 +135,13 @@ class OnnxSlots:
         rows = PrefilledPrompts((), jnp.zeros((len(prefilled.lengths_R), 0)), jnp.asarray(prefilled.lengths_R))
         self._slots = fill_slots(self._slots, rows, source_R, into_R, settings)
 
-    def advance(self, kept_B: np.ndarray, stride: int) -> SlotOutput:
+    def advance(self, kept_B: np.ndarray, stride: int, allowed_BW: np.ndarray | None = None) -> SlotOutput:
         slots = self._slots._replace(active_B=self._slots.active_B & kept_B)
         steps, moved = [], np.zeros(self.count, np.int32)
         while len(steps) < stride and (active_B := np.asarray(slots.active_B)).any():
             positions_B = np.asarray(slots.positions_B)
-            drawn, slots = self._draw(slots, self._logits_BV, self.config, self.stops, self._think_end)
+            logits_BV = self._logits_BV if allowed_BW is None else only_allowed(self._logits_BV, allowed_BW)
+            drawn, slots = self._draw(slots, logits_BV, self.config, self.stops, self._think_end)
             steps.append(tuple(map(np.asarray, drawn)))
             moved += active_B
             # The logits after a sample's last token are not needed.

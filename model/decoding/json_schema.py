@@ -1,0 +1,146 @@
+"""JSON schemas of replies: refuse one that is none, check a document against one, and bound how short one can be.
+
+A `$ref` may only point into the schema itself: `model.decoding.constrained` refuses others before anything could be
+fetched.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema
+from jsonschema.protocols import Validator
+
+from common.errors import ConfigError
+
+Schema = dict[str, Any]
+ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
+
+
+def schema_validator(schema: Any, name: str) -> Validator:
+    """What checks documents against `schema` (Draft 2020-12, or the draft that `$schema` names).
+
+    Raises ConfigError, which begins with `name`, where it is not a schema: the keyword at fault is in the message.
+    """
+    if schema is False:
+        raise ConfigError(f"{name}: the schema `false` allows no document at all")
+    if not isinstance(schema, dict):
+        raise ConfigError(f"{name}: a JSON schema is an object, not {type(schema).__name__}")
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
+    except jsonschema.SchemaError as error:
+        where = "/".join(map(str, error.absolute_path)) or "the schema"
+        raise ConfigError(f"{name}: not a JSON schema: {where}: {error.message[:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: the schema is nested too deep") from None
+    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def shortest_document(schema: Any, name: str) -> str:
+    """A JSON text that is no longer than any document of the schema, written with our separators.
+
+    It need not be a document itself: what does not bound a length (a pattern, a format) is left out. Raises ConfigError
+    where only endless documents would do, as for an object that must contain another of its own kind.
+    """
+    try:
+        text = _shortest(schema, schema, frozenset())
+    except RecursionError:
+        raise ConfigError(f"{name}: the schema is nested too deep") from None
+    if text is None:
+        raise ConfigError(
+            f"{name}: no document can meet the schema: a part of it allows nothing, or must contain itself"
+        )
+    return text
+
+
+def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | None:
+    """The bound for a part of the schema; None where no finite document exists. `open_refs`: being resolved."""
+    if not isinstance(schema, dict):
+        return None if schema is False else "0"
+    # Every keyword must hold, so the longest of their bounds is the bound.
+    bounds: list[str | None] = [_of_types(schema, root, open_refs)]
+    if "const" in schema:
+        bounds.append(json.dumps(schema["const"], ensure_ascii=False))
+    if "enum" in schema:
+        bounds.append(_least([json.dumps(value, ensure_ascii=False) for value in schema["enum"]]))
+    if (ref := schema.get("$ref")) is not None:
+        target = None if ref in open_refs else _resolved(ref, root)
+        bounds.append(None if target is None else _shortest(target, root, open_refs | {ref}))
+    for name in ("anyOf", "oneOf"):
+        if name in schema:
+            bounds.append(_least([_shortest(part, root, open_refs) for part in schema[name]]))
+    bounds += [_shortest(part, root, open_refs) for part in schema.get("allOf", [])]
+    return None if None in bounds else max((bound for bound in bounds if bound is not None), key=len)
+
+
+def _of_types(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+    """The bound that the schema's own `type` gives."""
+    if (types := schema.get("type")) is None:
+        return "0"  # any type will do
+    bounds: list[str | None] = []
+    for kind in [types] if isinstance(types, str) else types:
+        if kind == "string":
+            bounds.append(json.dumps("a" * schema.get("minLength", 0)))
+        elif kind in ("integer", "number"):
+            bounds.append(_number(schema))
+        elif kind == "array":
+            bounds.append(_array(schema, root, open_refs))
+        elif kind == "object":
+            bounds.append(_object(schema, root, open_refs))
+        else:
+            bounds.append("null" if kind == "null" else "true")
+    return _least(bounds)
+
+
+def _number(schema: Schema) -> str:
+    """As many digits as the bound that is nearest to 0 has."""
+    lowest = max((schema[key] for key in ("minimum", "exclusiveMinimum") if key in schema), default=-math.inf)
+    highest = min((schema[key] for key in ("maximum", "exclusiveMaximum") if key in schema), default=math.inf)
+    if lowest <= 0 <= highest:
+        return "0"
+    return str(int(lowest) if lowest > 0 else -int(-highest))
+
+
+def _array(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+    first, rest = schema.get("prefixItems", []), schema.get("items", True)
+    items = []
+    for index in range(schema.get("minItems", 0)):
+        if index > len(first) and items:
+            items.append(items[-1])  # the rest are alike
+        else:
+            items.append(_shortest(first[index] if index < len(first) else rest, root, open_refs))
+        if items[-1] is None:
+            return None
+    return f"[{ITEM_SEPARATOR.join(item for item in items if item is not None)}]"
+
+
+def _object(schema: Schema, root: Schema, open_refs: frozenset[str]) -> str | None:
+    members = []
+    for name in schema.get("required", []):
+        part = schema.get("properties", {}).get(name, schema.get("additionalProperties", True))
+        if "patternProperties" in schema and name not in schema.get("properties", {}):
+            part = True
+        if (value := _shortest(part, root, open_refs)) is None:
+            return None
+        members.append(f"{json.dumps(name, ensure_ascii=False)}{KEY_SEPARATOR}{value}")
+    return f"{{{ITEM_SEPARATOR.join(members)}}}"
+
+
+def _least(bounds: Sequence[str | None]) -> str | None:
+    """The shortest of several that each would do; None if none does."""
+    return min((bound for bound in bounds if bound is not None), key=len, default=None)
+
+
+def _resolved(ref: str, root: Schema) -> Any:
+    """The part of `root` that a JSON pointer names. True, which bounds nothing, for a reference of another form."""
+    part: Any = root
+    for step in unquote(ref).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        try:
+            part = part[int(key)] if isinstance(part, list) else part[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return True
+    return part

@@ -1,0 +1,256 @@
+"""Replies held to a JSON schema: every finished one is a document of it, whatever the model likes; its neighbours in
+the batch are as they would be alone."""
+
+import json
+from queue import SimpleQueue
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ConfigError
+from configs.model import TokenizerConfig
+from data.tokenizer import tokenizer_for
+from model.decoding import slots
+from model.decoding.constrained import Constraint, MaskFailed, mask_words
+from model.decoding.engine import Engine
+from model.decoding.json_schema import shortest_document
+from model.decoding.requests import DecodeRequest, RequestFailed
+from model.decoding.sampling import _invert, only_allowed
+from model.decoding.slot_programs import JaxSlots
+from model.loss import masked_logits
+from model.nautile import forward, initialise
+from tests.model.conftest import tiny_config
+
+TOKENIZER = tokenizer_for(TokenizerConfig(ranks=300))
+ENDS = (TOKENIZER.im_end, TOKENIZER.end_of_text)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "mood": {"enum": ["good", "bad"]},
+    },
+    "required": ["name", "age", "mood"],
+    "additionalProperties": False,
+}
+
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"const": "x y"}, {"const": [1, {"a": None}]}]),
+    st.lists(st.one_of(st.integers(-99, 99), st.text('aé"\\\n', max_size=3)), min_size=1, max_size=3, unique=True).map(
+        lambda values: {"enum": values}
+    ),
+    st.tuples(st.integers(-300, 300), st.integers(0, 300)).map(
+        lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
+    ),
+    st.tuples(st.integers(0, 2), st.integers(0, 3)).map(
+        lambda pair: {"type": "string", "minLength": pair[0], "maxLength": sum(pair)}
+    ),
+    st.just({"type": "string", "pattern": "^[a-c]{2}-[0-9]$"}),
+)
+
+
+def objects(inner):
+    names = st.dictionaries(st.sampled_from(["a", "b c", "é"]), st.tuples(inner, st.booleans()), max_size=3)
+    return names.map(
+        lambda members: {
+            "type": "object",
+            "properties": {name: part for name, (part, _) in members.items()},
+            "required": [name for name, (_, required) in members.items() if required],
+            "additionalProperties": False,
+        }
+    )
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        objects(inner),
+        st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(
+            lambda parts: {"type": "array", "items": parts[0], "minItems": parts[1], "maxItems": sum(parts[1:])}
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts}),
+    ),
+    max_leaves=4,
+)
+
+
+def document(ids):
+    """The document of a finished reply: what is between the thinking and the end."""
+    assert ids[-1] in ENDS
+    text = TOKENIZER.decode(ids[ids.index(TOKENIZER.think_end) + 1 : -1])
+    assert text.startswith("\n")
+    return json.loads(text)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_every_finished_reply_is_a_document_of_its_schema(schema, seed):
+    """Tokens drawn at random from those that the masks allow, thought first."""
+    constraint, rng = Constraint(TOKENIZER, schema), np.random.default_rng(seed)
+    mask, ids = constraint.begin(), []
+    words = np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32)
+    while not ids or ids[-1] not in ENDS:
+        mask.write(words)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[: TOKENIZER.vocabulary])
+        ids.append(TOKENIZER.think_end if len(ids) == 3 else int(rng.choice(allowed)))
+        mask.accept(ids[-1])
+        assert len(ids) < 1000
+    constraint.validator.validate(document(ids))
+    if TOKENIZER.think_end not in ids[:3]:
+        assert len(ids) - 3 >= constraint.least_tokens - 1  # of a line break that merges with what follows
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (False, "allows no document"),
+        ([], "is an object, not list"),
+        ({"type": "word"}, "not a JSON schema: type"),
+        ({"type": "string", "pattern": "("}, "not a JSON schema: pattern"),
+        ({"enum": []}, "a part of it allows nothing"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "must contain itself"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "a part of it allows nothing"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, r"minimum \(5\) is greater than maximum \(3\)"),
+        ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, "Unsatisfiable schema"),
+        ({"not": {}}, r'Unimplemented keys: \["not"\]'),
+        ({"$ref": "https://example.invalid/s.json"}, "does not fetch"),
+        ({"$ref": "#/nowhere"}, "does not exist"),
+    ],
+)
+def test_a_schema_that_is_none_or_cannot_be_met_is_refused(schema, message):
+    with pytest.raises(ConfigError, match=message):
+        Constraint(TOKENIZER, schema, "S.json")
+
+
+def test_the_shortest_document_bounds_what_every_keyword_asks_for():
+    shape = {
+        "$defs": {"tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}, "required": ["n"]}},
+        "allOf": [{"$ref": "#/$defs/tree"}],
+        "type": ["object", "null"],
+    }
+    assert shortest_document(shape, "s") == '{"n": 0}'
+    assert shortest_document({"type": "array", "prefixItems": [{"const": "ab"}], "minItems": 3}, "s") == '["ab", 0, 0]'
+    options = [{"type": "string", "minLength": 3}, {"type": "integer", "maximum": -100}]
+    assert shortest_document({"anyOf": options}, "s") == "-100"
+    assert shortest_document({"enum": ["long", "a"]}, "s") == '"a"'
+
+
+def test_a_grammar_that_outgrows_the_limits_fails_its_reply_alone():
+    mask = Constraint(TOKENIZER, {"type": "integer"}).begin()
+    mask.accept(TOKENIZER.think_end)
+    mask.accept(TOKENIZER.im_start)  # which the mask forbids
+    with pytest.raises(MaskFailed, match="held to its schema"):
+        mask.write(np.zeros(mask_words(TOKENIZER.vocabulary), np.uint32))
+
+
+def test_a_token_whose_share_is_zero_is_never_drawn():
+    """The running sum minus the drawn block's share rounds above the target: what is left to pass is below zero."""
+    rng = np.random.default_rng(0)
+    shares_BV = np.where(np.arange(512) % 128 < 3, 0, rng.random((4000, 512))).astype(np.float32)
+    drawn_B = np.asarray(_invert(jnp.asarray(shares_BV), jnp.asarray(rng.random(4000), jnp.float32)))
+    sums = shares_BV.reshape(4000, 4, 128).sum(-1, dtype=np.float32).cumsum(-1, dtype=np.float32)
+    # Targets at the very edges of blocks, where rounding decides.
+    edges_B = (sums[:, 1] / sums[:, 3]).astype(np.float32)
+    at_edges_B = np.asarray(_invert(jnp.asarray(shares_BV), jnp.asarray(edges_B)))
+    rows = np.arange(4000)
+    assert (shares_BV[rows, drawn_B] > 0).all()
+    assert (shares_BV[rows, at_edges_B] > 0).all()
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = tiny_config(vocabulary=TOKENIZER.vocabulary + 5, blocks=1)  # rows of no token: never allowed
+    return config, jax.tree.map(lambda leaf: leaf * 1.5, jax.jit(initialise, static_argnums=0)(config, 0))
+
+
+@pytest.fixture(scope="module")
+def decode(model):
+    """Decode requests together; the ids, log-probabilities, alternatives and finish reason of each."""
+    config, params = model
+    engine, events = Engine(JaxSlots(params, config, ENDS, TOKENIZER.think_end, 4), 16), SimpleQueue()
+    engine.start(lambda batch: [events.put(event) for event in batch])
+
+    def fill(*requests):
+        handles = engine.submit(requests)
+        outcomes = {handle: ([], [], []) for handle in handles}
+        ends = {}
+        while len(ends) < len(handles):
+            handle, event = events.get(timeout=120)
+            assert not isinstance(event, RequestFailed), event
+            for part, added in zip(outcomes[handle], (event.ids, event.logprobs, event.alternatives), strict=True):
+                part.extend(added)
+            if event.finish:
+                ends[handle] = event.finish
+        return [(*outcomes[handle], ends[handle]) for handle in handles]
+
+    yield fill
+    engine.close()
+
+
+@pytest.mark.slow
+def test_unconstrained_samples_and_programs_are_as_without(decode):
+    """Beside constrained ones, in slots that they leave, and after them; and nothing is compiled before the first."""
+    slots.advance.clear_cache()
+    free = [DecodeRequest((5, 6, 7), 12, (1,), temperature=0.0), DecodeRequest((9,), 20, (2,))]
+    alone = decode(*free)
+    compiled = slots.advance._cache_size()
+    held = DecodeRequest((5, 6, 7), 60, (3,), thinking_budget=0, constraint=Constraint(TOKENIZER, PERSON))
+    beside = decode(*free, held, held)[:2]
+    assert [outcome[0] for outcome in beside] == [outcome[0] for outcome in alone]
+    assert [outcome[0] for outcome in decode(*free)] == [outcome[0] for outcome in alone]
+    assert (compiled, slots.advance._cache_size()) == (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.4}], ids=["whole", "top-k", "top-p"])
+def test_replies_of_a_model_meet_the_schema(decode, temperature, cut):
+    constraint = Constraint(TOKENIZER, PERSON)
+    request = {"temperature": temperature, "thinking_budget": 0, "constraint": constraint, **cut}
+    for ids, logprobs, _, finish in decode(*(DecodeRequest((5, 6), 60, (seed,), **request) for seed in range(3))):
+        assert len(ids) == len(logprobs)
+        assert finish == "stop"
+        constraint.validator.validate(document(ids))
+
+
+@pytest.mark.slow
+def test_the_constraint_begins_behind_the_thinking(decode):
+    """Nothing ends the reply before; one that is cut while it thinks has no answer."""
+    constraint = Constraint(TOKENIZER, {"type": "boolean"})
+    thinking, cut = decode(
+        DecodeRequest((5, 6), 40, (1,), thinking_budget=9, temperature=3.0, constraint=constraint),
+        DecodeRequest((5, 6), 8, (4,), temperature=3.0, constraint=constraint),
+    )
+    assert 0 < thinking[0].index(TOKENIZER.think_end) <= 9
+    assert document(thinking[0]) in (True, False)
+    assert (TOKENIZER.think_end in cut[0], cut[3]) == (False, "length")
+
+
+@pytest.mark.slow
+def test_log_probabilities_are_those_under_the_mask(decode, model):
+    config, params = model
+    constraint = Constraint(TOKENIZER, PERSON)
+    request = DecodeRequest((5, 6, 7), 50, (1,), thinking_budget=0, alternatives=20, constraint=constraint)
+    [(ids, logprobs, best, _)] = decode(request)
+    row = jnp.asarray([[*request.prompt, *ids]])
+    hidden_BLD = jax.jit(lambda: forward(params, config, row, jnp.ones_like(row), jnp.arange(row.shape[1])[None]))()
+    logits_TV = masked_logits(hidden_BLD[0, len(request.prompt) - 1 : -1], params["embedding"], config.vocabulary)
+    mask, words_TW = constraint.begin(), np.zeros((len(ids), mask_words(config.vocabulary)), np.uint32)
+    for words_W, token in zip(words_TW, ids, strict=True):
+        mask.write(words_W)
+        mask.accept(token)
+    expected_TV = np.asarray(jax.nn.log_softmax(only_allowed(logits_TV, jnp.asarray(words_TW))))
+    np.testing.assert_allclose(logprobs, expected_TV[np.arange(len(ids)), ids], atol=1e-4)
+    for pairs, expected_V in zip(best, expected_TV, strict=True):
+        assert len(pairs) == min(20, np.isfinite(expected_V).sum())
+        np.testing.assert_allclose([value for _, value in pairs], np.sort(expected_V)[::-1][: len(pairs)], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_reply_that_cannot_fit_is_refused_before_it_is_queued(decode):
+    with pytest.raises(ConfigError, match="max_tokens 8: a reply that meets the schema takes"):
+        decode(DecodeRequest((5,), 8, constraint=Constraint(TOKENIZER, PERSON)))
