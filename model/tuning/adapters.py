@@ -1,0 +1,36 @@
+"""LoRA: a trained product of two narrow matrices beside each frozen matrix of the blocks (Hu et al., arXiv:2106.09685).
+
+W + alpha/rank · A·B; B begins at zero, so the tuned model begins as the frozen one. When saved, the product is added.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from model.layers.common import Params
+from model.training.optimizer import is_stacked, matrix_axes
+
+
+def new_adapters(params: Params, rank: int, seed: int) -> Params:
+    """{"blocks": {layer: {matrix: {"a": [..., in, rank], "b": [..., rank, out]}}}} of every matrix in the blocks."""
+    key = jax.random.key(seed)
+    adapters = {}
+    for number, (path, leaf) in enumerate(sorted(flatten_dict(params).items())):
+        if not is_stacked(path) or matrix_axes(path, leaf) is None:
+            continue
+        *stacking, inputs, outputs = leaf.shape
+        narrow = min(rank, inputs, outputs)
+        normal = jax.random.normal(jax.random.fold_in(key, number), (*stacking, inputs, narrow))
+        adapters[(*path, "a")] = normal * inputs**-0.5
+        adapters[(*path, "b")] = jnp.zeros((*stacking, narrow, outputs))
+    return unflatten_dict(adapters)
+
+
+def merged(params: Params, adapters: Params, scale: float) -> Params:
+    """The parameters with `scale` times each adapter's product added; `scale` is alpha / rank."""
+    flat, parts = flatten_dict(params), flatten_dict(adapters)
+    for *path, name in parts:
+        if name == "a":
+            place = tuple(path)
+            flat[place] = flat[place] + scale * (parts[(*place, "a")] @ parts[(*place, "b")])
+    return unflatten_dict(flat)

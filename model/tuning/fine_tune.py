@@ -1,0 +1,197 @@
+"""Fine-tune all weights, or LoRA adapters, on replies (cross-entropy) or on distributions over options (forward KL).
+
+One device. Every batch of a run has one shape. The order of the rows follows from the seed and the epoch, so a run that
+was killed continues from its last saved state as if it had not been.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from common.errors import ConfigError
+from common.events import Emit, silent
+from configs.base import OptimizerConfig
+from configs.model import ModelConfig
+from data.shuffle import permute
+from model.decoding.buckets import length_buckets
+from model.layers.common import Params
+from model.loss import token_logprobs
+from model.nautile import forward
+from model.training import optimizer
+from model.training.checkpoint import TrainCheckpoints
+from model.tuning.adapters import merged, new_adapters
+
+Batch = dict[str, np.ndarray]
+
+
+class TuningRow(NamedTuple):
+    """A prompt and its reply, or the options of a question with the share of people who chose each."""
+
+    prompt: Sequence[int]
+    continuations: Sequence[Sequence[int]]
+    shares: Sequence[float] = (1.0,)
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """How to fine-tune. `loss`: "reply" learns each row's only continuation, "options" the shares of several."""
+
+    method: Literal["full", "lora"]
+    loss: Literal["reply", "options"]
+    optimizer: OptimizerConfig
+    epochs: int
+    batch_rows: int
+    rank: int = 8
+    lora_alpha: int = 16
+    save_every: int = 100
+
+
+def fine_tune(
+    params: Params,
+    model: ModelConfig,
+    rows: Sequence[TuningRow],
+    settings: TuningSettings,
+    seed: int,
+    folder: Path,
+    identity: dict[str, Any],
+    emit: Emit = silent,
+) -> tuple[Params, list[float]]:
+    """The tuned parameters (adapters merged), and the mean loss of each epoch in nats (per token, or per question).
+
+    States are saved in `folder` and resumed from it; `identity` is what they belong to. Raises `ConfigError` for a row
+    over the model's context, and where an update is not finite.
+    """
+    check_lengths(rows, model)
+    steps = -(-len(rows) // settings.batch_rows) * settings.epochs
+    scale = settings.lora_alpha / settings.rank if settings.method == "lora" else None
+    tx = optimizer.build(settings.optimizer, steps)
+    trained = new_adapters(params, settings.rank, seed) if scale is not None else jax.tree.map(jnp.asarray, params)
+    frozen = params if scale is not None else {}
+    state = (trained, tx.init(trained))
+    checkpoints = TrainCheckpoints(folder, 1, {**identity, "seed": seed, "steps": steps, "rows": len(rows)})
+    losses: list[list[float]] = [[] for _ in range(settings.epochs)]
+    first = checkpoints.latest() or 0
+    if first:
+        state, extra = checkpoints.restore(first, state)
+        losses = extra["losses"]
+    program = _program(model, settings.optimizer, steps, settings.loss, scale)
+    shape = _batch_shape(rows, model, settings.batch_rows)
+    per_epoch = steps // settings.epochs
+    for step in range(first, steps):
+        epoch, at = divmod(step, per_epoch)
+        index = np.arange(at * settings.batch_rows, min(len(rows), (at + 1) * settings.batch_rows))
+        chosen = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
+        *state, loss, finite = program(frozen, *state, batch_of(chosen, shape))
+        state = tuple(state)
+        if not finite:
+            raise ConfigError(f"tune: the update of step {step + 1} is not finite; lower tune.optimizer.learning_rate")
+        losses[epoch].append(float(loss))
+        emit("metric", name="loss", step=step + 1, value=losses[epoch][-1])
+        emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
+        if (step + 1) % settings.save_every == 0:
+            checkpoints.save(step + 1, state, {"losses": losses})
+    checkpoints.close()
+    tuned = state[0] if scale is None else merged(params, state[0], scale)
+    return tuned, [float(np.mean(values)) for values in losses]
+
+
+def mean_loss(
+    params: Params, model: ModelConfig, rows: Sequence[TuningRow], loss: Literal["reply", "options"], batch_rows: int
+) -> float:
+    """The loss of `rows` without learning: nats per token of the replies, or the mean KL of the questions."""
+    check_lengths(rows, model)
+    shape = _batch_shape(rows, model, batch_rows)
+    total, weight = 0.0, 0.0
+    for start in range(0, len(rows), batch_rows):
+        sums = np.asarray(_loss_sums(params, model, batch_of(rows[start : start + batch_rows], shape), loss))
+        total, weight = total + float(sums[0]), weight + float(sums[1])
+    return total / weight
+
+
+def check_lengths(rows: Sequence[TuningRow], model: ModelConfig) -> None:
+    """Raise `ConfigError` for a row that has nothing to learn, or that is over the model's context."""
+    for number, row in enumerate(rows, 1):
+        longest = len(row.prompt) + max(map(len, row.continuations), default=0)
+        if not row.prompt or not all(row.continuations) or longest > model.context:
+            raise ConfigError(
+                f"tune: row {number} has {longest} tokens, and the model reads {model.context}; lower tune.longest, or "
+                "leave out rows with long replies"
+            )
+
+
+def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
+    """Arrays of `shape` = (questions, options, length): each option of a question is a row of tokens.
+
+    tokens, targets, segments, positions (int32 [questions·options, length]), weights (float32, the same shape: 1 where
+    the target belongs to the continuation), shares (float32 [questions, options]), real (bool, the same shape).
+    """
+    questions, options, length = shape
+    batch: Batch = {
+        name: np.zeros((questions * options, length), np.int32) for name in ("tokens", "targets", "segments")
+    }
+    batch["positions"] = np.tile(np.arange(length, dtype=np.int32), (questions * options, 1))
+    batch["weights"] = np.zeros((questions * options, length), np.float32)
+    batch["shares"] = np.zeros((questions, options), np.float32)
+    batch["real"] = np.zeros((questions, options), bool)
+    for question, row in enumerate(rows):
+        for option, (continuation, share) in enumerate(zip(row.continuations, row.shares, strict=True)):
+            place = question * options + option
+            ids = [*row.prompt, *continuation]
+            batch["tokens"][place, : len(ids)] = ids
+            batch["targets"][place, : len(ids) - 1] = ids[1:]
+            batch["segments"][place, : len(ids)] = 1
+            batch["weights"][place, len(row.prompt) - 1 : len(ids) - 1] = 1.0
+            batch["shares"][question, option], batch["real"][question, option] = share, True
+    return batch
+
+
+def _batch_shape(rows: Sequence[TuningRow], model: ModelConfig, batch_rows: int) -> tuple[int, int, int]:
+    """The least shape that takes `batch_rows` of any of the rows, its length a bucket."""
+    longest = max(len(row.prompt) + max(map(len, row.continuations)) for row in rows)
+    options = max(len(row.continuations) for row in rows)
+    return batch_rows, options, next(n for n in length_buckets(model.context) if n >= longest)
+
+
+def _sums(params: Params, model: ModelConfig, batch: dict[str, Array], loss: str) -> Array:
+    """[Σ loss, how many tokens or questions], float32. Of options: Σ KL(shares ‖ softmax of the log-likelihoods)."""
+    hidden_RLD = forward(params, model, batch["tokens"], batch["segments"], batch["positions"])
+    logprobs_RL, _ = token_logprobs(params, model, hidden_RLD, batch["targets"])
+    weights_RL = batch["weights"]
+    if loss == "reply":
+        return jnp.stack([-jnp.sum(logprobs_RL * weights_RL), jnp.sum(weights_RL)])
+    real_QO, shares_QO = batch["real"], batch["shares"]
+    sums_QO = jnp.sum(logprobs_RL * weights_RL, axis=1).reshape(real_QO.shape)
+    model_QO = jax.nn.log_softmax(jnp.where(real_QO, sums_QO, -1e30), axis=1)
+    human_QO = jnp.log(jnp.maximum(shares_QO, 1e-12))
+    divergence = jnp.sum(jnp.where(shares_QO > 0, shares_QO * (human_QO - model_QO), 0.0))
+    return jnp.stack([divergence, jnp.sum(real_QO[:, 0]).astype(jnp.float32)])
+
+
+_loss_sums = jax.jit(_sums, static_argnames=("model", "loss"))
+
+
+@lru_cache(maxsize=8)
+def _program(
+    model: ModelConfig, config: OptimizerConfig, steps: int, loss: str, scale: float | None
+) -> Callable[..., Any]:
+    """The jitted step (frozen, trained, optimizer state, batch) -> (trained, state, loss, whether it was applied)."""
+    tx = optimizer.build(config, steps)
+
+    def step(frozen: Params, trained: Params, state: Any, batch: dict[str, Array]) -> tuple[Params, Any, Array, Array]:
+        def mean(trained: Params) -> Array:
+            params = trained if scale is None else merged(frozen, trained, scale)
+            total, weight = _sums(params, model, batch, loss)
+            return total / jnp.maximum(weight, 1.0)
+
+        value, gradient = jax.value_and_grad(mean)(trained)
+        trained, state, measured = optimizer.finite_update(tx, trained, state, gradient, value)
+        return trained, state, value, measured["applied"]
+
+    return jax.jit(step)
