@@ -1,5 +1,7 @@
 """A tiny policy and groups of random completions, shared by the tests of this folder."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from data.chat_template import ParsedReply
 from data.sources.reasoning_gym import Problem
 from data.tokenizer import tokenizer_for
 from model.nautile import initialise
+from rl.policy_gradient import LearnerProgram
 from rl.rewards import advantages
 from rl.rollouts import Group, Rollout
 
@@ -43,6 +46,25 @@ def params(model):
 @pytest.fixture(scope="session")
 def tokenizer():
     return tokenizer_for(TOKENIZER)
+
+
+# What the compiled gradients do not depend on. They are given the defaults, so a test that depends on one would fail.
+NOT_COMPILED = ("advantage", "aggregate", "ratio", "sync_every", "skip_limit", "refill", "save_every")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_programs():
+    """Learners of equal settings share their compiled gradients: tracing them is most of what a learner costs."""
+    program = cache(LearnerProgram)
+
+    def shared(model, config, rollout, apart, mesh):
+        defaults = {name: PolicyConfig.model_fields[name].default for name in NOT_COMPILED}
+        defaults |= {name: field.default for name, field in PolicyConfig.model_fields.items() if "guard" in name}
+        return program(model, config.model_copy(update=defaults), rollout, apart, mesh)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl.learner.LearnerProgram", shared)
+        yield
 
 
 def group(rewards, seed: int = 0, longest: int = 9) -> Group:

@@ -5,7 +5,6 @@ under ROOT/NAME (COUNT 1: by itself) and sends SIGNAL to itself once STEP steps 
 what it reported to ROOT/NAME/losses.json. The run called "whole" also samples text.
 """
 
-import gc
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 
 from common.errors import Retryable
+from common.processes import relax_collector
 from configs.training import PretrainConfig
 from tests.support.training import run, settings
 
@@ -46,7 +46,7 @@ def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, st
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported: JAX traces a fifth faster without it in the collector's way
+    relax_collector()
     root, name, *numbers = sys.argv[1:]
     fsdp, port, count, index, step, number = [*map(int, numbers), 0, 0][:6]
     sys.exit(main(Path(root), name, fsdp, port, count, index, step, number))

@@ -4,7 +4,6 @@ As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.reinforced_me
 over four (`fsdp`), rows over all.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.processes import relax_collector
 from configs.base import OptimizerConfig
 from configs.training import ProblemsConfig, RolloutConfig, SelfDistillConfig
 from data.tokenizer import tokenizer_for
@@ -77,5 +77,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported: JAX traces a fifth faster without it in the collector's way
+    relax_collector()
     main(Path(sys.argv[1]))

@@ -4,13 +4,13 @@ The judge is the chat endpoint at URL. With POINT (`rollout` or `update`) the pr
 writes FOLDER/stopped and waits to be killed.
 """
 
-import gc
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from common.events import Emit, silent
+from common.processes import relax_collector
 from common.retry import Backoff
 from configs.endpoint import EndpointConfig
 from configs.training import JudgeConfig, ProblemsConfig, RolloutConfig
@@ -82,5 +82,5 @@ def main(folder: Path, url: str, stop: str = "") -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported: JAX traces a fifth faster without it in the collector's way
+    relax_collector()
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -6,7 +6,6 @@ As a program, with JAX_NUM_CPU_DEVICES=8: `python -m tests.support.sharded ROOT 
 run start from the checkpoint of the other.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.processes import relax_collector
 from data.tokens.loader import Loader
 from model.sharding import make_mesh, put_rows
 from model.training.checkpoint import TrainCheckpoints
@@ -66,5 +66,5 @@ def main(root: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported: JAX traces a fifth faster without it in the collector's way
+    relax_collector()
     main(Path(sys.argv[1]), Path(sys.argv[2]))

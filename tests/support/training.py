@@ -4,7 +4,6 @@ As a program: `python -m tests.support.training ROOT STEP SIGNAL` trains under R
 step STEP is reported.
 """
 
-import gc
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 
 from common.errors import Retryable
 from common.events import Emit, silent
+from common.processes import relax_collector
 from configs.base import canonical
 from configs.model import ModelConfig, TokenizerConfig
 from configs.training import PretrainConfig
@@ -104,5 +104,5 @@ def main(root: Path, step: int, number: int) -> int:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported: JAX traces a fifth faster without it in the collector's way
+    relax_collector()
     sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
