@@ -29,6 +29,7 @@ from flows.serve.protocol import (
     TokenizeRequest,
     invalid_request,
 )
+from flows.serve.response_format import constraint_for
 from flows.serve.responses import ChatCompletionResponse, CompletionResponse, ResponseBuilder
 from flows.serve.token_stream import StreamedText, bytes_of
 from model.decoding.engine import Engine
@@ -150,7 +151,8 @@ def application(served: ServedModel) -> FastAPI:
     @api.post("/v1/chat/completions")
     async def chat_completions(connection: Request, request: ChatCompletionRequest) -> Response:
         _check_name(request.model, served)
-        response = ChatCompletionResponse(request, tokenizer, engine.config.context)
+        constraint = await asyncio.to_thread(constraint_for, tokenizer, request.response_format)
+        response = ChatCompletionResponse(request, tokenizer, engine.config.context, constraint)
         return await _respond(connection, request, response, bridge)
 
     # The next three are vLLM's routes, by which evaluation harnesses learn the tokenizer.

@@ -141,6 +141,28 @@ class Message(_Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+class JsonSchema(_Body):
+    """`strict` is accepted and has no effect: the answer always keeps to the schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    content: dict[str, Any] | bool = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """What the answer is: any text, a JSON object, or a document of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("`json_schema` goes with the type json_schema, and only with it")
+        return self
+
+
 class ChatCompletionRequest(SamplingRequest):
     """`POST /v1/chat/completions`: one question, because the model is trained on single turns."""
 
@@ -149,6 +171,7 @@ class ChatCompletionRequest(SamplingRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _single_turn(self) -> "ChatCompletionRequest":

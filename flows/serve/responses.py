@@ -1,6 +1,6 @@
 """Completion requests to engine requests, and engine events to OpenAI's response bodies, whole or as stream chunks.
 
-Log-probabilities are those of the untruncated distribution at temperature 1.
+Log-probabilities are those of the untruncated distribution at temperature 1, over what a constraint allows.
 """
 
 import codecs
@@ -14,7 +14,9 @@ from typing import Any
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer
 from flows.serve.protocol import ApiError, ChatCompletionRequest, CompletionRequest
+from flows.serve.response_format import held_to
 from flows.serve.token_stream import Part, StreamedText, TokenStream, bytes_of
+from model.decoding.constrained import Constraint
 from model.decoding.requests import Chunk, DecodeRequest, PromptScores
 
 DEFAULT_TOKENS = 16  # of /v1/completions without `max_tokens`, as in OpenAI's API
@@ -167,12 +169,17 @@ class ChatCompletionResponse(ResponseBuilder):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, request: ChatCompletionRequest, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(
+        self, request: ChatCompletionRequest, tokenizer: Tokenizer, context: int, constraint: Constraint | None = None
+    ) -> None:
         prompt = encode_prompt(tokenizer, request.query)
         limit = request.max_tokens or request.max_completion_tokens
         check_lengths([prompt], limit or 1, context, tokenizer.vocabulary, "messages")
         super().__init__(request, tokenizer, [prompt])
-        for decode_request in self._decode_requests(limit or context - len(prompt), False, request.top_logprobs or 0):
+        limit = limit or context - len(prompt)
+        for decode_request in self._decode_requests(limit, False, request.top_logprobs or 0):
+            if constraint is not None:
+                decode_request = held_to(constraint, decode_request)
             self.choices.append(Choice(decode_request, TokenStream(tokenizer, request.stops, chat=True)))
 
     def usage(self) -> dict[str, Any]:
