@@ -68,3 +68,4 @@ class OptimizerConfig(Section):
     beta2: Share = 0.99  # decay of the mean of squared gradients
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat = 1.0  # largest norm of the whole gradient
+    grid_rate: PositiveFloat | None = None  # factor on the rate of the spectral grid θ, of an experiment; None: 1

@@ -35,6 +35,9 @@ def build(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     # Under `partition` the leaves of the other group are MaskedNodes, which tree_map skips.
     decayed = _tree(lambda path, leaf: matrix_axes(path, leaf) is not None)
     adamw = optax.adamw(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decayed)
+    if config.grid_rate is not None:
+        grid = _tree(lambda path, _: _names(path)[-1] == "theta")
+        adamw = optax.chain(adamw, optax.masked(optax.scale(config.grid_rate), grid))
     if config.name == "adamw":
         return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
     last_two = partial(jax.tree.map, lambda leaf: MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1))

@@ -72,6 +72,18 @@ def test_adamw_against_numpy():
     assert applied(state) == 3
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_grid_has_a_rate_of_its_own(name):
+    params = small_tree()
+    plain, faster = (
+        one_update(OptimizerConfig(name=name, schedule="constant", grid_rate=rate), params, params)
+        for rate in (None, 10.0)
+    )
+    np.testing.assert_allclose(faster.pop("theta"), 10 * plain.pop("theta"), rtol=1e-6)
+    for leaf, value in plain.items():
+        np.testing.assert_array_equal(faster[leaf], value)
+
+
 def test_the_gradient_is_clipped_by_its_global_norm():
     params = small_tree()
     gradient = jax.tree.map(lambda leaf: 50.0 * leaf, params)
