@@ -11,9 +11,11 @@ from pydantic import BeforeValidator, ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
+from configs.forms import WithoutWorkersOwn, as_on_worker, this_worker
 from configs.schema import RunConfig
 
 MOST_EXTENDED = 20  # files in a chain of `extends`
+_SHIPPED = Path(str(resources.files("configs")))
 
 
 def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
@@ -31,12 +33,18 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path}: is nested too deep") from None
 
 
-def _by_name(value: Any) -> Any:
-    return load(value) if isinstance(value, str) else value
+def _from_prefect(value: Any) -> Any:
+    if isinstance(value, str):
+        return load(value)
+    shipped = (_read(path, seen=()) for path in sorted(_SHIPPED.glob("*.toml")))  # read only if they are needed
+    return as_on_worker(value, this_worker(), shipped) if isinstance(value, dict) else value
 
 
-NamedConfig = Annotated[RunConfig, BeforeValidator(_by_name)]
-"""A parameter of a flow: a whole configuration, as forms have it, or the name or path of one, as `prefect.yaml` has."""
+NamedConfig = Annotated[RunConfig, BeforeValidator(_from_prefect), WithoutWorkersOwn()]
+"""A parameter of a flow: a whole configuration, as forms have it, or the name or path of one, as `prefect.yaml` has.
+
+What a form may hold is in `configs.forms`.
+"""
 
 
 def locate(name: str | Path) -> Path:
@@ -44,7 +52,7 @@ def locate(name: str | Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = Path(str(resources.files("configs"))) / f"{path.name.removesuffix('.toml')}.toml"
+    shipped = _SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
     if path.parent == Path(".") and shipped.is_file():
         return shipped
     known = sorted(p.stem for p in shipped.parent.glob("*.toml"))

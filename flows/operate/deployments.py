@@ -26,6 +26,7 @@ from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from common.errors import ConfigError
+from configs.forms import WORKER, WORKERS_OWN, worker_settings
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.nightly.evaluation import evaluation
@@ -45,9 +46,10 @@ POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-
 def deployments(config: RunConfig) -> list[RunnerDeployment]:
     """The pipeline, each stage and the evaluation with `config` as the form's default, and what shows a regression.
 
-    A second run of one waits for the first. Raises `ConfigError` if the schedule is invalid.
+    The form has not what `configs.forms` leaves to the worker. A second run of one waits for the first. Raises
+    `ConfigError` if the schedule is invalid.
     """
-    parameters = {"config": config.model_dump(mode="json", exclude_defaults=True)}
+    parameters = {"config": config.model_dump(mode="json", exclude_defaults=True, exclude=set(WORKERS_OWN))}
     result = [_deployment(flow, config, parameters) for flow in (pipeline, *STAGE_FLOWS)]
     result.append(_deployment(evaluation, config, parameters, schedules=schedules(config)))
     result.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
@@ -70,6 +72,7 @@ def serve(config: RunConfig, limit: int | None, runs: int) -> None:
     At most `runs` flow runs are open at once. `limit`: of their steps so many work at a time on each resource, in place
     of what `[resources]` says.
     """
+    os.environ[WORKER] = _settings_text(config)  # the processes of flow runs inherit it
     asyncio.run(_serve(f"nautile-{config.name}", deployments(config), step_limits(config, limit), runs))
 
 
@@ -82,15 +85,17 @@ def register(config: RunConfig, pool_type: str, limit: int | None) -> str:
     if pool_type not in POOL_TYPES:
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
     entries = [(entry, config.deployment(entry.flow_name)) for entry in deployments(config)]
-    return asyncio.run(_register(entries, POOL_TYPES[pool_type], step_limits(config, limit)))
+    return asyncio.run(
+        _register(entries, POOL_TYPES[pool_type], step_limits(config, limit), {WORKER: _settings_text(config)})
+    )
 
 
-def job_variables(deploy: DeployConfig, pool_type: str) -> dict[str, Any]:
+def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> dict[str, Any]:
     """The variables of a pool's jobs: the store as its workers must name it, the image, and `[deploy.NAME]`'s own.
 
-    Raises `ConfigError` if the pool needs an image and none is named.
+    `environment`: more for the jobs' environment. Raises `ConfigError` if the pool needs an image and none is named.
     """
-    environment = {"NAUTILE_STORE": open_store().location, **deploy.job_variables.get("env", {})}
+    environment = {"NAUTILE_STORE": open_store().location, **environment, **deploy.job_variables.get("env", {})}
     variables = {**deploy.job_variables, "env": environment}
     if pool_type != "process" and "image" not in variables:
         if not (image := os.environ.get("NAUTILE_IMAGE")):
@@ -111,6 +116,12 @@ async def prepare(limits: dict[str, int]) -> None:
     concurrency.declare(limits)
     async with get_client() as client:
         await automations.declare(client, automations.silent_runs())
+
+
+def _settings_text(config: RunConfig) -> str:
+    """The value of NAUTILE_WORKER for the workers of a configuration."""
+    settings = worker_settings(config.model_dump(mode="json", exclude_defaults=True))
+    return settings.model_dump_json(exclude_defaults=True)
 
 
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
@@ -136,7 +147,10 @@ async def _serve(name: str, served: list[RunnerDeployment], limits: dict[str, in
 
 
 async def _register(
-    entries: list[tuple[RunnerDeployment, DeployConfig]], default_type: str, limits: dict[str, int]
+    entries: list[tuple[RunnerDeployment, DeployConfig]],
+    default_type: str,
+    limits: dict[str, int],
+    environment: dict[str, str],
 ) -> str:
     pools: dict[str, WorkPool] = {}
     async with get_client() as client:
@@ -150,7 +164,7 @@ async def _register(
         raise ConfigError(f"work pool {POOL!r} is of type {pools[POOL].type!r}, not {default_type!r}")
     for entry, deploy in entries:
         pool = pools[deploy.pool]
-        entry.work_pool_name, entry.job_variables = pool.name, job_variables(deploy, pool.type)
+        entry.work_pool_name, entry.job_variables = pool.name, job_variables(deploy, pool.type, **environment)
         try:  # the server does the same, but names no field
             schema = pool.base_job_template.get("variables", {})
             validate(entry.job_variables, schema, raise_on_error=True, preprocess=True, ignore_required=True)

@@ -116,6 +116,7 @@ def test_stages_are_registered_in_pools_of_their_own(config, prefect_url, monkey
         pools = {entry["entrypoint"].rpartition(".")[2]: entry for entry in entries}
         assert pools["pretrain"]["work_pool_name"] == "nautile-gpu"
         assert pools["pretrain"]["job_variables"]["gpus"] == 8
+        assert all("NAUTILE_WORKER" in entry["job_variables"]["env"] for entry in entries)
         assert {entry["work_pool_name"] for name, entry in pools.items() if name != "pretrain"} == {POOL}
         deploy = config.deploy["pretrain"].model_copy(update={"job_variables": {"gpus": "many", "image": "gpu:1"}})
         with pytest.raises(ConfigError, match=r"deploy.pretrain.job_variables: work pool 'nautile-gpu'.*'gpus'"):

@@ -169,6 +169,10 @@ def test_a_bad_parameter_is_refused_with_the_field_named(running):
     status, answer = ask(services_by_name["server"].url, "ingest/local", {"config": wrong})
     assert status in (409, 422)
     assert "row_length" in json.dumps(answer)
+    # What starts processes is the worker's own: the server itself refuses it.
+    status, answer = ask(services_by_name["server"].url, "ingest/local", {"config": {**small(), "launch": {}}})
+    assert status in (409, 422)
+    assert "launch" in json.dumps(answer)
 
 
 def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
