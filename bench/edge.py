@@ -147,28 +147,23 @@ def write_export(folder, config, bits):
     from model.exports.onnx.folder import CONFIG, INT8_ACTIVATIONS, PROMPT, STEP, WEIGHTS
     from model.exports.onnx.graph import WeightFile
     from model.exports.onnx.graphs import prompt_graph, step_graph
-    from model.exports.onnx.quantise import BLOCK
+    from model.exports.onnx.quantise import BLOCK, Quantised
     from model.exports.onnx.weights import write_weights
     from model.nautile import shapes
     from model.weights.digests import write_digests
 
     rng = np.random.default_rng(0)
 
-    class RandomWeights(WeightFile):
-        def add_matrix(self, name, weight_IO):
-            inputs, outputs = weight_IO.shape
-            if bits == 32:
-                self.add(name, rng.random((inputs, outputs), np.float32) * np.float32(0.02))
-                return
-            self.matrices[name] = outputs, inputs
-            blocks = -(-inputs // BLOCK)
-            self.add(f"{name}.levels", rng.integers(0, 256, (outputs, blocks, BLOCK * bits // 8), np.uint8))
-            self.add(f"{name}.scales", np.full((outputs, blocks), 0.04 / 2**bits, np.float32))
+    def drawn(weight_NI, bits):
+        rows, blocks = len(weight_NI), -(-weight_NI.shape[1] // BLOCK)
+        levels = rng.integers(0, 256, (rows, blocks, BLOCK * bits // 8), np.uint8)
+        zero_points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8) if bits == 4 else None
+        return Quantised(levels, np.full((rows, blocks), 0.04 / 2**bits, np.float32), zero_points)
 
     folder.mkdir(parents=True)
     # Views of single numbers: a whole model of them takes no memory.
     params = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0.02), leaf.shape), shapes(config))
-    with RandomWeights(folder / WEIGHTS, bits) as weights:
+    with WeightFile(folder / WEIGHTS, bits, drawn) as weights:
         write_weights(weights, params, config)
     for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
         onnx.save(graph(weights, config, INT8_ACTIVATIONS), folder / name)

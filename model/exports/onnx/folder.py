@@ -106,7 +106,12 @@ def add_measurement(folder: Path, line: str) -> None:
 
 
 def _card(model: ModelConfig, bits: int, size: int) -> str:
-    how = "float32" if bits == 32 else f"{bits} bits in blocks of 32 with a float32 scale; int8 activations in products"
+    how = {
+        32: "float32",
+        8: "8 bits in blocks of 32 with a float32 scale; int8 activations in products",
+        4: "4 bits in blocks of 32 with a float32 scale and a zero point, but 8 bits for the table that is embedding "
+        "and head and for the readouts of the SCA layers; int8 activations in products",
+    }[bits]
     return f"""# A Nautile model for onnxruntime
 
 Weights: {how} ({size / 2**20:.1f} MiB). Everything else is computed in float32. Context: {model.context} tokens.

@@ -3,32 +3,42 @@
 Two graphs of one model share their weights: `WeightFile` writes each array once, and both refer to it by its offset.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from model.exports.onnx.quantise import quantise
+from model.exports.onnx.quantise import Quantised, quantise
 
 PAGE = 4096  # a runtime can map an array into memory where it begins at a page
 OPSET, CONTRIB = 20, "com.microsoft"
 INLINE = 1024  # bytes; what is smaller stays in the graph
 
 
+class Stored(NamedTuple):
+    """How a quantised matrix is stored."""
+
+    outputs: int
+    inputs: int
+    bits: int
+
+
 class WeightFile:
     """The arrays of a model in one file, each at the beginning of a page. Use it as a context.
 
-    bits: 32, or how many a number of a matrix has (8, 4); then it is stored as `NAME.levels` and `NAME.scales`.
+    bits: 32, or how many a number of a matrix has (8, 4); then it is stored as `NAME.levels`, `NAME.scales` and, at 4
+    bits, `NAME.zero_points`, by `quantise(weight_NI, bits)`.
     """
 
-    def __init__(self, path: Path, bits: int) -> None:
+    def __init__(self, path: Path, bits: int, quantise: Callable[[np.ndarray, int], Quantised] = quantise) -> None:
         self.name, self.bits = path.name, bits
-        self._path = path
+        self._path, self._quantise = path, quantise
         self._places: dict[str, TensorProto] = {}
-        self.matrices: dict[str, tuple[int, int]] = {}  # outputs and inputs of each quantised matrix
+        self.matrices: dict[str, Stored] = {}
 
     def __enter__(self) -> Self:
         self._file = self._path.open("wb")
@@ -50,15 +60,15 @@ class WeightFile:
         self._file.write(np.ascontiguousarray(array).data)
         self._places[name] = tensor
 
-    def add_matrix(self, name: str, weight_IO: np.ndarray) -> None:
-        """Write a matrix that `Layers.linear` multiplies by, with as many bits as this file's have."""
+    def add_matrix(self, name: str, weight_IO: np.ndarray, least: int = 4) -> None:
+        """Write a matrix that `Layers.linear` multiplies by, with as many bits as this file's have, or `least`."""
         if self.bits == 32:
             self.add(name, weight_IO)
             return
-        levels, scales = quantise(weight_IO.T, self.bits)
-        self.matrices[name] = weight_IO.shape[1], weight_IO.shape[0]
-        self.add(f"{name}.levels", levels)
-        self.add(f"{name}.scales", scales)
+        self.matrices[name] = stored = Stored(weight_IO.shape[1], weight_IO.shape[0], max(self.bits, least))
+        for part, array in self._quantise(weight_IO.T, stored.bits)._asdict().items():
+            if array is not None:
+                self.add(f"{name}.{part}", array)
 
     def tensor(self, name: str) -> TensorProto:
         """The reference of a graph to an array of the file."""

@@ -58,10 +58,11 @@ class Layers:
         graph = self.graph
         if graph.weights.bits == 32:
             return graph.op("MatMul", x, graph.weight(name))
-        outputs, inputs = graph.weights.matrices[name]
+        outputs, inputs, bits = graph.weights.matrices[name]
+        parts = ("levels", "scales") if bits == 8 else ("levels", "scales", "zero_points")
         return graph.op(
-            "MatMulNBits", x, graph.weight(f"{name}.levels"), graph.weight(f"{name}.scales"), domain=CONTRIB,
-            bits=graph.weights.bits, block_size=BLOCK, N=outputs, K=inputs, accuracy_level=self.accuracy,
+            "MatMulNBits", x, *(graph.weight(f"{name}.{part}") for part in parts), domain=CONTRIB, bits=bits,
+            block_size=BLOCK, N=outputs, K=inputs, accuracy_level=self.accuracy,
         )  # fmt: skip
 
     def norm(self, x: str, name: str, epsilon: float) -> str:
@@ -73,18 +74,12 @@ class Layers:
 
     def embed(self, tokens: str) -> str:
         """Rows of the table that the head uses as well: [B, L] to [B, L, D]."""
-        graph, bits = self.graph, self.graph.weights.bits
-        if bits == 32:
+        graph = self.graph
+        if graph.weights.bits == 32:
             return graph.op("Gather", graph.weight("embedding"), tokens, axis=0)
         levels = graph.op("Gather", graph.weight("embedding.levels"), tokens, axis=0)
         scales = graph.op("Gather", graph.weight("embedding.scales"), tokens, axis=0)
-        if bits == 4:
-            low = graph.op("BitwiseAnd", levels, graph.constant(15, np.uint8))
-            high = graph.op("BitShift", levels, graph.constant(4, np.uint8), direction="RIGHT")
-            last = graph.indices(-1)
-            pairs = graph.op("Concat", graph.op("Unsqueeze", low, last), graph.op("Unsqueeze", high, last), axis=-1)
-            levels = graph.op("Reshape", pairs, graph.indices(0, 0, -1, BLOCK))
-        centred = graph.op("Sub", graph.op("Cast", levels, to=1), graph.constant(2.0 ** (bits - 1)))
+        centred = graph.op("Sub", graph.op("Cast", levels, to=1), graph.constant(128.0))
         wide = graph.op("Mul", centred, graph.op("Unsqueeze", scales, graph.indices(-1)))
         return graph.cut(graph.reshape(wide, 0, 0, -1), 0, self.config.width, -1)
 

@@ -1,58 +1,89 @@
 """Weight-only quantisation in blocks of 32, in the layout of onnxruntime's `MatMulNBits`.
 
-A block has one float32 scale and no offset: a weight is (q - 2^(bits-1)) · scale. At 4 bits the scale is signed, so
-that its largest weight takes the 16th level; where that lowers the squared error, the scale is then a little smaller.
+A block has one float32 scale: a weight is (level - zero point) · scale. At 8 bits the zero point is 128. At 4 bits each
+block has its own, so that the 16 levels reach from its least weight to its largest. Of a few ranges that cut both ends
+a little the one with the least squared error is taken; its scale is the best for its levels: Σ w·q / Σ q², where q is
+the level less the zero point.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 BLOCK = 32
-SHRINKS = (1.0, 0.94, 0.88, 0.82)  # of a 4-bit scale; the best is taken for each block
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the range of a 4-bit block; the best is taken for each block
 _ROWS = 4096  # that are quantised at once, to bound the memory
 
 
-def quantise(weight_NI: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Levels, uint8 [N, blocks, 32·bits/8], and scales, float32 [N, blocks], of a matrix with the inputs last.
+class Quantised(NamedTuple):
+    """A matrix with N outputs in b blocks of inputs: levels uint8 [N, b, 32·bits/8], scales float32 [N, b].
 
-    Two levels of 4 bits share a byte, the first in its lower half. The last block is padded with zeros.
+    zero_points: at 4 bits, uint8 [N, b/2 rounded up]. Two numbers of 4 bits share a byte, the first in its lower half.
     """
-    parts = [_quantise_rows(weight_NI[row : row + _ROWS], bits) for row in range(0, len(weight_NI), _ROWS)]
-    return np.concatenate([levels for levels, _ in parts]), np.concatenate([scales for _, scales in parts])
+
+    levels: np.ndarray
+    scales: np.ndarray
+    zero_points: np.ndarray | None
 
 
-def dequantise(levels_NbC: np.ndarray, scales_Nb: np.ndarray, bits: int, inputs: int) -> np.ndarray:
+def quantise(weight_NI: np.ndarray, bits: int) -> Quantised:
+    """Quantise a matrix with the inputs last to 8 or 4 bits. The last block is padded with zeros."""
+    whole = _eight_bits if bits == 8 else _four_bits
+    parts = []
+    for row in range(0, len(weight_NI), _ROWS):
+        rows_NI = weight_NI[row : row + _ROWS].astype(np.float32)
+        blocks_NbC = np.pad(rows_NI, ((0, 0), (0, -rows_NI.shape[1] % BLOCK))).reshape(len(rows_NI), -1, BLOCK)
+        parts.append(whole(blocks_NbC))
+    levels, scales, zero_points = zip(*parts, strict=True)
+    return Quantised(np.concatenate(levels), np.concatenate(scales), None if bits == 8 else np.concatenate(zero_points))
+
+
+def dequantise(matrix: Quantised, inputs: int) -> np.ndarray:
     """The matrix [N, inputs] that a runtime computes with."""
-    if bits == 4:
-        levels_NbC = np.stack([levels_NbC & 15, levels_NbC >> 4], axis=-1).reshape(*levels_NbC.shape[:2], BLOCK)
-    wide = (levels_NbC.astype(np.float32) - 2 ** (bits - 1)) * scales_Nb[..., None]
-    return wide.reshape(len(wide), -1)[:, :inputs]
+    levels_NbC, scales_Nb, zero_points = matrix
+    rows, blocks = scales_Nb.shape
+    middle_Nb1 = np.full((rows, blocks, 1), 128.0, np.float32)
+    if zero_points is not None:
+        levels_NbC = _unpacked(levels_NbC)
+        middle_Nb1 = _unpacked(zero_points)[:, :blocks, None].astype(np.float32)
+    wide = (levels_NbC.astype(np.float32) - middle_Nb1) * scales_Nb[..., None]
+    return wide.reshape(rows, -1)[:, :inputs]
 
 
-def _quantise_rows(weight_NI: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    rows, inputs = weight_NI.shape
-    middle = 2 ** (bits - 1)
-    blocks_NbC = np.pad(weight_NI.astype(np.float32), ((0, 0), (0, -inputs % BLOCK))).reshape(rows, -1, BLOCK)
-    largest_Nb1 = np.take_along_axis(blocks_NbC, np.abs(blocks_NbC).argmax(-1)[..., None], axis=-1)
-    if bits == 8:
-        levels, scales_Nb1 = _rounded(blocks_NbC, np.abs(largest_Nb1) / (middle - 1), middle)
-        return levels, scales_Nb1[..., 0]
-    best_levels, best_Nb1 = _rounded(blocks_NbC, largest_Nb1 / -middle, middle)
-    least_Nb1 = _squared_error(blocks_NbC, best_levels, best_Nb1, middle)
-    for shrink in SHRINKS[1:]:
-        levels, scales_Nb1 = _rounded(blocks_NbC, shrink * largest_Nb1 / -middle, middle)
-        error_Nb1 = _squared_error(blocks_NbC, levels, scales_Nb1, middle)
-        better_Nb1 = error_Nb1 < least_Nb1
-        best_levels = np.where(better_Nb1, levels, best_levels)
-        best_Nb1, least_Nb1 = np.where(better_Nb1, scales_Nb1, best_Nb1), np.minimum(error_Nb1, least_Nb1)
-    pairs = best_levels.reshape(rows, -1, BLOCK // 2, 2)
-    return pairs[..., 0] | (pairs[..., 1] << 4), best_Nb1[..., 0]
+def _eight_bits(blocks_NbC: np.ndarray) -> Quantised:
+    scales_Nb1 = np.abs(blocks_NbC).max(-1, keepdims=True) / np.float32(127)
+    levels = np.rint(blocks_NbC * _inverse(scales_Nb1)) + 128
+    return Quantised(levels.astype(np.uint8), scales_Nb1[..., 0], None)
 
 
-def _rounded(blocks_NbC: np.ndarray, scales_Nb1: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
-    inverse_Nb1 = np.divide(1, scales_Nb1, out=np.zeros_like(scales_Nb1), where=scales_Nb1 != 0)
-    return np.clip(np.rint(blocks_NbC * inverse_Nb1) + middle, 0, 2 * middle - 1).astype(np.uint8), scales_Nb1
+def _four_bits(blocks_NbC: np.ndarray) -> Quantised:
+    least_Nb1 = np.minimum(blocks_NbC.min(-1, keepdims=True), 0)
+    step_Nb1 = (np.maximum(blocks_NbC.max(-1, keepdims=True), 0) - least_Nb1) / np.float32(15)
+    zero_Nb1 = np.rint(-least_Nb1 * _inverse(step_Nb1))
+    best, scales_Nb, most_Nb = np.zeros_like(blocks_NbC), np.zeros(blocks_NbC.shape[:2], np.float32), 0.0
+    for shrink in SHRINKS:
+        levels = np.clip(np.rint(blocks_NbC * _inverse(step_Nb1 * np.float32(shrink))) + zero_Nb1, 0, 15) - zero_Nb1
+        product_Nb = np.einsum("nbc,nbc->nb", blocks_NbC, levels)
+        scale_Nb = product_Nb * _inverse(np.einsum("nbc,nbc->nb", levels, levels))
+        explained_Nb = product_Nb * scale_Nb  # Σ w² less the squared error
+        better_Nb = explained_Nb > most_Nb
+        best = np.where(better_Nb[..., None], levels, best)
+        scales_Nb, most_Nb = np.where(better_Nb, scale_Nb, scales_Nb), np.maximum(explained_Nb, most_Nb)
+    zero_points = zero_Nb1[..., 0].astype(np.uint8)
+    padded = np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2)))
+    return Quantised(_packed((best + zero_Nb1).astype(np.uint8)), scales_Nb, _packed(padded))
 
 
-def _squared_error(blocks_NbC: np.ndarray, levels: np.ndarray, scales_Nb1: np.ndarray, middle: int) -> np.ndarray:
-    difference = (levels.astype(np.float32) - middle) * scales_Nb1 - blocks_NbC
-    return np.einsum("nbc,nbc->nb", difference, difference)[..., None]
+def _inverse(array: np.ndarray) -> np.ndarray:
+    """1 / array, and 0 where that is 0."""
+    return np.divide(1, array, out=np.zeros_like(array), where=array != 0)
+
+
+def _packed(levels: np.ndarray) -> np.ndarray:
+    """Pairs of the last axis in a byte each."""
+    pairs = levels.reshape(*levels.shape[:-1], -1, 2)
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def _unpacked(packed: np.ndarray) -> np.ndarray:
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
