@@ -25,10 +25,13 @@ from configs.ingest import IngestPart
 from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
+from configs.survey import SimulateConfig, SurveyConfig
 from configs.training import AlignConfig, PretrainConfig, ReasonConfig, SelfDistillConfig
 from configs.tune import TuneConfig
 
 FILES = "local_files"  # the part of a step's section that holds the digests: path as configured -> file -> sha256
+
+LOCAL_READERS = ("parquet", "jsonl", "csv", "margins")  # those that read a file of this machine
 
 # The types of the named parts of a step's section. A part that is not here (a seed, a length) is semantic as it is.
 PARTS: dict[str, Any] = {
@@ -46,6 +49,8 @@ PARTS: dict[str, Any] = {
     "reason": ReasonConfig,
     "report": ReportConfig,
     "self_distill": SelfDistillConfig,
+    "simulate": SimulateConfig,
+    "survey": SurveyConfig,
     "tokenizer": TokenizerConfig,
     "tune": TuneConfig,
 }
@@ -124,7 +129,7 @@ def _local_paths(value: Any, annotation: Any) -> Iterator[str]:
             yield from _local_paths(item, model)
         return
     # A corpus or a set of prompts has its path on this machine or at the Hub; a benchmark's is always a local file.
-    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in ("parquet", "jsonl", "csv"):
+    if value.get("path") and value.get("reader", value.get("source", "jsonl")) in LOCAL_READERS:
         yield value["path"]
     for name, field in model.model_fields.items():
         yield from _local_paths(value.get(name), field.annotation)

@@ -1,0 +1,210 @@
+"""People with named fields: read from a file, the Hub or a package, or drawn from margins; their groups and words."""
+
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.files import read_bounded_text
+from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
+from data.labelled.table import read_table
+from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files
+from data.sources.local_files import parquet_columns, read_json_values, read_parquet_values
+from data.surveys.built_in import BUILT_IN
+
+MOST_GROUPS = 60  # of one field
+LONGEST_PERSONA = 20_000  # characters
+
+Digests = Mapping[str, Mapping[str, str]]  # path as configured -> file -> sha256, as keys of steps have them
+
+
+@dataclass(frozen=True)
+class Person:
+    """One person. `fields` are as the table has them; a value of None or an empty text is not known."""
+
+    id: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PeopleGroup:
+    """The people who share a value of a field: their positions in the list of people."""
+
+    by: str
+    name: str
+    members: np.ndarray
+
+
+def read_people(
+    config: PersonasConfig, scratch: Path, n: int | None = None, seed: int = 0, digests: Digests | None = None
+) -> list[Person]:
+    """The people of a table, or `n` of them: drawn with the seed from a file or from margins, the first of the Hub's.
+
+    Raises `ConfigError` for a table that cannot be read, that has fewer than `n` people, or the same id twice.
+    """
+    match config.reader:
+        case "margins":
+            if n is None:
+                raise ConfigError(f"{config.path}: people drawn from margins need a number of them: -n 1000")
+            return draw_from_margins(Path(config.path), n, seed)
+        case "built_in":
+            people = _with_ids(BUILT_IN[config.path](), config)
+        case "hub":
+            if n is None:
+                raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
+            people = _with_ids(islice(_hub_rows(config, scratch), n), config)
+        case _:
+            known = list((digests or {}).get(config.path, {}).values())
+            people = _with_ids(read_table(config.path, sha256=known[0] if known else "").rows, config)
+    if n is not None and n > len(people):
+        raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")
+    if n is None or n == len(people):
+        return people
+    chosen = np.random.default_rng(seed).choice(len(people), n, replace=False)
+    return [people[i] for i in sorted(chosen.tolist())]
+
+
+def draw_from_margins(path: Path, n: int, seed: int) -> list[Person]:
+    """Draw `n` people from a TOML file of margins: `[margins.age]` with a share for each value, which sum to 1.
+
+    Each field is drawn by itself, so that nothing of how fields go together in a population is kept.
+    """
+    try:
+        table = tomllib.loads(read_bounded_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML ({error})") from None
+    margins = table.get("margins")
+    if set(table) != {"margins"} or not isinstance(margins, dict) or not margins:
+        raise ConfigError(f"{path}: must have tables [margins.FIELD] with a share for each value, and nothing else")
+    draw = np.random.default_rng(seed)
+    drawn: dict[str, list[str]] = {}
+    for field, shares in margins.items():
+        if not isinstance(shares, dict) or not all(
+            isinstance(share, int | float) and not isinstance(share, bool) and share >= 0 for share in shares.values()
+        ):
+            raise ConfigError(f"{path}: margins.{field} must be a table of shares")
+        total = math.fsum(shares.values())
+        if not abs(total - 1) <= SUM_TOLERANCE:
+            raise ConfigError(f"{path}: the shares of margins.{field} sum to {total:.4g}, not to 1")
+        picked = draw.choice(len(shares), size=n, p=np.array(list(shares.values()), float) / total)
+        drawn[field] = [list(shares)[i] for i in picked.tolist()]
+    return [Person(str(i), {field: values[i] for field, values in drawn.items()}) for i in range(n)]
+
+
+def require_fields(people: Sequence[Person], fields: Iterable[str], why: str, label: str) -> None:
+    """Raise `ConfigError` naming the first person who has no value in one of `fields`; `why` ends the message."""
+    for field in fields:
+        for person in people:
+            if field not in person.fields:
+                known = ", ".join(person.fields) or "none"
+                raise ConfigError(f"{label}: the personas have no field {field!r}, {why}; they have {known}")
+            if is_missing(person.fields[field]):
+                raise ConfigError(f"{label}: persona {person.id} has no value in {field!r}, {why}")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a field's value is not known: None, an empty text, or NaN."""
+    return (
+        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
+    )
+
+
+def groups_of(
+    people: Sequence[Person], by: Sequence[str], bands: Mapping[str, Sequence[float]], label: str
+) -> list[PeopleGroup]:
+    """The groups of each field in `by`: bands in order, other values sorted. People without the field are in none.
+
+    Raises `ConfigError` for a banded field that is no number, and for a field with too many values to be groups.
+    """
+    groups = []
+    for field in by:
+        members: dict[tuple[int, str], list[int]] = {}
+        for i, person in enumerate(people):
+            value = person.fields.get(field)
+            if not is_missing(value):
+                members.setdefault(_group(value, bands.get(field), field, person.id, label), []).append(i)
+        if len(members) > MOST_GROUPS:
+            raise ConfigError(
+                f"{label}: {field!r} has {len(members)} values, more than {MOST_GROUPS} groups; give the survey bands "
+                f"for it ([bands] {field} = [30, 45, 60]) or group by another field"
+            )
+        groups += [PeopleGroup(field, name, np.array(members[order, name])) for order, name in sorted(members)]
+    return groups
+
+
+def group_name(value: Any, edges: Sequence[float] | None) -> str:
+    """The name of a person's group: the value itself, or of its band. Raises `ValueError` for what is no number."""
+    return _band(float(value), edges)[1] if edges else text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """A field's value as words on one line: whole numbers without a point."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return " ".join(str(value).split())
+
+
+def persona_text(survey: SurveyConfig, person: Person) -> str:
+    """The template of the survey, filled with what is known of a person. Braces in a value stay as they are."""
+    words = survey.persona.format_map({field: text_of(person.fields[field]) for field in survey.persona_fields})
+    if len(words) > LONGEST_PERSONA:
+        raise ConfigError(f"survey {survey.name}: the words of persona {person.id} have {len(words)} characters")
+    return words.strip()
+
+
+def _group(value: Any, edges: Sequence[float] | None, field: str, person: str, label: str) -> tuple[int, str]:
+    """(place among the groups, name)."""
+    if not edges:
+        return 0, text_of(value)
+    try:
+        return _band(float(value), edges)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{label}: persona {person} has {value!r} in {field!r}, which is no number for a band"
+        ) from None
+
+
+def _band(number: float, edges: Sequence[float]) -> tuple[int, str]:
+    place = sum(number >= edge for edge in edges)
+    if place == 0:
+        return 0, f"under {text_of(float(edges[0]))}"
+    if place == len(edges):
+        return place, f"{text_of(float(edges[-1]))} and over"
+    return place, f"{text_of(float(edges[place - 1]))} to under {text_of(float(edges[place]))}"
+
+
+def _with_ids(rows: Iterable[Mapping[str, Any]], config: PersonasConfig) -> list[Person]:
+    people, seen = [], set()
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"{config.label}: row {number + 1} is no record with named fields")
+        if config.id_column and is_missing(row.get(config.id_column)):
+            raise ConfigError(f"{config.label}: row {number + 1} has no {config.id_column!r}, which names a person")
+        name = text_of(row[config.id_column]) if config.id_column else str(number)
+        if name in seen:
+            raise ConfigError(f"{config.label}: two people are called {name!r} in column {config.id_column!r}")
+        seen.add(name)
+        people.append(Person(name, dict(row)))
+    if not people:
+        raise ConfigError(f"{config.label}: has no people")
+    return people
+
+
+def _hub_rows(config: PersonasConfig, scratch: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of the dataset's files in the Hub's order; a file is fetched when its first row is needed."""
+    for file in list_hub_files(config):
+        path = fetch_hub_file(config, file, scratch / "hub")
+        try:
+            rows = read_parquet_values(path, parquet_columns(path)) if is_parquet(file.path) else read_json_values(path)
+            for row in rows:
+                if not isinstance(row, Mapping):
+                    raise ConfigError(f"{describe(config, file.path)}: has a row that cannot be read ({row})")
+                yield row
+        finally:
+            path.unlink(missing_ok=True)

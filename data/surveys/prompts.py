@@ -1,0 +1,111 @@
+"""What a model reads of a survey, as tokens in pieces: the preface, a persona, a question with its options in an order.
+
+The pieces end where the tokenizer would split the whole text anyway, so that the ids are those of one text, and what
+several prompts have in common is the same ids.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.survey import QuestionConfig, SimulateConfig, SurveyConfig
+from data.chat_template import encode_direct_reply, encode_prompt_end, encode_prompt_start
+from data.surveys.people import Person, persona_text
+from data.tokenizer import Tokenizer
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def option_orders(options: int, limit: int, seed: int, name: str) -> list[tuple[int, ...]]:
+    """Orders of `options` options: all permutations if at most `limit`, else rotations of seeded permutations.
+
+    The rotations of one permutation put each option into each place once, so that a preference for places cancels:
+    there are as many as the largest multiple of `options` up to `limit`. With a smaller `limit` it cancels only in
+    part. `name`: of the question, which has orders of its own.
+    """
+    count = 1
+    for factor in range(2, options + 1):
+        count *= factor
+        if count > limit:
+            break
+    if count <= limit:
+        return list(itertools.permutations(range(options)))
+    draw = np.random.default_rng([seed, *name.encode()])
+    limit -= limit % options if limit >= options else 0
+    orders: dict[tuple[int, ...], None] = {}
+    while len(orders) < limit:
+        base = draw.permutation(options).tolist()
+        starts = range(options) if limit - len(orders) >= options else draw.permutation(options)[: limit - len(orders)]
+        orders |= dict.fromkeys(tuple(base[start:] + base[:start]) for start in starts)
+    return list(orders)[:limit]
+
+
+def question_words(question: QuestionConfig, order: Sequence[int], answer: str) -> str:
+    """A question with its options in an order, each with its letter where a letter is asked for."""
+    options = [" ".join(question.options[i].split()) for i in order]
+    if answer == "letter":
+        lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+        ending = "Answer with the letter of the option alone."
+    else:
+        lines, ending = [f"- {option}" for option in options], "Answer with one of the options alone."
+    return "\n".join([" ".join(question.text.split()), *lines, ending])
+
+
+class SurveyPrompts:
+    """Encodes a survey for one tokenizer, each piece once."""
+
+    def __init__(self, survey: SurveyConfig, config: SimulateConfig, tokenizer: Tokenizer) -> None:
+        self.survey, self.config, self._tokenizer = survey, config, tokenizer
+        self.orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
+        preface = " ".join(survey.preface.split())
+        opening = f"{preface}\n\n" if preface else ""
+        chat = config.template == "chat"
+        self.beginning = encode_prompt_start(tokenizer, opening) if chat else tokenizer.encode(opening)
+        self._questions = [
+            [self._question(question, order) for order in orders]
+            for question, orders in zip(survey.questions, self.orders, strict=True)
+        ]
+        self._answers = [self._continuations(question) for question in survey.questions]
+
+    def persona(self, person: Person) -> list[int]:
+        """The ids of a persona, which follow `beginning`."""
+        return self._tokenizer.encode(f"{persona_text(self.survey, person)}\n\n")
+
+    def question(self, number: int, order: int) -> list[int]:
+        """The ids of a question in one of its orders, which follow a persona's, up to where the answer begins."""
+        return self._questions[number][order]
+
+    def continuations(self, number: int, order: int) -> list[list[int]]:
+        """The ids of what is weighed, for each option of the survey's own order."""
+        if self.config.answer == "text":
+            return self._answers[number]
+        letters = self._answers[number]  # in the order of the places
+        places = self.orders[number][order]
+        return [letters[places.index(option)] for option in range(len(places))]
+
+    @property
+    def longest(self) -> int:
+        """Ids of the longest question with its longest answer."""
+        return max(
+            max(map(len, questions)) + max(map(len, answers))
+            for questions, answers in zip(self._questions, self._answers, strict=True)
+        )
+
+    def _question(self, question: QuestionConfig, order: Sequence[int]) -> list[int]:
+        words = question_words(question, order, self.config.answer)
+        if self.config.template == "plain":
+            return self._tokenizer.encode(f"{words}\nAnswer:")
+        # A letter is one token after the line break that begins every reply, so all letters are weighed at once.
+        start_of_reply = self._tokenizer.encode("\n") if self.config.answer == "letter" else []
+        return [*encode_prompt_end(self._tokenizer, words), *start_of_reply]
+
+    def _continuations(self, question: QuestionConfig) -> list[list[int]]:
+        """Of each place's letter, or of each option's text with its end, so that no answer begins another."""
+        encode, plain = self._tokenizer.encode, self.config.template == "plain"
+        if self.config.answer == "letter":
+            return [encode(f" {letter}" if plain else letter) for letter in LETTERS[: len(question.options)]]
+        options = [" ".join(option.split()) for option in question.options]
+        if plain:
+            return [encode(f" {option}\n") for option in options]
+        return [encode_direct_reply(self._tokenizer, option) for option in options]

@@ -1,0 +1,182 @@
+"""Read a survey: a SURVEY.toml or a built-in one, its respondents with their answers, and who of them is held out."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.files import read_bounded_text, read_json, write_json
+from configs.survey import BUILT_IN_SURVEYS, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
+from data.surveys.people import Digests, Person, is_missing, read_people, require_fields, text_of
+
+MISSING = -1  # an answer that is not known
+
+
+@dataclass(frozen=True)
+class Respondents:
+    """People whose own answers are known. `answers_NQ`: the option that each took, int [people, questions], or MISSING.
+
+    `train`, `held_out`: positions of the two parts, each in order.
+    """
+
+    people: list[Person]
+    answers_NQ: np.ndarray
+    train: np.ndarray
+    held_out: np.ndarray
+
+
+def load_survey(name: str | Path) -> SurveyConfig:
+    """Read a survey by path, or by the name of one that ships here. Raises `ConfigError` naming the file and field."""
+    path = Path(name)
+    if not path.is_file() and str(name) in BUILT_IN_SURVEYS:
+        path = Path(str(resources.files("data.surveys"))) / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"no survey {str(name)!r}: not a file here, and none of the built-in ones ({', '.join(BUILT_IN_SURVEYS)})"
+        )
+    try:
+        return parse_survey(tomllib.loads(read_bounded_text(path)), str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML ({error})") from None
+
+
+def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
+    """The survey in a table. Raises `ConfigError` beginning with `where` for the first fault."""
+    try:
+        survey = SurveyConfig.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {f'`{field}`: ' if field else ''}{message}") from None
+    if survey.respondents is not None:
+        shown = {*survey.persona_fields, *survey.predictors}
+        for question in survey.questions:
+            if (column := question.column or question.name) in shown:
+                raise ConfigError(
+                    f"{where}: the persona or the predictors name {column!r}, which is the answer to question "
+                    f"{question.name!r}"
+                )
+    return survey
+
+
+def personas_config(text: str) -> PersonasConfig:
+    """The personas that an option names: a file, a built-in survey, or OWNER/NAME@REVISION of the Hub."""
+    try:
+        return PersonasConfig.model_validate(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--personas {message}") from None
+
+
+def read_respondents(survey: SurveyConfig, scratch: Path, digests: Digests | None = None) -> Respondents | None:
+    """The survey's people with their answers, split by its seed; None for a survey without.
+
+    Raises `ConfigError` for an answer that is none of the options, and for a split that leaves a side empty.
+    """
+    if survey.respondents is None:
+        return None
+    people = read_people(survey.respondents, scratch, digests=digests)
+    label = f"survey {survey.name}"
+    require_fields(people, predictors_of(survey), "which the persona or the predictors name", label)
+    answers_NQ = np.stack([_answers(survey, question, people) for question in survey.questions], axis=1)
+    order = np.random.default_rng(survey.split_seed).permutation(len(people))
+    held = round(survey.held_out_share * len(people))
+    if not 0 < held < len(people):
+        raise ConfigError(f"{label}: {len(people)} respondents cannot be split by held_out_share")
+    return Respondents(people, answers_NQ, np.sort(order[held:]), np.sort(order[:held]))
+
+
+def choose_people(
+    survey: SurveyConfig,
+    config: SimulateConfig,
+    respondents: Respondents | None,
+    scratch: Path,
+    digests: Digests | None = None,
+) -> tuple[list[Person], np.ndarray | None]:
+    """Who is asked, and their positions among the respondents if that is what they are (the held-out ones).
+
+    Raises `ConfigError` if there is nobody to ask, and for a persona without a field of the template or of `by`.
+    """
+    label = f"survey {survey.name}"
+    if config.personas is None or config.personas == survey.respondents:
+        if respondents is None:
+            people = declared_groups(survey)
+            if not people:
+                raise ConfigError(
+                    f"{label}: has neither respondents nor shares by group; name whom to ask: --personas FILE"
+                )
+            require_fields(people, survey.persona_fields, "which the template of the persona names", label)
+            return people, None
+        asked = respondents.held_out
+        if config.n is not None:
+            if config.n > len(asked):
+                raise ConfigError(f"{label}: {len(asked)} respondents are held out, and {config.n} were asked for: -n")
+            asked = np.sort(np.random.default_rng(config.seed).choice(asked, config.n, replace=False))
+        people = [respondents.people[i] for i in asked]
+    else:
+        label, asked = config.personas.label, None
+        people = _kept(survey, config, scratch, digests)
+    require_fields(people, survey.persona_fields, f"which the template of survey {survey.name} names", label)
+    require_fields(people, config.by, "which --by names", label)
+    return people, asked
+
+
+def _kept(survey: SurveyConfig, config: SimulateConfig, scratch: Path, digests: Digests | None) -> list[Person]:
+    """The people of `config.personas`; those of the Hub are kept in `scratch` for a resumed job."""
+    assert config.personas is not None
+    path = scratch / "people.json"
+    if config.personas.reader == "hub" and (kept := read_json(path)) is not None:
+        return [Person(name, fields) for name, fields in kept]
+    people = read_people(config.personas, scratch, config.n, config.seed, digests)
+    if config.personas.reader == "hub":
+        wanted = {*survey.persona_fields, *config.by, *predictors_of(survey)}
+        people = [Person(p.id, {name: v for name, v in p.fields.items() if name in wanted}) for p in people]
+        write_json(path, [[person.id, person.fields] for person in people])
+    return people
+
+
+def predictors_of(survey: SurveyConfig) -> tuple[str, ...]:
+    """The fields that baselines predict answers from."""
+    return survey.predictors or survey.persona_fields
+
+
+def declared_groups(survey: SurveyConfig) -> list[Person]:
+    """A person for each group that the questions give shares of, with the fields `attribute` and `group`, and its own.
+
+    For surveys that publish shares by group and no people; their template speaks of {attribute} and {group}.
+    """
+    named = {(by, group): None for q in survey.questions for by, groups in q.groups.items() for group in groups}
+    return [Person(f"{by}={group}", {"attribute": by, "group": group, by: group}) for by, group in named]
+
+
+def shares(answers: np.ndarray, options: int) -> np.ndarray | None:
+    """The share of each option among the answers that are known, float64 [options]; None if none is."""
+    known = answers[answers != MISSING]
+    return np.bincount(known, minlength=options) / len(known) if len(known) else None
+
+
+def _answers(survey: SurveyConfig, question: QuestionConfig, people: Sequence[Person]) -> np.ndarray:
+    column = question.column or question.name
+    codes = {text_of(code): i for i, code in enumerate(question.codes or question.options)}
+    answers = np.full(len(people), MISSING)
+    for i, person in enumerate(people):
+        if column not in person.fields:
+            raise ConfigError(f"survey {survey.name}: the respondents have no column {column!r} for {question.name!r}")
+        if is_missing(value := person.fields[column]):
+            continue
+        if (answer := codes.get(text_of(value))) is None:
+            raise ConfigError(
+                f"survey {survey.name}: respondent {person.id} has {value!r} in {column!r}, which is none of "
+                f"{', '.join(codes)}"
+            )
+        answers[i] = answer
+    if (answers == MISSING).all():
+        raise ConfigError(f"survey {survey.name}: no respondent has answered {question.name!r}")
+    return answers

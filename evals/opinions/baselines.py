@@ -1,0 +1,92 @@
+"""Baselines that know nothing of language: fitted on the answers of other people, judged on the same held-out ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from data.surveys.people import Person, text_of
+from data.surveys.reading import MISSING
+
+TREES, LEAF = 200, 5
+
+
+def uniform(options: int) -> np.ndarray:
+    """The same share for each option, [options]."""
+    return np.full(options, 1 / options)
+
+
+def majority(shares: np.ndarray) -> np.ndarray:
+    """Everybody takes the commonest option (the first of equals), [options]."""
+    return np.eye(len(shares))[int(np.argmax(shares))]
+
+
+def predictions(
+    train: Sequence[Person],
+    answers: np.ndarray,
+    judged: Sequence[Person],
+    fields: Sequence[str],
+    options: int,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Probabilities [judged, options] of a logistic regression and a random forest on the fields.
+
+    Numbers are standardised, other values one-hot; a value that training has not seen is no value. `answers`: of
+    `train`, where MISSING ones are left out. An option that nobody in training took has probability 0.
+    """
+    known = np.flatnonzero(answers != MISSING)
+    table = _table([train[i] for i in known], fields)
+    numbers = [i for i, column in enumerate(zip(*table, strict=True)) if all(map(_is_number, column))]
+    words = [i for i in range(len(fields)) if i not in numbers]
+    wanted = _table(judged, fields)
+    results = {}
+    for name, classifier in (
+        ("regression", LogisticRegression(max_iter=1000)),
+        ("forest", RandomForestClassifier(TREES, min_samples_leaf=LEAF, random_state=seed, n_jobs=1)),
+    ):
+        probabilities = np.zeros((len(judged), options))
+        classes = np.unique(answers[known])
+        if len(classes) == 1:
+            probabilities[:, classes[0]] = 1.0
+        else:
+            model = _pipeline(numbers, words, classifier).fit(_frame(table, numbers), answers[known])
+            probabilities[:, model.classes_] = model.predict_proba(_frame(wanted, numbers))
+        results[name] = probabilities
+    return results
+
+
+def _pipeline(numbers: Sequence[int], words: Sequence[int], classifier: Any) -> Pipeline:
+    columns = [
+        ("numbers", StandardScaler(), list(numbers)),
+        ("words", OneHotEncoder(handle_unknown="ignore"), list(words)),
+    ]
+    return make_pipeline(ColumnTransformer([column for column in columns if column[2]]), classifier)
+
+
+def _table(people: Sequence[Person], fields: Sequence[str]) -> list[list[Any]]:
+    """The fields of each person, what is a number as one."""
+    rows = [[person.fields.get(field) for field in fields] for person in people]
+    return [[float(value) if _is_number(value) else text_of(value) for value in row] for row in rows]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or value is None:
+        return False
+    try:
+        return bool(np.isfinite(float(value)))
+    except (TypeError, ValueError):
+        return False
+
+
+def _frame(table: Sequence[Sequence[Any]], numbers: Sequence[int]) -> np.ndarray:
+    """An object array; where a column is of numbers in training, what is none becomes 0."""
+    frame = np.empty((len(table), len(table[0])), object)
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            frame[i, j] = (value if _is_number(value) else 0.0) if j in numbers else text_of(value)
+    return frame

@@ -1,0 +1,143 @@
+"""The figures of one arm: its distances from humans over all questions and groups, each with a bootstrap interval."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.survey import SimulateConfig, SurveyConfig
+from evals.opinions.distances import rank_correlation, similarity, steerability, wasserstein
+
+EVERYBODY = ("", "all")
+Cell = tuple[str, str]  # field and group
+# What each figure may be. They are means over the questions by weight, of everybody or over all groups.
+LIMITS: dict[str, tuple[float, float]] = {
+    "similarity": (0.0, 1.0),  # 1 − JSD, of everybody
+    "wasserstein": (0.0, 1.0),  # of everybody, over the ordered questions
+    "group_similarity": (0.0, 1.0),
+    "group_wasserstein": (0.0, 1.0),
+    "gap": (0.0, 1.0),  # 1 − JSD of the best group of a field minus that of the worst; the largest of the fields
+    "slope": (-np.inf, np.inf),  # steerability
+    "cosine": (-1.0, 1.0),
+    "rank": (-1.0, 1.0),  # Spearman's, of everybody's mean place on the scale over the questions
+}
+
+
+class ScoredCell(NamedTuple):
+    """Distributions of one question and group: measured, [options], and their draws, [draws, options]."""
+
+    number: int  # of the question
+    cell: Cell
+    shares: np.ndarray
+    draws: np.ndarray
+    human_shares: np.ndarray
+    human_draws: np.ndarray
+
+
+def arm_scores(
+    survey: SurveyConfig, config: SimulateConfig, name: str, cells: Sequence[ScoredCell], published: bool
+) -> dict[str, dict[str, float] | None]:
+    """The figures of an arm, each with `value`, `low`, `high`; None where it cannot be computed.
+
+    For humans against humans each draw is compared with the humans themselves, and the value is the mean of the draws.
+    For published shares the overall arm is the same figures as everybody's humans, so that cell of it is not scored.
+    """
+    bound = name == "humans"
+    measured, drawn = {}, {}
+    for entry in cells:
+        if published and name in ("overall", "majority") and entry.cell == EVERYBODY:
+            continue
+        place = (entry.number, entry.cell)
+        measured[place] = (entry.shares[None], entry.human_shares[None])
+        drawn[place] = (entry.draws, entry.human_shares[None] if bound else entry.human_draws)
+    estimates, draws = figures(survey, measured), figures(survey, drawn)
+    return {name: _interval(estimates[name], draws[name], config.interval, bound, LIMITS[name]) for name in LIMITS}
+
+
+def figures(
+    survey: SurveyConfig, cells: Mapping[tuple[int, Cell], tuple[np.ndarray, np.ndarray]]
+) -> dict[str, np.ndarray | None]:
+    """Every figure for pairs of distributions (arm's, humans'), [draws, options] each: [draws], or None without any."""
+    weights = [question.weight for question in survey.questions]
+    close = {place: similarity(p, q) for place, (p, q) in cells.items()}
+    far = {
+        place: wasserstein(p, q, survey.questions[place[0]].scale)
+        for place, (p, q) in cells.items()
+        if survey.questions[place[0]].ordered
+    }
+
+    def mean(values: Mapping[tuple[int, Cell], np.ndarray], wanted: Callable[[Cell], bool]) -> np.ndarray | None:
+        chosen = [(value, weights[number]) for (number, cell), value in values.items() if wanted(cell)]
+        return np.average([v for v, _ in chosen], axis=0, weights=[w for _, w in chosen]) if chosen else None
+
+    groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
+    gaps = []
+    for field in dict.fromkeys(by for by, _ in groups):
+        own: list[Any] = [mean(close, lambda cell, group=group: cell == group) for group in groups if group[0] == field]
+        if len(own) > 1:
+            gaps.append(np.max(own, axis=0) - np.min(own, axis=0))
+    steered = _each_draw(_shifts(survey, cells), steerability)
+    ranked = _each_draw(_mean_places(survey, cells), lambda a, b: (rank_correlation(a, b),))
+    return {
+        "similarity": mean(close, lambda cell: cell == EVERYBODY),
+        "wasserstein": mean(far, lambda cell: cell == EVERYBODY),
+        "group_similarity": mean(close, lambda cell: cell != EVERYBODY),
+        "group_wasserstein": mean(far, lambda cell: cell != EVERYBODY),
+        "gap": np.max(gaps, axis=0) if gaps else None,
+        "slope": None if steered is None else steered[0],
+        "cosine": None if steered is None else steered[1],
+        "rank": None if ranked is None else ranked[0],
+    }
+
+
+def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(shift of the arm, shift of the humans) of each group and question from everybody, weighted by question."""
+    parts = []
+    for (number, cell), (p, q) in cells.items():
+        if cell != EVERYBODY and (number, EVERYBODY) in cells:
+            everybody_p, everybody_q = cells[number, EVERYBODY]
+            root = np.sqrt(survey.questions[number].weight)
+            parts.append((root * (p - everybody_p), root * (q - everybody_q)))
+    return parts
+
+
+def _mean_places(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(arm's, humans') mean place on the scale of everybody, for the ordered questions and those of two options."""
+    parts = []
+    for number, question in enumerate(survey.questions):
+        if (number, EVERYBODY) in cells and (question.ordered or len(question.options) == 2):
+            p, q = cells[number, EVERYBODY]
+            parts.append(((p @ question.scale)[:, None], (q @ question.scale)[:, None]))
+    return parts
+
+
+def _each_draw(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]], figures: Callable[..., Sequence[float | None]]
+) -> np.ndarray | None:
+    """`figures` of the two sides of all parts put together, for each draw: [figures, draws], NaN where one is None."""
+    if not parts:
+        return None
+    count = max(len(side) for part in parts for side in part)
+    sides = [
+        np.concatenate([np.broadcast_to(part[i], (count, part[i].shape[1])) for part in parts], axis=1) for i in (0, 1)
+    ]
+    rows = [[np.nan if v is None else v for v in figures(a, b)] for a, b in zip(*sides, strict=True)]
+    return np.array(rows, float).T
+
+
+def _interval(
+    estimate: np.ndarray | None, draws: np.ndarray | None, interval: float, bound: bool, limits: tuple[float, float]
+) -> dict[str, float] | None:
+    """The draws' percentiles; unless for a `bound` shifted so that their mean is the estimate, and kept in `limits`."""
+    if estimate is None or draws is None or not np.isfinite(estimate[0]):
+        return None
+    known = draws[np.isfinite(draws)]
+    if not len(known):
+        return None
+    low, high = np.quantile(known, [(1 - interval) / 2, (1 + interval) / 2])
+    value = float(estimate[0])
+    if bound:
+        value = float(known.mean())
+    else:
+        low, high = np.clip([value + low - known.mean(), value + high - known.mean()], *limits)
+    return {"value": value, "low": float(low), "high": float(high)}

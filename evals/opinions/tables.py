@@ -1,0 +1,184 @@
+"""The tables and the card of a simulated survey. No figure of a model stands without the baselines beside it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.text import markdown_table, markdown_text
+from evals.opinions.comparison import ARMS
+
+FIGURES = {
+    "similarity": "1 − JSD",
+    "wasserstein": "Wasserstein",
+    "group_similarity": "1 − JSD by group",
+    "group_wasserstein": "Wasserstein by group",
+    "gap": "gap of groups",
+    "slope": "steerability: slope",
+    "cosine": "steerability: cosine",
+    "rank": "rank correlation",
+}
+NOT_FOR = (
+    "It is no poll: nobody was asked. Do not report a figure as what people, or a group of people, think.",
+    "Do not use it where a decision about people, a policy, an election or a market depends on it, nor in place of "
+    "asking them. Where humans were asked, use their answers.",
+    "Do not use it to write to, persuade or rate persons or groups: a persona is a template, and what a model has it "
+    "say repeats what its training text says about such people, stereotypes included.",
+    "Do not carry it over to other questions, people, countries or times than those it was compared on.",
+)
+NOTHING_TO_COMPARE = (
+    "There is nothing to compare with: this survey has no human answers. Whether these shares are like those of any "
+    "people is not known; beside them stands only what a model without any opinion gives (uniform)."
+)
+READING = (
+    "1 − JSD: 1 where two distributions are equal. Wasserstein: 0 where equal, 1 at the ends of the scale (ordered "
+    "questions only). Gap: between the group of a field that is met best and worst. Slope: 1 where a group's "
+    "distribution moves from everybody's as far as that of humans, 0 where it does not; cosine: the direction "
+    "alone. Humans against humans is what chance among so many humans leaves: no arm can be expected to do better."
+)
+
+
+def scores_table(summary: Mapping[str, Any]) -> str:
+    """The arms as rows, with their intervals; figures that no arm has are left out. Empty without human answers."""
+    scores = summary["scores"]
+    if not summary["compared"]:
+        return ""
+    shown = [name for name in FIGURES if any(score.get(name) for score in scores.values())]
+    rows = [[ARMS[arm], *(_with_interval(score.get(name)) for name in shown)] for arm, score in scores.items()]
+    return markdown_table(["", *(FIGURES[name] for name in shown)], rows)
+
+
+def question_tables(summary: Mapping[str, Any], groups: bool = True) -> str:
+    """A table for each question and group: the share of each option in percent, of the model and of every baseline."""
+    parts = []
+    for question in summary["questions"]:
+        parts.append(f"### {markdown_text(question['text'])}")
+        for cell in question["cells"]:
+            if not cell["by"] or groups:
+                parts.append(_cell_table(question, cell))
+    return "\n\n".join(parts)
+
+
+def report(summary: Mapping[str, Any]) -> str:
+    """The whole of `tables.md`."""
+    parts = [f"# {markdown_text(summary['title'])}, answered by {markdown_text(summary['model'])}", _who(summary)]
+    if summary["compared"]:
+        parts += [scores_table(summary), READING, _winners(summary)]
+    else:
+        parts.append(NOTHING_TO_COMPARE)
+    return "\n\n".join([*parts, "## Distributions", question_tables(summary)]) + "\n"
+
+
+def card(summary: Mapping[str, Any]) -> str:
+    """The card: what was done, what the figures may not be used for, and how they compare."""
+    humans = summary["humans"]
+    parts = [
+        f"# {markdown_text(summary['title'])}, simulated",
+        f"{markdown_text(summary['model'])}, a language model, answered as each of {summary['personas']:,} personas.",
+        "## What these figures may not be used for",
+        "\n".join(f"- {line}" for line in NOT_FOR),
+        "## How they were made",
+        _who(summary),
+        _method(summary),
+        "## How close they are to humans",
+    ]
+    if summary["compared"]:
+        parts += [scores_table(summary), READING, _winners(summary)]
+        parts.append(
+            f"Humans: {markdown_text(humans['source'])}. Licence: {markdown_text(humans['licence'] or 'not stated')}."
+        )
+    else:
+        parts.append(NOTHING_TO_COMPARE)
+    parts += ["## Preference for places", _bias(summary)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell_table(question: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
+    arms = {name: cell["arms"][name] for name in ARMS if name in cell["arms"]}
+    counts = [
+        f"{cell['arms'][name]['people']:,} {word}"
+        for name, word in (("model", "personas"), ("humans", "humans"))
+        if name in cell["arms"] and cell["arms"][name]["people"] is not None
+    ]
+    who = "everybody" if not cell["by"] else f"{markdown_text(cell['by'])}: {markdown_text(cell['group'])}"
+    heading = f"**{who}** ({', '.join(counts) or 'published shares'})"
+    if "humans" not in arms:
+        heading += "; no human answers: nothing to compare with"
+    rows = []
+    for i, option in enumerate(question["options"]):
+        shares = [f"{100 * arm['shares'][i]:.1f}" for arm in arms.values()]
+        intervals = [
+            f" [{100 * arm['low'][i]:.1f}, {100 * arm['high'][i]:.1f}]" if "low" in arm else "" for arm in arms.values()
+        ]
+        rows.append([markdown_text(option), *(f"{share}{ends}" for share, ends in zip(shares, intervals, strict=True))])
+    names = {"humans": "humans", "overall": "all humans"}
+    return f"{heading}\n\n" + markdown_table(["", *(names.get(name, name) for name in arms)], rows)
+
+
+def _with_interval(figure: Mapping[str, float] | None) -> str:
+    if not figure:
+        return "–"
+    return f"{figure['value']:.3f} [{figure['low']:.3f}, {figure['high']:.3f}]"
+
+
+def _who(summary: Mapping[str, Any]) -> str:
+    humans = summary["humans"]
+    left_out = summary["left_out"]
+    lines = [f"{summary['personas']:,} personas from {markdown_text(summary['personas_source'])}."]
+    if left_out:
+        lines.append(f"{left_out:,} of them are longer than the model's context and were left out.")
+    if humans["kind"] == "the same people":
+        lines.append(
+            f"They are {humans['judged']:,} held-out respondents, judged by their own answers; baselines know the "
+            f"other {humans['train']:,}."
+        )
+    elif humans["kind"] == "held-out respondents":
+        lines.append(
+            f"They are compared with {humans['judged']:,} held-out respondents; baselines know the other "
+            f"{humans['train']:,}."
+        )
+    elif humans["kind"] == "published shares":
+        lines.append(
+            "They are compared with published shares. There are no single respondents, so no regression or forest "
+            "could be fitted, and the overall arm is made of the figures that it is compared with."
+        )
+    return " ".join(lines)
+
+
+def _method(summary: Mapping[str, Any]) -> str:
+    how = "the letter of each option" if summary["answer"] == "letter" else "the text of each option"
+    return (
+        f"The probability of an option is the likelihood of {how} over the sum of all options', averaged over orders "
+        "of the options; nothing is sampled. Intervals (95 % unless set otherwise) are of a bootstrap over people."
+    )
+
+
+def _winners(summary: Mapping[str, Any]) -> str:
+    """Which baselines are at least as close to humans as the model."""
+    figure = "group_similarity" if summary["scores"]["model"].get("group_similarity") else "similarity"
+    model = summary["scores"]["model"][figure]
+    if not model:
+        return ""
+    ahead = [
+        ARMS[arm].partition(":")[0]
+        for arm, score in summary["scores"].items()
+        if arm not in ("model", "humans") and score.get(figure) and score[figure]["value"] >= model["value"]
+    ]
+    if not ahead:
+        return f"In {FIGURES[figure]} the model is closer to humans than every baseline."
+    return f"In {FIGURES[figure]} these are at least as close to humans as the model: {'; '.join(ahead)}."
+
+
+def _bias(summary: Mapping[str, Any]) -> str:
+    rows = [
+        [markdown_text(name), str(bias["orders"]), "yes" if bias["balanced"] else "no", f"{bias['bias']:.3f}",
+         f"{bias['spread']:.3f}", " ".join(f"{share:.3f}" for share in bias["by_place"])]
+        for name, bias in summary["position_bias"].items()
+    ]  # fmt: skip
+    note = (
+        "Mean probability by the place of an option in the list, over all personas and orders: alike for a model "
+        "without such a preference. Bias: the largest distance from that; spread: mean total variation between one "
+        "order and the mean. Where the orders are not balanced, places also show which options are liked."
+    )
+    return (
+        markdown_table(["question", "orders", "balanced", "bias", "spread", "by place"], rows or [["–"] * 6])
+        + f"\n\n{note}"
+    )

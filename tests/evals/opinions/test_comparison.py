@@ -1,0 +1,204 @@
+"""Every arm is judged on the same humans; nothing of a model is printed without baselines."""
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from common.errors import ConfigError
+from configs.survey import SimulateConfig
+from data.surveys.people import Person
+from data.surveys.reading import MISSING, Respondents, parse_survey
+from evals.opinions import baselines
+from evals.opinions.comparison import compare
+from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
+
+QUESTIONS = [
+    {"name": "more", "text": "More parks?", "options": ["no", "maybe", "yes"], "ordered": True},
+    {"name": "pay", "text": "Who pays?", "options": ["town", "state"], "weight": 3.0},
+    {"name": "when", "text": "When?", "options": ["now", "later"]},
+]
+CONFIG = SimulateConfig(by=("side",), draws=200)
+
+
+def survey(**changes):
+    table = {"name": "parks", "title": "Parks", "persona": "I am on the {side}.", "questions": QUESTIONS}
+    return parse_survey(table | changes, "t")
+
+
+def people(count):
+    return [Person(str(i), {"side": ("left", "right")[i % 2]}) for i in range(count)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_trees():
+    """A forest of ten trees is fitted as fast as anything here needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "TREES", 10)
+        yield
+
+
+@pytest.fixture(scope="module")
+def respondents():
+    """400 people of whom those on the right like parks more; the first half is judged."""
+    draw = np.random.default_rng(0)
+    chances = {0: ([0.6, 0.3, 0.1], [0.8, 0.2], [0.5, 0.5]), 1: ([0.1, 0.2, 0.7], [0.3, 0.7], [0.5, 0.5])}
+    answers = np.array([[draw.choice(len(p), p=p) for p in chances[i % 2]] for i in range(400)])
+    answers[0, 0] = MISSING
+    return Respondents(people(400), answers, np.arange(200, 400), np.arange(200))
+
+
+def filled(summary):
+    return summary | {
+        "title": "Parks", "model": "a model", "personas": 200, "personas_source": "a file", "left_out": 0,
+        "answer": "letter", "position_bias": {},
+    }  # fmt: skip
+
+
+def answers_of(respondents, asked):
+    """A model that gives each person's own answer with certainty, and does not know the one that is missing."""
+    one_hot = [np.eye(len(q["options"]))[respondents.answers_NQ[asked, i]] for i, q in enumerate(QUESTIONS)]
+    one_hot[0][0] = [0.2, 0.2, 0.6]
+    return one_hot
+
+
+@pytest.fixture(scope="module")
+def perfect(respondents):
+    """The comparison of that model."""
+    asked = respondents.held_out
+    judged = [respondents.people[i] for i in asked]
+    return compare(survey(), CONFIG, judged, answers_of(respondents, asked), respondents, asked)
+
+
+def test_a_model_that_answers_as_the_people_do_is_perfect(perfect):
+    summary = perfect
+    model = summary["scores"]["model"]
+    for figure, value in {
+        "similarity": 1,
+        "wasserstein": 0,
+        "group_similarity": 1,
+        "slope": 1,
+        "cosine": 1,
+        "rank": 1,
+    }.items():
+        assert model[figure]["value"] == pytest.approx(value), figure
+    # Person and answer are resampled together, so that nothing is uncertain here.
+    assert (model["similarity"]["low"], model["similarity"]["high"]) == (pytest.approx(1), pytest.approx(1))
+    first = summary["questions"][0]["cells"][0]["arms"]
+    assert first["model"]["people"] == first["humans"]["people"] == first["forest"]["people"] == 199
+    assert set(summary["scores"]) == {"model", "uniform", "majority", "overall", "regression", "forest", "humans"}
+    assert summary["humans"]["missing"] == {"more": 1, "pay": 0, "when": 0}
+
+
+def test_scores_are_those_computed_by_hand(perfect, respondents):
+    summary = perfect
+    held, train = respondents.answers_NQ[respondents.held_out], respondents.answers_NQ[respondents.train]
+
+    def shares(answers, options):
+        return np.bincount(answers[answers >= 0], minlength=options) / (answers >= 0).sum()
+
+    def close(p, q):
+        return 1 - jensenshannon(p, q, base=2) ** 2
+
+    everybody = [close(shares(held[:, i], n), np.full(n, 1 / n)) for i, n in enumerate((3, 2, 2))]
+    assert summary["scores"]["uniform"]["similarity"]["value"] == pytest.approx(
+        np.average(everybody, weights=[1, 3, 1])
+    )
+    by_side = [
+        np.average([close(shares(held[side::2, i], n), shares(train[:, i], n)) for i, n in enumerate((3, 2, 2))],
+                   weights=[1, 3, 1])
+        for side in (0, 1)
+    ]  # fmt: skip
+    overall = summary["scores"]["overall"]
+    assert overall["group_similarity"]["value"] == pytest.approx(np.mean(by_side))
+    assert overall["gap"]["value"] == pytest.approx(abs(by_side[0] - by_side[1]))
+    assert overall["slope"]["value"] == 0
+    assert overall["cosine"] is None
+    # The side tells nearly all, so that the regression moves with it and comes closer than any constant.
+    regression = summary["scores"]["regression"]
+    assert regression["slope"]["value"] > 0.7
+    assert regression["group_similarity"]["value"] > overall["group_similarity"]["high"]
+    bound = summary["scores"]["humans"]["group_similarity"]
+    assert overall["group_similarity"]["value"] < bound["low"] < bound["value"] < 1
+
+
+def test_intervals_cover_what_the_people_were_drawn_from(perfect):
+    left = next(cell for cell in perfect["questions"][1]["cells"] if cell["group"] == "left")["arms"]["humans"]
+    # 100 people at 0.8: the textbook interval has the half width 0.078.
+    assert left["high"][0] - left["low"][0] == pytest.approx(2 * 1.96 * np.sqrt(0.8 * 0.2 / 100), rel=0.3)
+    assert left["low"][0] < 0.8 < left["high"][0]
+
+
+def test_personas_who_are_not_the_respondents_are_compared_by_group(respondents):
+    personas = people(30)
+    uniform = [np.full((30, len(q["options"])), 1 / len(q["options"])) for q in QUESTIONS]
+    uniform[0][3] = np.nan  # left out
+    summary = compare(survey(), CONFIG, personas, uniform, respondents)
+    assert summary["humans"]["kind"] == "held-out respondents"
+    for figure, uniform_score in summary["scores"]["uniform"].items():
+        score = summary["scores"]["model"][figure]
+        assert score == (None if uniform_score is None else pytest.approx(uniform_score)), figure
+    assert summary["questions"][0]["cells"][0]["arms"]["model"]["people"] == 29
+    lonely = [Person(str(i), {"side": "left", "town": "X"}) for i in range(5)]
+    with pytest.raises(ConfigError, match="--by town: the respondents of survey parks have no such field"):
+        compare(survey(), CONFIG.model_copy(update={"by": ("town",)}), lonely, [p[:5] for p in uniform], respondents)
+
+
+def test_published_shares_are_compared_without_single_people():
+    questions = [{**QUESTIONS[0], "humans": [0.5, 0.3, 0.2], "respondents": 100,
+                  "groups": {"side": {"left": [0.6, 0.3, 0.1], "right": [0.4, 0.3, 0.3]}}}]  # fmt: skip
+    probabilities = [np.tile([0.2, 0.3, 0.5], (20, 1))]
+    summary = compare(survey(questions=questions), CONFIG, people(20), probabilities, None)
+    assert summary["humans"]["kind"] == "published shares"
+    assert "forest" not in summary["scores"]
+    assert summary["scores"]["overall"]["similarity"] is None  # the same figures
+    left, right = [0.6, 0.3, 0.1], [0.4, 0.3, 0.3]
+    expected = np.mean([1 - jensenshannon([0.5, 0.3, 0.2], group, base=2) ** 2 for group in (left, right)])
+    assert summary["scores"]["overall"]["group_similarity"]["value"] == pytest.approx(expected)
+    human = summary["questions"][0]["cells"][0]["arms"]["humans"]
+    assert human["low"][0] < 0.5 < human["high"][0]
+    assert "low" not in summary["questions"][0]["cells"][1]["arms"]["humans"]
+    assert "no regression or forest" in report(filled(summary))
+
+
+def test_without_humans_there_is_nothing_to_compare_with():
+    summary = compare(
+        survey(), CONFIG, people(20), [np.tile([0.2, 0.3, 0.5], (20, 1)), *[np.full((20, 2), 0.5)] * 2], None
+    )
+    assert not summary["compared"]
+    assert summary["scores"] == {}
+    arms = summary["questions"][0]["cells"][0]["arms"]
+    assert set(arms) == {"model", "uniform"}
+    for text in (report(filled(summary)), card(filled(summary))):
+        assert NOTHING_TO_COMPARE in text
+    assert scores_table(summary) == ""
+    assert "nothing to compare with" in report(filled(summary))
+
+
+def test_a_small_group_is_shown_and_not_scored(respondents):
+    few = Respondents(
+        [Person(p.id, {"side": "middle"} if i < 4 else p.fields) for i, p in enumerate(respondents.people)],
+        respondents.answers_NQ,
+        respondents.train,
+        respondents.held_out,
+    )
+    asked = few.held_out
+    summary = compare(survey(), CONFIG, [few.people[i] for i in asked], answers_of(few, asked), few, asked)
+    groups = [cell["group"] for cell in summary["questions"][1]["cells"]]
+    assert groups == ["all", "left", "middle", "right"]
+    whole = compare(
+        survey(), CONFIG, [respondents.people[i] for i in asked], answers_of(few, asked), respondents, asked
+    )
+    # Four people who all differ from everybody would widen the gap.
+    assert summary["scores"]["uniform"]["gap"]["value"] == pytest.approx(
+        whole["scores"]["uniform"]["gap"]["value"], abs=0.02
+    )
+
+
+def test_the_card_says_what_the_figures_are_not_for(respondents):
+    asked = respondents.held_out
+    judged = [respondents.people[i] for i in asked]
+    uniform = [np.full((200, len(q["options"])), 1 / len(q["options"])) for q in QUESTIONS]
+    text = card(filled(compare(survey(), CONFIG, judged, uniform, respondents, asked)))
+    for line in NOT_FOR:
+        assert line in text
+    assert "at least as close to humans as the model: uniform; " in text
