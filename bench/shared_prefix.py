@@ -69,9 +69,9 @@ def main():
         taken, difference = seconds(tokens(times * rest), groups, groups)
         by_clock, ratios = taken["whole"] / taken["shared"]
         whole, shared = (np.median(taken[name][1]) for name in ("whole", "shared"))
+        ratio = f"{np.median(ratios):.1f} [{min(ratios):.1f}, {max(ratios):.1f}]"
         lines.append(
-            f"| {times} | {whole:.2f} | {shared:.2f} | {np.median(ratios):.1f} [{min(ratios):.1f}, {max(ratios):.1f}] | "
-            f"{np.median(by_clock):.1f} | {difference:.0e} |"
+            f"| {times} | {whole:.2f} | {shared:.2f} | {ratio} | {np.median(by_clock):.1f} | {difference:.0e} |"
         )
         print(lines[-1], flush=True)
     questions = [tokens(QUESTION) for _ in range(QUESTIONS)]

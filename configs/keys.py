@@ -22,6 +22,7 @@ from configs.distill import DistillConfig, IndexConfig
 from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
 from configs.ingest import IngestPart
+from configs.label import LabelConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
@@ -42,6 +43,7 @@ PARTS: dict[str, Any] = {
     "held_out": HeldOutPart,
     "index": IndexConfig,
     "ingest": IngestPart,
+    "label": LabelConfig,
     "model": ModelConfig,
     "model_under_test": ModelUnderTest,
     "plan": PlanConfig,

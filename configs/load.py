@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
+from configs.base import Section
 from configs.forms import WithoutWorkersOwn, as_on_worker, this_worker
 from configs.schema import RunConfig
 
+SectionPart = TypeVar("SectionPart", bound=Section)
 MOST_EXTENDED = 20  # files in a chain of `extends`
 _SHIPPED = Path(str(resources.files("configs")))
 
@@ -27,6 +29,23 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     path = locate(name)
     try:
         return RunConfig.model_validate(changed(_read(path, seen=()), settings or ()))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_error(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep") from None
+
+
+def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str] | None = None) -> SectionPart:
+    """The tables of `model` from a file that has them alone, or beside those of a whole configuration.
+
+    Raises `ConfigError` as `load` does.
+    """
+    path = locate(name)
+    table = changed(_read(path, seen=()), settings or ())
+    if unknown := sorted(set(table) - set(model.model_fields) - set(RunConfig.model_fields)):
+        raise ConfigError(f"{path}: unknown key `{unknown[0]}`; it may have {', '.join(model.model_fields)}")
+    try:
+        return model.model_validate({name: table[name] for name in model.model_fields if name in table})
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error)}") from None
     except RecursionError:

@@ -20,16 +20,16 @@ from data.sources.wikipedia import articles
 
 MOST_SHOWN = 12  # labels in a message
 
-Form = Literal["label", "entities", "chat", "opinions"]
+Form = Literal["label", "entities", "chat", "opinions", "text"]
 
 
 @dataclass(frozen=True)
 class LabelledRow:
     """A text and what is to be learnt of it.
 
-    `target`: the label, the reply, or the JSON of the entities; empty for "opinions", which has `options` with the
-    `shares` of people who chose them (they sum to 1). `source`: rows with equal ones stay in one split. `number`: of
-    the row in its data, from 1.
+    `target`: the label, the reply, or the JSON of the entities; empty for "text", and for "opinions", which has
+    `options` with the `shares` of people who chose them (they sum to 1). `source`: rows with equal ones stay in one
+    split. `number`: of the row in its data, from 1.
     """
 
     text: str
@@ -49,14 +49,18 @@ def read_rows(
     data that cannot be used, `Retryable` if the Hub does not answer.
     """
     if config.reader == "wikipedia_topics":
-        if form != "label":
+        if form not in ("label", "text"):
             raise ConfigError(f"{config.label}: has labels, and no rows of form {form!r}")
         # The 11 topics of the list of vital articles. The run's own pretraining has read these texts.
         chosen = [article for article in articles() if article.topic not in (None, "Uncategorized")]
         return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(chosen, 1)]
+    builders = {
+        "label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows,
+        "text": _text_rows,
+    }  # fmt: skip
     rows: list[LabelledRow] = []
     for where, table in _tables(config, work, files or {}):
-        builder = {"label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows}[form]
+        builder = builders[form]
         rows += builder(config, table, where, len(rows))
     return rows
 
@@ -111,6 +115,13 @@ def _label_rows(config: LabelledDataConfig, table: Table, where: str, before: in
         source = str(row[config.source_column]) if config.source_column else text
         rows.append(LabelledRow(text, label, source, number))
     return rows
+
+
+def _text_rows(config: LabelledDataConfig, table: Table, where: str, before: int) -> list[LabelledRow]:
+    """Texts alone, with no target."""
+    require_columns(where, table.columns, [config.text_column])
+    texts = [text_value(row, config.text_column, f"{where}: row {n}") for n, row in enumerate(table.rows, before + 1)]
+    return [LabelledRow(text, "", text, number) for number, text in enumerate(texts, before + 1)]
 
 
 def _label(value: Any, names: Sequence[str], cuts: Sequence[float], place: str) -> str:

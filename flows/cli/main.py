@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -400,6 +401,44 @@ def compare(
     show_as(comparison, as_json, lambda comparison: comparison_view(comparison, changed))
 
 
+def distill(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A TOML file with the tables [label] and [endpoints.NAME].")
+    ],
+    label: Annotated[
+        bool, typer.Option("--label", help="Label the texts of `label.data` by the teacher `label.teacher`.")
+    ] = False,
+    questions: Annotated[
+        str | None,
+        typer.Option("--questions", metavar="ID", help="Leave out texts that overlap these questions of benchmarks."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Label again; what is paid for is reused.")] = False,
+    settings: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """Let a teacher label texts, after its agreement with people is measured on rows that they labelled."""
+    if not label:
+        raise ConfigError(f"distill: give --label; documents are distilled by `nautile run {config} --only distill`")
+    from configs.label import LabelRun
+    from configs.load import load_part
+    from flows.cli.label import label_texts
+    from flows.single_step import StepFailed
+
+    words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
+    command = f"{words} {config_words(config, settings)}"
+    out, err = console_for(stderr=as_json), console_for(stderr=True)
+    run_config = load_part(config, LabelRun, settings)
+    try:
+        made = label_texts(the_store(), run_config, questions, command, force, out, err)
+    except StepFailed as error:
+        raise typer.Exit(error.code) from None
+    if as_json:
+        print(json.dumps({"id": made.id, "path": str(made.path), **made.manifest["facts"]}, indent=1))
+        return
+    print_markdown((made.path / "card.md").read_text(encoding="utf-8"))
+    out.print(f"{made.id}: `nautile tune` takes it as data", soft_wrap=True)
+
+
 # The panels of `nautile --help`, and the commands in their order.
 PANELS = {
     "Run": {"run": run, "plan": plan, "status": status},
@@ -416,6 +455,7 @@ PANELS = {
     "Model": {
         "params": params,
         "chat": chat,
+        "distill": distill,
         "serve": serve,
         "evaluate": evaluate,
         "bench": bench,

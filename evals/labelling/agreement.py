@@ -1,0 +1,44 @@
+"""Agreement of two labellers on the same texts: accuracy and Cohen's kappa, with bootstrap intervals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import confusion_matrix
+
+from evals.labelling.scores import Interval
+
+DRAWS = 4000
+
+
+def agreement(people: Sequence[str], teacher: Sequence[str], labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Agreement of a teacher with people on the same texts, as JSON data.
+
+    `kappa` is Cohen's (1960): agreement above that of two labellers who use each label as often, and choose it without
+    reading; 0 where both use a single label throughout. Raises `ValueError` for no texts.
+    """
+    if not len(people):
+        raise ValueError("agreement needs at least one text")
+    counts = confusion_matrix(people, teacher, labels=list(labels))
+    total = int(counts.sum())
+    # Texts drawn with return fall into the cells of the table as a multinomial.
+    drawn = np.random.default_rng(seed).multinomial(total, counts.ravel() / total, size=DRAWS)
+    values = _accuracy_and_kappa(counts[None])[0]
+    low, high = np.quantile(_accuracy_and_kappa(drawn.reshape(DRAWS, *counts.shape)), [0.025, 0.975], axis=0)
+    accuracy, kappa = (Interval(*map(float, part)) for part in zip(values, low, high, strict=True))
+    return {
+        "rows": total,
+        "accuracy": accuracy._asdict(),
+        "kappa": kappa._asdict(),
+        "labels": list(labels),
+        "confusion": counts.tolist(),  # of people's labels (rows) and the teacher's (columns)
+    }
+
+
+def _accuracy_and_kappa(counts_DLL: np.ndarray) -> np.ndarray:
+    """[D, 2] of D tables of L labels."""
+    shares = counts_DLL / counts_DLL.sum(axis=(1, 2), keepdims=True)
+    observed = np.trace(shares, axis1=1, axis2=2)
+    expected = np.sum(shares.sum(axis=1) * shares.sum(axis=2), axis=1)
+    kappa = np.divide(observed - expected, 1 - expected, out=np.zeros_like(observed), where=expected < 1 - 1e-12)
+    return np.stack([observed, kappa], axis=1)

@@ -1,0 +1,28 @@
+"""`nautile distill --label`: a teacher labels texts, as a step by itself."""
+
+from rich.console import Console
+
+from common.errors import ConfigError
+from configs.endpoint import with_fallbacks
+from configs.label import LabelRun
+from flows.single_step import run_single_step
+from store.artifacts import Artifact, Store
+from tasks.label import label
+
+
+def label_texts(
+    store: Store, run: LabelRun, questions: str | None, command: str, force: bool, out: Console, err: Console
+) -> Artifact:
+    """The artifact of labels. `questions`: the one with the benchmarks' questions, which no text may overlap."""
+    names = with_fallbacks([run.label.teacher], run.endpoints)
+    section = {
+        "label": run.label.model_dump(mode="json"),
+        "endpoints": {name: run.endpoints[name].model_dump(mode="json") for name in names},
+    }
+    inputs = {}
+    if questions is not None:
+        screened = store.get(questions)
+        if screened.kind != "questions":
+            raise ConfigError(f"--questions {questions}: is an artifact of kind {screened.kind!r}, not 'questions'")
+        inputs["questions"] = screened.id
+    return run_single_step(label, section, inputs, store, command=command, out=out, err=err, force=force)["labels"]

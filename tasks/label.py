@@ -1,0 +1,181 @@
+"""Label (paper §1, §6): a teacher labels texts, after its agreement with people is measured on rows they labelled."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import write_atomically, write_json
+from common.text import markdown_table, markdown_text, visible
+from configs.keys import FILES
+from configs.label import LabelConfig
+from configs.tune import LabelledDataConfig
+from data.endpoints.embedded import STAND_IN
+from data.endpoints.pool import EndpointPool
+from data.labelled.rows import LabelledRow, read_rows
+from data.labelled.teacher import UNASKED, TeacherLabel, ask_labels, refuse_if_too_many
+from data.screening.contamination import load_contamination_index
+from data.screening.text_hash import text_hash
+from evals.labelling.agreement import agreement
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+LABELS = "labels.jsonl"
+SAMPLES = 24  # texts that become sample rows of the run
+LONGEST_SAMPLE = 400  # characters
+
+
+@stage("label", version=1, outputs=("labels",))
+def label(job: Job) -> None:
+    """Ask about the gold rows, report the agreement, then about the texts. What is paid for is never paid again."""
+    config = job.part("label", LabelConfig)
+    gold = _read(job, config.gold, "label")
+    if unknown := [row for row in gold if row.target not in config.labels]:
+        raise ConfigError(
+            f"{config.gold.label}: row {unknown[0].number} has the label {unknown[0].target!r}, which is none of "
+            "label.labels"
+        )
+    texts = _read(job, config.data, "text")
+    known = {text_hash(row.text) for row in gold}
+    unlabelled = [row for row in texts if text_hash(row.text) not in known]
+    kept, contaminated = _screened(job, unlabelled)
+    if not kept:
+        raise ConfigError(f"{config.data.label}: none of its {len(texts)} texts is left to be labelled")
+    with EndpointPool(job.endpoints, job.reply_source, job.emit, config.budget_dollars, config.budget_tokens) as pool:
+        pool.check()
+        total, done = len(gold) + len(kept), 0
+
+        def count(result: TeacherLabel) -> None:
+            nonlocal done
+            done += 1
+            job.emit("progress", done=done, total=total, unit="texts", note=f"${pool.spent:.4f}")
+
+        checked = ask_labels(config, pool, gold, count)
+        refuse_if_too_many(config, checked, "gold rows")
+        measured = _agreement(job, config, checked)
+        results = ask_labels(config, pool, kept, count)
+        refuse_if_too_many(config, results, "texts")
+        facts = _facts(config, pool, checked, results)
+    facts |= {
+        "texts": len(texts),
+        "in_gold": len(texts) - len(unlabelled),
+        "contaminated": contaminated,
+        "agreement": measured,
+    }
+    _write(job.output("labels"), results, checked, facts)
+    job.describe("labels", **facts)
+    for name, value in {"labelled": facts["labelled"], "dollars": facts["dollars"], **facts["rejected"]}.items():
+        job.emit("metric", name=name if name in ("labelled", "dollars") else f"rejected_{name}", step=0, value=value)
+
+
+def _read(job: Job, config: LabelledDataConfig, form: Any) -> list[LabelledRow]:
+    files = {path: sha256 for path, by_file in job.section.get(FILES, {}).items() for sha256 in by_file.values()}
+    work = job.scratch / "hub"
+    try:
+        return read_rows(config, form, work, files)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _screened(job: Job, rows: Sequence[LabelledRow]) -> tuple[list[LabelledRow], dict[str, int] | None]:
+    """The texts that overlap no question of a benchmark, and counts of the others; None: there are no questions."""
+    index = load_contamination_index(job.inputs.get("questions"))
+    if index is None:
+        return list(rows), None
+    hits = index.screen([row.text for row in rows])
+    counts = Counter(hit[0].benchmark for hit in hits if hit)
+    return [row for row, hit in zip(rows, hits, strict=True) if not hit], dict(counts)
+
+
+def _agreement(job: Job, config: LabelConfig, checked: Sequence[TeacherLabel]) -> dict[str, Any]:
+    """The teacher's agreement with people, reported at once. Raises `ConfigError` where it is below `least_kappa`."""
+    both = [(result.row.target, result.label) for result in checked if result.label is not None]
+    people, teacher = zip(*both, strict=True)
+    measured = {**agreement(people, teacher, config.labels, config.seed), "without_label": len(checked) - len(both)}
+    for name in ("accuracy", "kappa"):
+        job.emit("metric", name=f"gold_{name}", step=0, value=measured[name]["value"])
+    if config.least_kappa is not None and measured["kappa"]["value"] < config.least_kappa:
+        raise ConfigError(
+            f"label.least_kappa is {config.least_kappa:g}, but on {len(both)} gold rows the teacher {config.teacher!r} "
+            f"agrees with people by a kappa of {_interval(measured['kappa'])}, so nothing more is asked; use another "
+            "teacher, or say in `descriptions` what the labels mean"
+        )
+    return measured
+
+
+def _facts(
+    config: LabelConfig, pool: EndpointPool, checked: Sequence[TeacherLabel], results: Sequence[TeacherLabel]
+) -> dict[str, Any]:
+    """The counts of the manifest, of which the card is written."""
+    every = [*checked, *results]
+    endpoint = pool.config(config.teacher)
+    stand_in = STAND_IN if endpoint.kind == "embedded" else f"{endpoint.model}, in place of a teacher"
+    return {
+        "labelled": sum(result.label is not None for result in results),
+        "rejected": dict(Counter(result.reason for result in results if result.reason).most_common()),
+        "balance": dict(Counter(result.label for result in results if result.label).most_common()),
+        "teacher": endpoint.model,
+        "models": sorted({pool.config(result.endpoint).model for result in every if result.label}),
+        "dollars": round(pool.spent, 6),
+        "dollars_unknown": round(pool.unknown, 6),
+        "replies_reused": sum(result.reused for result in every),
+        "budget_exhausted": any(result.reason == UNASKED for result in every),
+        "hostile": dict(Counter(sign for result in every for sign in result.signs).most_common()),
+        "stand_in": stand_in if endpoint.stand_in else None,
+    }
+
+
+def _write(
+    folder: Path, results: Sequence[TeacherLabel], checked: Sequence[TeacherLabel], facts: dict[str, Any]
+) -> None:
+    """Labelled rows as `nautile tune` reads them, the gold rows beside the teacher's labels, and what has no label."""
+    files: dict[str, list[dict[str, Any]]] = {LABELS: [], "gold.jsonl": [], "rejected.jsonl": []}
+    for result in results:
+        row: dict[str, Any] = {"text": result.row.text, "row": result.row.number, "teacher": result.endpoint}
+        if result.label is not None:
+            files[LABELS].append({**row, "label": result.label, "request": result.digest})
+        else:
+            files["rejected.jsonl"].append({**row, "reason": result.reason, "reply": result.reply})
+    for result in checked:
+        teacher = {"teacher_label": result.label, "reason": result.reason}
+        files["gold.jsonl"].append(
+            {"text": result.row.text, "row": result.row.number, "label": result.row.target, **teacher}
+        )
+    for name, rows in files.items():
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_atomically(folder / name, lines.encode("utf-8", "replace"))
+    write_json(folder / "agreement.json", facts["agreement"])
+    write_atomically(folder / "card.md", label_card(facts).encode())
+
+
+def label_card(facts: dict[str, Any]) -> str:
+    """The card of an artifact of labels, as Markdown; `facts`: those of its manifest."""
+    measured = facts["agreement"]
+    stand_in = f" (a stand-in: {facts['stand_in']})" if facts["stand_in"] else ""
+    rows: list[tuple[str, Any]] = [("also among the gold rows, not asked", facts["in_gold"])]
+    if facts["contaminated"] is not None:
+        rows.append(("overlap a benchmark, not asked", sum(facts["contaminated"].values())))
+    rows += [(f"no label: {reason.replace('_', ' ')}", count) for reason, count in facts["rejected"].items()]
+    rows += [(f"label {visible(name, 100)}", count) for name, count in facts["balance"].items()]
+    signs = ", ".join(f"{count} {name}" for name, count in facts["hostile"].items())
+    paragraphs = [
+        "# Labels by a teacher",
+        f"{facts['labelled']:,} of {facts['texts']:,} texts labelled by {markdown_text(facts['teacher'] + stand_in)}, "
+        f"for ${facts['dollars']:.4f}. These labels are a model's, not people's.",
+        f"On {measured['rows']} rows that people labelled, the teacher's label is theirs in "
+        f"{_interval(measured['accuracy'], 100)} % (95 % interval); Cohen's kappa {_interval(measured['kappa'])}. "
+        f"{measured['without_label']} more got no label.",
+        markdown_table(("", "texts"), [(markdown_text(name), count) for name, count in rows]),
+        f"Signs of text meant for a model that reads it: {signs or 'none'}.",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _interval(value: dict[str, float], scale: float = 1.0) -> str:
+    digits = 1 if scale > 1 else 2
+    return (
+        f"{scale * value['value']:.{digits}f} [{scale * value['low']:.{digits}f}, {scale * value['high']:.{digits}f}]"
+    )

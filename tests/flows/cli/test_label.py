@@ -1,0 +1,126 @@
+"""`nautile distill --label`: killed and resumed without paying twice, its agreement first, and bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from flows.cli import main as cli
+from store.artifacts import Store
+from tests.support.fake_openai import FakeOpenAI
+from tests.support.toy_cli import ROOT, environment
+
+GOLD = [("a fine day", "good"), ("a poor day", "bad"), ("a fine meal", "good"), ("a poor meal", "bad")]
+TEXTS = ["a fine walk", "a poor walk", "no answer", "a fine book", "a poor book", "a fine day"]
+CONFIG = """
+[label]
+data = "texts.jsonl"
+gold = "gold.csv"
+labels = ["good", "bad"]
+teacher = "t"
+
+[endpoints.t]
+kind = "openai"
+model = "fake"
+url = "{url}"
+concurrency = 1
+dollars_per_million_out = 1000.0
+"""
+
+
+def answer(body):
+    text = body["messages"][-1]["content"]
+    return "I would rather not." if "no answer" in text else json.dumps({"label": "good" if "fine" in text else "bad"})
+
+
+@pytest.fixture
+def nautile(tmp_path, monkeypatch, capsys):
+    """Run a command in a folder with the two files; returns exit code, standard output, standard error."""
+    (tmp_path / "gold.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOLD))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_killed_labelling_pays_for_no_reply_again(nautile, tmp_path):
+    arrived, reached, ended = [], threading.Event(), threading.Event()
+
+    def reply(body):
+        arrived.append(body)
+        if len(arrived) == len(GOLD) + 3:  # in the midst of the texts
+            reached.set()
+            ended.wait(60)
+        return answer(body)
+
+    command = ["distill", "label.toml", "--label"]
+    with FakeOpenAI(reply, per_million=(0.0, 1000.0)) as server:
+        (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli.main", *command], cwd=tmp_path, start_new_session=True,
+            env={**environment(tmp_path / "store"), "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            assert reached.wait(120)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            ended.set()
+        code, out, err = nautile(*command, "--json")
+        assert code == 0, err
+        # The request that was cut is asked again; the five texts that are not among the gold rows, and no more.
+        assert len(arrived) == len(GOLD) + 5 + 1
+    facts = json.loads(out)
+    assert (facts["labelled"], facts["rejected"], facts["in_gold"]) == (4, {"unparsable": 1}, 1)
+    assert facts["agreement"]["kappa"]["value"] == 1
+    [artifact] = Store(tmp_path / "store").list("labels")
+    rows = [json.loads(line) for line in (artifact.path / "labels.jsonl").read_text().splitlines()]
+    assert [(row["text"], row["label"]) for row in rows] == [
+        (text, "good" if "fine" in text else "bad") for text in TEXTS if text not in ("no answer", GOLD[0][0])
+    ]
+    assert "Cohen's kappa 1.00" in (artifact.path / "card.md").read_text()
+
+
+def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
+    with FakeOpenAI(lambda body: "bad") as server:
+        (tmp_path / "label.toml").write_text(CONFIG.format(url=server.url))
+        code, _, err = nautile("distill", "label.toml", "--label", "--set", "label.least_kappa=0.4")
+    assert code == 2
+    assert "agrees with people by a kappa of 0.00 [0.00, 0.00], so nothing more is asked" in err
+    assert server.answered == len(GOLD)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "label.gold=missing.csv"], "missing.csv"),
+        (
+            ["--set", "label.labels=['good', 'fair']"],
+            "gold.csv: row 2 has the label 'bad', which is none of label.labels",
+        ),
+        (["--set", "label.datum=1"], "unknown key `label.datum`"),
+        (["--set", "labels=1"], "unknown key `labels`"),
+    ],
+    ids=["no file", "a label that is not asked about", "unknown key", "unknown table"],
+)
+def test_bad_input_is_a_message(nautile, tmp_path, words, message):
+    (tmp_path / "label.toml").write_text(CONFIG.format(url="http://127.0.0.1:9/v1"))
+    code, _, err = nautile("distill", "label.toml", "--label", *words)
+    assert (code, message in err) == (2, True), err
+
+
+def test_without_label_the_command_names_the_other(nautile):
+    assert "nautile run local --only distill" in nautile("distill", "local")[2]
