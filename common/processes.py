@@ -1,7 +1,8 @@
-"""Processes: a child that ends with its parent, a free port, and the exit codes that every command here uses."""
+"""Processes: a child that ends with its parent, where a server listens, and the exit codes of every command."""
 
 import ctypes
 import gc
+import ipaddress
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+
+from common.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_S = 0.5
@@ -79,3 +82,27 @@ def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, is this machine's alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: any but this may be another machine's
+        return host.lower() == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that already listens, which child processes may inherit. Raises `ConfigError` for a wrong address."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there ({error}); choose another address or port"
+        ) from None
+    listener.set_inheritable(True)
+    return listener

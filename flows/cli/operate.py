@@ -72,8 +72,9 @@ def approve(
 ) -> None:
     """Approve the stage that a run is waiting for. Without RUN: list the waiting runs and their questions."""
     from flows.cli.tables import waiting_table
-    from flows.operate import approval
+    from flows.operate import approval, services
 
+    services.use_login(the_store())
     if run is None:
         show_as(approval.waiting(the_store()), as_json, waiting_table)
         return
@@ -86,6 +87,9 @@ def up(
     config: ConfigArgument = "local",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server and page.")] = 4200,
     dashboard_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
+    host: Annotated[
+        str, typer.Option(help="Address of the server. Any but this machine's own needs a login, which is generated.")
+    ] = "127.0.0.1",
 ) -> None:
     """Start Prefect's server, the deployments and the dashboard on this machine, and print their addresses."""
     from configs.load import load
@@ -95,7 +99,7 @@ def up(
     load(config)  # refuses a bad configuration before anything is started
     store, console = the_store(), console_for()
     with console.status("starting") as spinner:
-        running = services.up(store, config, port, dashboard_port, spinner.update)
+        running = services.up(store, config, port, dashboard_port, spinner.update, host)
         os.environ.setdefault("PREFECT_API_URL", services.url_of(store, "server") or "")
         # Imports Prefect, which reads its settings once: after its address is set.
         from flows.operate.reconcile import reconcile_if_possible
@@ -103,6 +107,12 @@ def up(
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
     console.print(service_table(running))
+    if login := services.use_login(store):
+        console.print(
+            f"the server wants the login in {login}: its page asks for it, other programs have it in "
+            "PREFECT_API_AUTH_STRING",
+            soft_wrap=True,
+        )
 
 
 def down() -> None:
@@ -117,7 +127,7 @@ def reconcile(as_json: Json = False) -> None:
     """Clean up after dead processes: runs still shown as running, leftover staging folders, lock files."""
     from flows.cli.tables import reconciled_view
     from flows.operate import prefect_server
-    from flows.operate.services import url_of
+    from flows.operate.services import url_of, use_login
 
     store, results = the_store(), []
     if store.root.exists():
@@ -126,6 +136,7 @@ def reconcile(as_json: Json = False) -> None:
             if store.lost_runs():  # Prefect shows these as running too: only then is its server needed
                 if url := url_of(store, "server"):
                     os.environ.setdefault("PREFECT_API_URL", url)
+                use_login(store)
                 stack.enter_context(console_for(stderr=True).status("asking Prefect"))
                 stack.enter_context(prefect_server.prefect_api())
             # Imports Prefect, which reads its settings once: after `configure_prefect` and `prefect_api` have set them.

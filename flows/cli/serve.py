@@ -6,7 +6,6 @@ seconds to finish.
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +13,8 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
-from common.processes import collector_paused
+from common.processes import collector_paused, is_loopback, listen
 from flows.cli.terminal import CheckpointArgument, RuntimeOption, console_for, the_store
-
-LOOPBACK = ("127.", "localhost", "::1")
 
 
 def serve(
@@ -63,7 +60,7 @@ def serve(
     stops = (tokenizer.im_end, tokenizer.end_of_text)
     engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
     name = name or _model_name(folder)
-    listener = _listen(host, port)
+    listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     server_config = uvicorn.Config(
         application(ServedModel(name, int(time.time()), tokenizer, engine, key)),
@@ -76,7 +73,7 @@ def serve(
     console = console_for()
     shown = f"[{address}]" if ":" in address else address
     console.print(f"serving {name} at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)", soft_wrap=True)
-    if key is None and not host.startswith(LOOPBACK):
+    if key is None and not is_loopback(host):
         console.print(f"anyone who can reach {address} can use it: set an API key with --key-env", soft_wrap=True)
     # uvicorn raises the signal again after its shutdown; without a handler that would end us with its exit status.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -89,19 +86,3 @@ def _model_name(folder: Path) -> str:
     if (folder / "manifest.json").is_file():
         return f"{folder.parent.name}/{folder.name[:12]}"
     return folder.name
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that already listens, so that a wrong address is refused before the engine starts."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({error}); choose another address or port"
-        ) from None
-    listener.set_inheritable(True)
-    return listener

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.processes import collector_paused, die_with_parent, free_port
+from flows.operate.own_page import OwnPageOnly
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -183,22 +184,20 @@ def _drain() -> None:
         EventsWorker.drain_all(timeout=5)
 
 
-def _serve(port: int, parent: int) -> None:
-    """The server's process: it ends with the run that started it, however that ends."""
-    die_with_parent(parent)
-    with collector_paused():
-        import prefect.server.api.server  # noqa: F401
-        import uvicorn
+def _serve(port: int, parent: int | None) -> None:
+    """The server's process. With `parent` it ends with the run that started it, however that ends.
 
-    uvicorn.run(
-        "prefect.server.api.server:create_app",
-        factory=True,
-        host="127.0.0.1",
-        port=port,
-        log_level="error",
-        lifespan="on",
-    )
+    PREFECT_SERVER_API_HOST is the address it listens on.
+    """
+    if parent is not None:
+        die_with_parent(parent)
+    with collector_paused():
+        import uvicorn
+        from prefect.server.api.server import create_app
+
+    host = os.environ.get("PREFECT_SERVER_API_HOST", "127.0.0.1")
+    uvicorn.run(OwnPageOnly(create_app(), host, port), host=host, port=port, log_level="error", lifespan="on")
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]))
+    _serve(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else None)

@@ -1,10 +1,13 @@
 """`nautile up` and `nautile down`: Prefect's server, the deployments and the dashboard, as three processes on loopback.
 
 `services.json` in the store lists them, each with its start time: `down` ends exactly those, never a later process that
-got the same id.
+got the same id. The server may listen on another address of this machine, and then wants a login, which is generated
+and kept in a file that only its owner can read.
 """
 
+import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ import psutil
 
 from common.errors import ConfigError
 from common.files import read_json, write_json
+from common.processes import is_loopback, listen
 from configs.operation import OperationConfig
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
@@ -62,27 +66,43 @@ class _Launch:
 
 
 def up(
-    store: Store, config: str, server_port: int, dashboard_port: int, report: Callable[[str], None]
+    store: Store,
+    config: str,
+    server_port: int,
+    dashboard_port: int,
+    report: Callable[[str], None],
+    host: str = _HOST,
 ) -> list[Service]:
     """Start the services that do not run and wait until they answer; `report` gets a line about each.
 
-    Raises `ConfigError` if one of them does not come up.
+    `host`: the address that the server listens on. Raises `ConfigError` if one of them does not come up.
     """
     prefect_server.configure_prefect(store)
     running = {service.name: service for service in services(store) if service.alive()}
-    api = f"http://{_HOST}:{server_port}/api"
+    name = f"[{host}]" if ":" in host else host
+    api = f"http://{name}:{server_port}/api"
     page = f"http://{_HOST}:{dashboard_port}"
     nautile = [sys.executable, "-m", "flows.cli.main"]
     server = {
-        "PREFECT_SERVER_API_HOST": _HOST,
+        "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_PORT": str(server_port),
-        # A page of another origin that the operator's browser shows cannot read anything.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{_HOST}:{server_port},http://localhost:{server_port}",
+        # Its page calls it by the first name; `flows.operate.own_page` keeps all other pages out.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{name}:{server_port},http://localhost:{server_port}",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT__SERVER_FINAL": "1",
     }
     named = {"PREFECT_API_URL": api}
+    if "server" not in running:
+        if host in ("0.0.0.0", "::"):
+            raise ConfigError(f"--host {host}: name the one address at which other machines reach this one")
+        listen(host, server_port).close()  # refuses at once what the server would fail at after ten seconds
+        if not is_loopback(host):
+            login = _login(store, api)
+            server["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = login
+    use_login(store)
+    start_server = [sys.executable, "-m", "flows.operate.prefect_server", str(server_port)]
     wanted = [
-        _Launch("server", [sys.executable, "-m", "prefect", "server", "start"], server, api, _server_answers),
+        _Launch("server", start_server, server, api, _server_answers),
         _Launch(
             "deployments", [*nautile, "deploy", config], named | {prefect_page.DASHBOARD_URL: page}, api, _is_deployed
         ),
@@ -98,6 +118,20 @@ def up(
         write_json(_record(store), {"services": [asdict(service) for service in running.values()]})
         _wait(service, launch.ready)
     return [running[launch.name] for launch in wanted]
+
+
+def use_login(store: Store) -> Path | None:
+    """Have the clients of this process send the login of the server that `up` started, if that is the one they use.
+
+    That is the server of PREFECT_API_URL, or of no setting at all; a login in the environment stays. Returns the
+    login's file, or None if that server does not run or wants none.
+    """
+    login = read_json(_login_file(store))
+    if not isinstance(login, dict) or url_of(store, "server") != login["api"]:
+        return None
+    if os.environ.get("PREFECT_API_URL") in (None, login["api"]):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", login["login"])
+    return _login_file(store)
 
 
 def services(store: Store) -> list[Service]:
@@ -118,7 +152,23 @@ def down(store: Store) -> list[Service]:
             _end(service)
             ended.append(service)
     _record(store).unlink(missing_ok=True)
+    _login_file(store).unlink(missing_ok=True)
     return ended
+
+
+def _login(store: Store, api: str) -> str:
+    """The server's login, `user:password`: that of the environment, else a new one, which is kept in the store."""
+    login = os.environ.get("PREFECT_API_AUTH_STRING") or f"nautile:{secrets.token_urlsafe(24)}"
+    path = _login_file(store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"api": api, "login": login}, file)
+    return login
+
+
+def _login_file(store: Store) -> Path:
+    return store.root / "prefect" / "login.json"
 
 
 def _start(store: Store, launch: _Launch) -> Service:

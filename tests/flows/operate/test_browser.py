@@ -153,8 +153,9 @@ def waiting_run(folder, prefect):
     return run
 
 
-def test_a_page_of_another_origin_reads_nothing(running, window, tmp_path):
+def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, prefect, tmp_path):
     api = running["server"].url
+    deployment = prefect.get("/deployments/name/pipeline/toy")["id"]
     (tmp_path / "index.html").write_text("<title>elsewhere</title>", encoding="utf-8")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
@@ -165,8 +166,19 @@ def test_a_page_of_another_origin_reads_nothing(running, window, tmp_path):
         read = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": "{}"}
         assert page.evaluate(ask, [f"{api}/flow_runs/filter", read]) == "TypeError"
         assert page.evaluate(ask, [f"{api}/health", {}]) == "TypeError"
+        # What a browser sends without asking: a body without a content type, which Prefect takes for JSON.
+        send = """url => fetch(url, {method: "POST", mode: "no-cors", body: new Blob(['{"parameters": {}}'])})
+            .then(reply => reply.type)"""
+        assert page.evaluate(send, f"{api}/deployments/{deployment}/create_flow_run") == "opaque"
+        listen = """url => new Promise(done => {
+            const socket = new WebSocket(url, "prefect");
+            socket.onopen = () => done("open");
+            socket.onerror = () => done("refused");
+        })"""
+        assert page.evaluate(listen, f"{api.replace('http', 'ws', 1)}/events/out") == "refused"
         page.close()
         elsewhere.shutdown()
+    assert fetch(f"{api}/flow_runs/filter", {}) == []
 
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):

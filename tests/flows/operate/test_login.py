@@ -1,0 +1,71 @@
+"""The login of a server that listens beyond this machine: kept from others, sent to that server alone."""
+
+import base64
+import os
+import stat
+
+import psutil
+import pytest
+
+from common.errors import ConfigError
+from common.files import write_json
+from common.processes import is_loopback
+from flows.operate import services
+from flows.operate.prefect_calls import call
+from tests.support.http_server import FakeServer, json_response
+
+API = "http://192.0.2.7:4200/api"
+
+
+@pytest.fixture
+def login(store, monkeypatch):
+    """The login of a server that `up` has started: this process stands for it."""
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # so that it is taken away after the test
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    monkeypatch.setenv("PREFECT_API_URL", API)
+    born = psutil.Process().create_time()
+    server = {"name": "server", "pid": os.getpid(), "born": born, "url": API, "log": ""}
+    write_json(store.root / "services.json", {"services": [server]})
+    return services._login(store, API)
+
+
+def test_it_is_generated_and_only_its_owner_can_read_it(store, login):
+    user, _, password = login.partition(":")
+    assert user
+    assert len(password) >= 24
+    path = services.use_login(store)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert login in path.read_text()
+    assert services._login(store, API) == login  # that of the environment, once it is there
+
+
+def test_clients_send_it_to_that_server_alone(store, login, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
+    services.use_login(store)
+    assert "PREFECT_API_AUTH_STRING" not in os.environ
+    monkeypatch.setenv("PREFECT_API_URL", API)
+    services.use_login(store)
+
+    class Asking(FakeServer):
+        def respond(self, request):
+            return json_response({"sent": request.headers.get("Authorization", "")}, 200)
+
+    with Asking() as server:
+        sent = call("GET", server.url, "/x").json()["sent"]
+    assert sent == f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+def test_a_server_that_has_ended_has_none(store, login):
+    (store.root / "services.json").unlink()
+    assert services.use_login(store) is None
+    assert "PREFECT_API_AUTH_STRING" not in os.environ
+
+
+def test_every_address_at_once_is_refused(store):
+    with pytest.raises(ConfigError, match="name the one address"):
+        services.up(store, "local", 4200, 8501, lambda _: None, "0.0.0.0")
+
+
+def test_what_is_loopback_is_seen_by_the_address():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "localhost", "::1")))
+    assert not any(map(is_loopback, ("127.elsewhere.example", "localhost.example", "0.0.0.0", "192.0.2.7", "")))
