@@ -62,7 +62,7 @@ def _items(text: str) -> Iterator[Command | ShownFile | Script]:
 
 
 def match_output(shown: list[str], output: str) -> dict[str, str] | None:
-    """The ids of an output by those on the page; None if it is not of the form shown. With nothing shown, any will do."""
+    """The ids of an output by those on the page; None if it is not of the form shown. Nothing shown: any will do."""
     if not shown:
         return {}
     ids: list[str] = []
