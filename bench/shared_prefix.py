@@ -20,6 +20,7 @@ import numpy as np
 from measure import in_turns, options
 
 from configs.load import load
+from model.capacity.decoding_state import state_bytes
 from model.decoding.scoring import continuation_logprobs
 from model.decoding.shared_prefix import SharedPrefixScorer
 from model.nautile import initialise
@@ -96,7 +97,21 @@ def main():
         hours = each[name] * PERSONAS / 3600
         lines.append(f"| {name} | {part} | {middle:.2f} | {each[name] * 1e3:.0f} | {hours:.2f} |")
     ratio = each["whole"] / each["shared"]
-    lines += ["", f"The survey takes {ratio:.0f} times as long where every prompt with every option is run whole."]
+    lines += [
+        "",
+        f"The survey takes {ratio:.0f} times as long where every prompt with every option is run whole: a persona is then "
+        f"{QUESTIONS * OPTIONS} prompts of {INSTRUCTIONS + PERSONA + QUESTION + 1} tokens, and shared "
+        f"{PERSONA + QUESTIONS * QUESTION} tokens in all.",
+        "",
+        "What is held for a prefix, of which there are at most as many as rows at each depth of the tree:",
+        "",
+        "| model | SCA layers, at any length | attention, a token |",
+        "| --- | ---: | ---: |",
+    ]
+    for name in ("local", "nautile_370m"):
+        size = state_bytes(load(name).model)
+        fixed = size["sca_sums"] + size["convolution_history"]
+        lines.append(f"| {name} | {fixed:,} bytes | {size['kv_per_token']:,} bytes |")
     print("\n".join(lines))
     if asked.write:
         asked.write.write_text("# Likelihoods after a shared prefix\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
