@@ -99,8 +99,8 @@ def main():
     ratio = each["whole"] / each["shared"]
     lines += [
         "",
-        f"The survey takes {ratio:.0f} times as long where every prompt with every option is run whole: a persona is then "
-        f"{QUESTIONS * OPTIONS} prompts of {INSTRUCTIONS + PERSONA + QUESTION + 1} tokens, and shared "
+        f"The survey takes {ratio:.0f} times as long where every prompt with every option is run whole: a persona is "
+        f"then {QUESTIONS * OPTIONS} prompts of {INSTRUCTIONS + PERSONA + QUESTION + 1} tokens, and shared "
         f"{PERSONA + QUESTIONS * QUESTION} tokens in all.",
         "",
         "What is held for a prefix, of which there are at most as many as rows at each depth of the tree:",
