@@ -117,6 +117,19 @@ def build_once(tmp_path_factory) -> BuildOnce:
 
 
 @pytest.fixture(scope="session")
+def made(build_once):
+    """A store in which the toy chain has run, and label -> kind -> artifact id. It is shared: who writes copies it."""
+    from common.files import read_json, write_json
+    from configs.load import load
+    from store.artifacts import Store
+    from tests.support.toy_chain import make_all
+    from tests.support.toy_stages import TOY
+
+    folder = build_once("made", lambda folder: write_json(folder / "made.json", make_all(folder / "store", load(TOY))))
+    return Store(folder / "store"), read_json(folder / "made.json")
+
+
+@pytest.fixture(scope="session")
 def prefect_home(build_once) -> Path:
     """A home of Prefect whose database has all its tables: creating them takes most of a server's first start."""
 

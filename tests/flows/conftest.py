@@ -12,10 +12,8 @@ import pytest
 
 from configs.load import load
 from configs.schema import RunConfig
-from store.artifacts import Store
 from tests.support.prefect_server import running_server
 from tests.support.sockets import watch_sockets
-from tests.support.toy_chain import make_all
 from tests.support.toy_cli import nautile, start
 from tests.support.toy_dag import TOY_DAG
 from tests.support.toy_stages import TOY
@@ -39,18 +37,6 @@ def toy_stages(monkeypatch):
     """The DAG has the stand-ins in place of the project's stages."""
     for name, value in TOY_DAG.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="session")
-def made(build_once, toy):
-    """A store in which the toy chain has run, and label -> kind -> artifact id."""
-
-    def build(folder: Path) -> None:
-        outputs = make_all(folder / "store", toy)
-        (folder / "outputs.json").write_text(json.dumps(outputs), encoding="utf-8")
-
-    folder = build_once("made", build)
-    return Store(folder / "store"), json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

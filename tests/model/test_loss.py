@@ -51,6 +51,7 @@ def test_logprobs_and_entropy_with_gradients(config, params, rows, chunk, temper
     assert jnp.all(results[0][1][0][config.vocabulary :] == 0)
 
 
+@pytest.mark.slow
 def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
     hidden_BLD, targets_BL, _ = rows
     loud = params["embedding"].at[config.vocabulary :].set(100.0)
@@ -63,6 +64,7 @@ def test_padding_rows_of_the_table_take_no_probability(config, params, rows):
         np.testing.assert_array_equal(token_logprob, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 def test_weighted_loss_with_gradients(config, params, rows, z_loss, monkeypatch):
     """Hidden states in place of the stack, whose own gradients other tests check."""

@@ -101,11 +101,13 @@ def test_segments_are_isolated_by_gradients(influence, row, first, last):
     assert np.all(reach[last:] == 0)
 
 
+@pytest.mark.slow
 def test_padding_acts_on_nothing_and_nothing_acts_on_it(influence):
     reach = influence(1, slice(12, 20))
     assert np.all(reach[1, :12] == 0)
 
 
+@pytest.mark.slow
 def test_a_packed_document_reads_as_it_does_alone(config, params, batch):
     packed = hidden(params, config, batch)[1, 6:12]
     alone = {name: jnp.zeros_like(array).at[1, :6].set(array[1, 6:12]) for name, array in batch.items()}
@@ -135,6 +137,7 @@ def test_rows_that_continue_a_beginning_read_as_whole_rows(config, params, batch
         np.testing.assert_allclose(apart(params)[row], whole[row, last : last + width + 1], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatch):
     whole = hidden(params, config, batch)
     monkeypatch.setattr("model.layers.attention.QUERY_BLOCK", 8)

@@ -38,6 +38,7 @@ def test_split_and_joined_parameters_are_the_same(params, names):
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other))
 
 
+@pytest.mark.slow
 def test_one_block_is_a_third_of_the_blocks(params):
     trained, _ = ParameterSubset(MODEL, ("blocks.1",)).split(params)
     assert 3 * size(trained) == size(params["blocks"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from store.artifacts import Store
 from tasks.reporting.dataset_card import dataset_card
 from tasks.reporting.model_card import Publication, Snippet, model_card
 from tasks.reporting.model_facts import model_facts
-from tests.support.toy_chain import make_all
 from tests.support.toy_stages import TOY
 from tests.support.upload_hub import card_errors
 
@@ -23,10 +23,11 @@ HOSTILE = (
 PUBLICATION = Publication("me/small", "nautile", [Snippet("So:", "bash", "nautile chat small")], license="apache-2.0")
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("chain") / "store")
-    return store, make_all(store.root, load(TOY))
+@pytest.fixture
+def copied(made, tmp_path):
+    """A copy of the toy chain's store that can be changed, and its artifact ids."""
+    original, outputs = made
+    return Store(shutil.copytree(original.root, tmp_path / "store")), outputs
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def facts(chain, folder):
-    store, made = chain
-    return model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder)
+def facts(made, folder):
+    store, outputs = made
+    return model_facts(store, store.get(outputs["self_distill"]["checkpoint"]), folder)
 
 
 def words(page: str) -> str:
@@ -48,9 +49,9 @@ def words(page: str) -> str:
     return " ".join(page.replace("\\", "").split())
 
 
-def test_the_facts_come_from_the_lineage_of_the_checkpoint(facts, chain):
-    _, made = chain
-    assert facts["artifact"]["id"] == made["self_distill"]["checkpoint"]
+def test_the_facts_come_from_the_lineage_of_the_checkpoint(facts, made):
+    _, outputs = made
+    assert facts["artifact"]["id"] == outputs["self_distill"]["checkpoint"]
     assert [row["label"] for row in facts["stages"]] == ["pretrain", "align", "reason", "self_distill"]
     assert [(row["name"], row["tokens"]) for row in facts["phases"]] == [("one", 1000), ("two", 1000)]
     assert {row["name"] for row in facts["sources"]} == {"wikipedia", "synth", None}
@@ -94,22 +95,20 @@ def test_what_is_not_recorded_is_said_and_not_filled_in(facts):
     assert "None" not in page
 
 
-def test_a_checkpoint_without_an_evaluation_claims_no_result(chain, folder, tmp_path):
-    _, made = chain
-    store = Store(tmp_path / "store")
-    make_all(store.root, load(TOY))
+def test_a_checkpoint_without_an_evaluation_claims_no_result(copied, folder):
+    store, outputs = copied
     for evaluation in store.list("evaluation"):
         if evaluation.manifest["label"] == "evaluate:self_distill":
             store.discard(evaluation.folder)
-    page = model_card(model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder), PUBLICATION)
+    page = model_card(model_facts(store, store.get(outputs["self_distill"]["checkpoint"]), folder), PUBLICATION)
     assert "**This checkpoint has no evaluation in the store: no result is claimed for it.**" in page
     assert "model-index" not in page
     assert "Table 2" not in page
     assert "35.00 [20.00, 50.00]" in page, "the stages before it were evaluated"
 
 
-def test_a_folder_that_is_no_artifact_has_a_card_that_says_so(chain, folder):
-    page = model_card(model_facts(chain[0], None, folder), replace(PUBLICATION, license=None))
+def test_a_folder_that_is_no_artifact_has_a_card_that_says_so(made, folder):
+    page = model_card(model_facts(made[0], None, folder), replace(PUBLICATION, license=None))
     assert card_errors(page, "model") == []
     text = words(page)
     assert "The checkpoint is no artifact of a store: how it was made is not known." in text
@@ -118,12 +117,11 @@ def test_a_folder_that_is_no_artifact_has_a_card_that_says_so(chain, folder):
     assert "No stage of this run names a stand-in" not in text
 
 
-def test_an_input_that_the_store_no_longer_has_is_named(folder, tmp_path):
-    store = Store(tmp_path / "store")
-    made = make_all(store.root, load(TOY))
-    gone = store.get(made["align"]["checkpoint"])
+def test_an_input_that_the_store_no_longer_has_is_named(copied, folder):
+    store, outputs = copied
+    gone = store.get(outputs["align"]["checkpoint"])
     store.discard(gone.folder)
-    facts = model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder)
+    facts = model_facts(store, store.get(outputs["self_distill"]["checkpoint"]), folder)
     assert facts["missing"][0].startswith(f"{gone.id}, the input `checkpoint` of reason, is no longer in the store")
     page = words(model_card(facts, PUBLICATION))
     assert f"{gone.id}, the input `checkpoint` of reason, is no longer in the store" in page
@@ -147,14 +145,14 @@ def active_parts(page: str) -> set[str]:
     return {token.type for token in (*tokens, *inline)} & {"html_block", "html_inline", "link_open", "image"}
 
 
-def test_no_text_of_a_record_is_markup_in_a_card(facts, chain):
+def test_no_text_of_a_record_is_markup_in_a_card(facts, made):
     page = model_card(with_hostile_text(facts), PUBLICATION)
     assert page.count("onerror=alert") > 40
     assert active_parts(page) == set()
     assert "\x1b" not in page
     assert card_errors(page, "model") == []
-    store, made = chain
-    documents = store.get(made["distill"]["documents"])
+    store, outputs = made
+    documents = store.get(outputs["distill"]["documents"])
     hostile = replace(
         documents, manifest=documents.manifest | {"facts": with_hostile_text(documents.manifest["facts"])}
     )
@@ -164,9 +162,9 @@ def test_no_text_of_a_record_is_markup_in_a_card(facts, chain):
     assert "\x1b" not in page
 
 
-def test_the_card_of_documents_has_prompts_teachers_and_rejects(chain):
-    store, made = chain
-    page = dataset_card(store, store.get(made["distill"]["documents"]), "me/texts", [], "cc-by-sa-4.0")
+def test_the_card_of_documents_has_prompts_teachers_and_rejects(made):
+    store, outputs = made
+    page = dataset_card(store, store.get(outputs["distill"]["documents"]), "me/texts", [], "cc-by-sa-4.0")
     assert card_errors(page, "dataset") == []
     text = words(page)
     assert "1 documents that teachers wrote in answer to 4 prompts" in text
@@ -178,11 +176,10 @@ def test_the_card_of_documents_has_prompts_teachers_and_rejects(chain):
     assert "because" in page
 
 
-def test_a_cost_that_the_ledger_does_not_have_is_not_zero(folder, tmp_path):
-    store = Store(tmp_path / "store")
-    made = make_all(store.root, load(TOY))
+def test_a_cost_that_the_ledger_does_not_have_is_not_zero(copied, folder):
+    store, outputs = copied
     for path in (*(store.root / "events").iterdir(), *store.root.glob("catalog.duckdb*")):
         path.unlink()
-    page = words(model_card(model_facts(store, store.get(made["self_distill"]["checkpoint"]), folder), PUBLICATION))
+    page = words(model_card(model_facts(store, store.get(outputs["self_distill"]["checkpoint"]), folder), PUBLICATION))
     assert "Stages asked endpoints, but no request is in the catalog: what they cost is not known." in page
     assert "The cost is not recorded." in page

@@ -8,9 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from configs.load import load
 from evals.tables.results import MISSING, ResultTable
-from store.artifacts import Store
 from tasks.reporting.blocks import (
     BarChart,
     LineChart,
@@ -25,20 +23,13 @@ from tasks.reporting.charts import MOST_POINTS, svg, thinned
 from tasks.reporting.data import Input, collect, scores, screening
 from tasks.reporting.render import html_page, markdown
 from tasks.reporting.sections import compose
-from tests.support.toy_chain import make_all
-from tests.support.toy_stages import HOSTILE, TOY
+from tests.support.toy_stages import HOSTILE
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("chain") / "store")
-    return store, make_all(store.root, load(TOY))
-
-
-@pytest.fixture(scope="module")
-def folder(chain):
-    store, made = chain
-    return store.get(made["report"]["report"]).path
+def folder(made):
+    store, outputs = made
+    return store.get(outputs["report"]["report"]).path
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +128,14 @@ def test_curves_calls_and_seconds_come_from_the_catalog(data):
     assert data["cost"]["seconds"] == pytest.approx(13 * 1.5)
 
 
-def test_every_input_is_in_the_lineage_with_what_it_read(chain, data):
-    _, made = chain
-    ids = {artifact_id for label, kinds in made.items() if label != "report" for artifact_id in kinds.values()}
+def test_every_input_is_in_the_lineage_with_what_it_read(made, data):
+    _, outputs = made
+    ids = {artifact_id for label, kinds in outputs.items() if label != "report" for artifact_id in kinds.values()}
     assert {row["id"] for row in data["lineage"]} == ids
     reason = next(row for row in data["lineage"] if row["label"] == "reason")
     assert reason["reads"] == {
-        "checkpoint": made["align"]["checkpoint"],
-        "questions": made["held_out"]["questions"],
+        "checkpoint": outputs["align"]["checkpoint"],
+        "questions": outputs["held_out"]["questions"],
     }
 
 
@@ -257,9 +248,9 @@ def test_a_stand_in_judge_is_called_one_beside_its_rewards(data):
     assert "its AUC was 0.57, where 0.5 is chance" in about
 
 
-def test_what_was_not_measured_is_left_out(chain):
-    store, made = chain
-    only = [Input("ingest:wikipedia", store.get(made["ingest:wikipedia"]["tokens"]))]
+def test_what_was_not_measured_is_left_out(made):
+    store, outputs = made
+    only = [Input("ingest:wikipedia", store.get(outputs["ingest:wikipedia"]["tokens"]))]
     sections = compose(collect(store, only, samples=4))
     assert [section.title for section in sections] == [
         "What it cost",
@@ -277,9 +268,9 @@ def test_what_was_not_measured_is_left_out(chain):
     assert "0 requests" in text
 
 
-def test_an_evaluation_without_scores_is_no_row(chain, tmp_path):
-    store, made = chain
-    artifact = store.get(made["pretrain"]["checkpoint"])
+def test_an_evaluation_without_scores_is_no_row(made):
+    store, outputs = made
+    artifact = store.get(outputs["pretrain"]["checkpoint"])
     assert scores([Input("evaluate:pretrain", artifact)]) == {}
 
 

@@ -83,6 +83,7 @@ def test_options_are_weighed_after_the_bare_question(checkpoint, scorer, items):
     assert weighed.tokens_in == len(asked)
 
 
+@pytest.mark.slow
 def test_a_choice_depends_on_its_question_alone(scorer, items):
     together = scorer.weigh(items[:9])
     alone = [scorer.weigh([item])[0] for item in items[:9]]
@@ -96,6 +97,7 @@ def test_the_longest_option_does_not_lose_for_its_length():
     assert OptionLikelihoods((-1.0, -1.0), (2, 2), 1).by_bytes == 0
 
 
+@pytest.mark.slow
 def test_rows_are_scored_and_an_interrupted_file_ends_the_same(scorer, items, tmp_path):
     scorer.batch = 5
     rows = score_options(scorer, items, tmp_path / "likelihood.jsonl")

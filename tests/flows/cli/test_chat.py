@@ -108,6 +108,7 @@ def test_bad_input_is_one_message_and_exit_code_2(nautile, checkpoint, options, 
     assert "Traceback" not in out + err
 
 
+@pytest.mark.slow
 def test_an_export_reads_back_bit_for_bit_and_can_chat(nautile, checkpoint, tmp_path):
     code, out, err = nautile("export", checkpoint, tmp_path / "out", "--json")
     assert code == 0, err

@@ -212,6 +212,10 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
     prefect.page.get_by_role("button", name="Confirm").click()
     until(lambda: not child.is_running(), "the stage's process gone", 120)
     until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled")
+    limits = {
+        entry["name"]: entry["active_slots"] for entry in fetch(f"{prefect.api}/v2/concurrency_limits/filter", {})
+    }
+    assert limits == dict.fromkeys(("nautile-accelerator", "nautile-cpu", "nautile-network"), 0)
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect a cancelled run")
     until(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")
@@ -239,17 +243,25 @@ def test_a_stage_alone_is_rerun_with_the_forms_values(folder, prefect, dashboard
     link.or_(prefect.page.get_by_text("dashboard", exact=True)).first.wait_for()
 
 
-def test_resume_shows_the_expected_cost_and_continues_a_suspended_run(folder, prefect, rerun):
-    run = prefect.start_run("index/toy")
-    until(lambda: prefect.state(run) == "PAUSED", "the run suspended")
+def test_a_cancelled_run_is_retried_and_resume_shows_the_expected_cost_and_continues_it(
+    folder, prefect, waiting_run, rerun
+):
+    """As the button Retry: the same run goes on, with the values of its form, to the step that asks for approval."""
+    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
+    assert fetch(f"{prefect.api}/flow_runs/{waiting_run}/set_state", again)["status"] == "ACCEPT"
+    until(lambda: prefect.state(waiting_run) == "PAUSED", "the run suspended")
+    prefect.page.goto(f"{prefect.ui}/runs/flow-run/{waiting_run}", wait_until="commit")
     prefect.page.get_by_role("button", name="Resume").click()
     dialog = prefect.page.get_by_role("dialog")
     dialog.get_by_text("Stage index of toy asks for approval").wait_for()
     dialog.get_by_text("Expected cost: the last time").wait_for()
     save_screenshot(prefect.page, "prefect an approval")
     dialog.get_by_role("button", name="Submit").click()
-    until(lambda: prefect.state(run) == "COMPLETED", "the approved run")
-    assert run in {artifact.manifest["run"] for artifact in Store(folder / "store").list("retrieval")}
+    until(lambda: prefect.state(waiting_run) in ("COMPLETED", "FAILED", "CRASHED"), "the end of the approved run")
+    assert prefect.state(waiting_run) == "COMPLETED"
+    written = [artifact for artifact in Store(folder / "store").list() if artifact.manifest["run"] == waiting_run]
+    assert {"retrieval", "report"} <= {artifact.kind for artifact in written}
+    assert {artifact.manifest["config"].get("seed", SEED) for artifact in written} == {SEED}
 
 
 def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(made, running, window):

@@ -1,12 +1,10 @@
 """`nautile up` on a bare folder: server, deployments and dashboard answer, a form's run works, `down` ends all."""
 
-import contextlib
 import json
 import shutil
 import time
 from typing import Any
 
-import psutil
 import pytest
 
 from common.processes import free_port
@@ -122,44 +120,12 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
     assert len(store.list("tokens")) == len(small()["ingest"]["sources"])
 
 
-def descendants(service: services.Service) -> list[psutil.Process]:
-    """The stages' processes that serve runs of it: `tasks.engine.child_main` and whatever they have started."""
-    stages = []
-    for child in psutil.Process(service.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none any more
-            stages += [child] if "tasks.engine.child_main" in child.cmdline() else []
-    return stages
-
-
 def until(condition, seconds: float = 300.0):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     return value
-
-
-def test_a_run_cancelled_in_the_page_takes_its_processes_along(running):
-    _, services_by_name = running
-    api = services_by_name["server"].url
-    _, run = ask(api, "ingest/local", {"force": True})
-    started = until(lambda: descendants(services_by_name["deployments"]))
-    status, answer = call(f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
-    assert (status, answer["status"]) == (201, "ACCEPT")
-    gone, alive = psutil.wait_procs(started, timeout=120)
-    assert gone
-    assert not alive
-    state = until(lambda: (entry := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ENDED and entry)
-    assert state["type"] == "CANCELLED"
-    _, limits = call(f"{api}/v2/concurrency_limits/filter", {})
-    assert {entry["name"]: entry["active_slots"] for entry in limits}["nautile-accelerator"] == 0
-    # The button Retry: the same run goes on, with the values it was asked for.
-    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}}
-    assert call(f"{api}/flow_runs/{run['id']}/set_state", again)[1]["status"] == "ACCEPT"
-    state = until(
-        lambda: (entry := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] in ("COMPLETED", "FAILED") and entry
-    )
-    assert state["type"] == "COMPLETED", state["message"]
 
 
 def test_a_bad_parameter_is_refused_with_the_field_named(running):

@@ -21,6 +21,7 @@ def shares_of(logits_V, sampling):
     return out / out.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

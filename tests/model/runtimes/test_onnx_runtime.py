@@ -24,6 +24,7 @@ def runtimes(exports):  # noqa: F811
     return load_runtime("jax", exports["checkpoint"]), load_runtime("onnx", exports[32])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [SAMPLING, replace(SAMPLING, temperature=0)], ids=["drawn", "greedy"])
 def test_samples_are_the_same(runtimes, sampling):
     expected, samples = (runtime.sampler(sampling, 3, 60)(PROMPTS, SEEDS) for runtime in runtimes)
@@ -35,6 +36,7 @@ def test_samples_are_the_same(runtimes, sampling):
     assert runtimes[1].sampler(sampling, 3, 60)([], []) == []
 
 
+@pytest.mark.slow
 def test_the_engine_gives_the_same_events(runtimes):
     requests = [
         DecodeRequest(tuple(prompt), 12, seed, alternatives=2, score_prompt=index != 1)

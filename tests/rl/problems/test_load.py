@@ -81,6 +81,7 @@ def test_gsm8k_is_asked_in_training_and_guard_as_in_the_benchmark(monkeypatch, s
     assert {problem_split(question) == "guard" for question in bare} == {split == "guard"}
 
 
+@pytest.mark.slow
 def test_problems_that_overlap_a_benchmark_are_left_out_and_listed():
     config = ProblemsConfig(tasks=(TaskConfig(name="gsm_symbolic"),), count=20)
     clean = load(config, 3)

@@ -56,6 +56,7 @@ def tokens():
     return np.random.default_rng(2).integers(0, MODEL.vocabulary, (2, LENGTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{}, {"decay": "window"}, {"spectral_samples": 1, "query_heads": 4, "qk_norm": False}],
@@ -89,6 +90,7 @@ def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
         np.testing.assert_allclose(logits[:, 0], expected[rows, positions], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weights, tokens, bits):
     """Products in float32: then the only difference from our model is that of its weights."""

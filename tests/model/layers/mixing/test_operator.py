@@ -131,6 +131,7 @@ def _by_score(gradients: list, scores: np.ndarray) -> None:
     gradients[1] = gradients[1] / (1 + np.exp(-scores))
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_gates_does_not_matter():
     case = draw()
     case["state"] = MixState(*(np.zeros_like(part) for part in case["state"]))
@@ -259,6 +260,7 @@ def by_definition(operands, state, segments):
     return outs.real, outs.imag, [np.stack(part) for part in zip(*lasts, strict=True)]
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_length_and_small():
     """Temporaries of the gradient pass: no array of B·L·K·H·M (1 MiB at 1,024 positions); 4 times L costs 4 times."""
 
