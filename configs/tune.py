@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.base import Operational, OptimizerConfig, Section, Share
 from configs.training import StartSection
@@ -113,18 +113,23 @@ class TuneConfig(StartSection):
     method: Literal["head", "verbalised", "full", "lora"] = "head"
     instructions: str = ""  # before every text; empty: those of the form
     longest: PositiveInt = 128  # tokens of a text; what is longer is cut at its end
-    shots: tuple[NonNegativeInt, ...] = (0,)  # rows of each label that are learnt from; 0: all rows
+    # Rows of each label (of other forms: rows) that are learnt from; 0: all. "verbalised" learns from none and shows
+    # them in the prompt: 0 shows none.
+    shots: tuple[NonNegativeInt, ...] = (0,)
     seeds: PositiveInt = 3  # draws of the shots and of the order, each a run of its own
-    most_test: PositiveInt | None = None  # rows of the test split that are asked; None: all
+    most_asked: PositiveInt | None = None  # rows of the validation and of the test split that are asked; None: all
     seed: NonNegativeInt = 0
     coverage: Share = 0.8  # share of the validation rows that the abstention threshold lets through
-    regularisation: NonNegativeFloat = 1.0  # head: C of the logistic regression (larger: less)
+    accuracy: Share | None = None  # instead of `coverage`: the accuracy over the threshold, on the validation rows
+    pooling: Literal["last", "mean"] = "last"  # head: of the hidden states of a text's tokens
+    inverse_penalty: PositiveFloat = 1.0  # head: C of the logistic regression (larger: less)
     rank: PositiveInt = 8  # lora
     lora_alpha: PositiveInt = 16
     epochs: PositiveInt = 3  # full, lora
     batch_rows: PositiveInt = 16
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, final_learning_rate=0.0, weight_decay=0.0)
-    baselines: bool = True  # majority, TF-IDF and MiniLM, each with a logistic regression
+    # Fitted on the same rows: the most frequent label, and a logistic regression on TF-IDF or on MiniLM's vectors.
+    baselines: tuple[Literal["majority", "tfidf", "minilm"], ...] = ("majority", "tfidf", "minilm")
     save_every: Operational[PositiveInt] = 100  # steps between states that a killed run resumes from
     rows_at_once: Operational[PositiveInt] = 16  # rows of one forward pass while features or likelihoods are computed
 

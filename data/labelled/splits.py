@@ -4,12 +4,14 @@ Rows with one source (an article, an author; otherwise the text) are always in o
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from common.errors import ConfigError
-from data.labelled.rows import LabelledRow
+from configs.tune import TuneConfig
+from data.labelled.rows import LabelledRow, read_rows
 from data.screening.text_hash import HASH_RANGE, text_hash
 
 
@@ -35,6 +37,17 @@ class Splits:
     test: list[LabelledRow]
     labels: tuple[str, ...]
     report: SplitReport
+
+
+def read_splits(config: TuneConfig, work: Path, files: Mapping[str, str]) -> Splits:
+    """The splits of a section; `work` and `files` as for `read_rows`. Raises as `read_rows` and `split_rows` do."""
+    given = (config.validation, config.test)
+    validation, test = (part and read_rows(part, config.form, work, files) for part in given)
+    rows = read_rows(config.data, config.form, work, files)
+    return split_rows(
+        rows, validation, test, validation_share=config.validation_share, test_share=config.test_share,
+        leakage=config.leakage, labelled=config.form == "label",
+    )  # fmt: skip
 
 
 def split_rows(

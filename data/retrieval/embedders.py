@@ -110,6 +110,11 @@ class MiniLM:
         for package, name in (WEIGHTS_FILE, TOKENIZER_FILE):
             _package_file(package, name)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
+        return _package_file(*WEIGHTS_FILE).stat().st_size
+
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, width]. An empty text has a vector too, that of the marker tokens alone."""
         with ThreadPoolExecutor(THREADS) as pool:

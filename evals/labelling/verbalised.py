@@ -1,17 +1,13 @@
 """Labels by likelihood: the log-probability of each label's text as the reply to a text (zero-shot, or few-shot)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from common.errors import ConfigError
-from configs.model import ModelConfig
 from data.labelled.prompts import beginning_ids, context_ids, reply_ids
 from data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from model.layers.common import Params
 
 Group = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of a context, and of each of its continuations
 
@@ -20,25 +16,6 @@ class ContinuationScorer(Protocol):
     """For each group Σ log p(continuation | beginning + context), float64 [len(continuations)], in nats."""
 
     def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]: ...
-
-
-class WholePromptScorer:
-    """A `ContinuationScorer` that computes every prompt whole, `rows` at once."""
-
-    def __init__(self, params: "Params", config: ModelConfig, rows: int) -> None:
-        self._params, self._config, self._rows = params, config, rows
-
-    def logprobs(self, beginning: Sequence[int], groups: Sequence[Group]) -> list[np.ndarray]:
-        from model.decoding.scoring import continuation_logprobs
-
-        sequences = [
-            ([*beginning, *context, *continuation], len(beginning) + len(context))
-            for context, continuations in groups
-            for continuation in continuations
-        ]
-        sums = continuation_logprobs(self._params, self._config, sequences, self._rows)
-        ends = np.cumsum([len(continuations) for _, continuations in groups])
-        return np.split(sums, ends[:-1])
 
 
 def label_logprobs(

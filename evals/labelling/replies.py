@@ -1,0 +1,188 @@
+"""Tune on replies: chats, entities as JSON, and the shares of people who chose each option; with the loss on held rows.
+
+Numbers of shots are of rows here. What is compared with: the model before tuning, and for options the uniform
+distribution and the mean of the training rows that have the same options.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.files import read_json, write_json
+from data.chat_template import parse_completion
+from data.labelled.label_set import LabelSet, write_label_set
+from data.labelled.prompts import beginning_ids, context_ids, instructions_for, reply_ids
+from data.labelled.rows import LabelledRow
+from data.screening.text_hash import text_hash
+from data.shuffle import permute
+from data.tokenizer import Tokenizer, tokenizer_for
+from evals.labelling.tuner import LabelTuning, asked_rows, tuning_settings
+from model.decoding.generate import Generator
+from model.decoding.sampling import Sampling
+from model.layers.common import Params
+from model.tuning.fine_tune import TuningRow, fine_tune, mean_loss
+from model.weights.files import save_weights
+
+MOST_GENERATED = 200  # test rows whose entities are generated
+
+
+def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
+    """Tune with every number of shots and every seed; write the checkpoint with the least validation loss.
+
+    Returns the scores as JSON data: for each number of shots the mean loss over the seeds (nats per token of the
+    replies, or mean KL of the questions), for entities also the micro-F1 of the spans that the model writes. Raises
+    `ConfigError` for a row over the model's context.
+    """
+    config, tokenizer = run.config, tokenizer_for(run.tokenizer)
+    loss = "options" if config.form == "opinions" else "reply"
+    kinds = (
+        sorted({entity["label"] for row in run.splits.train for entity in json.loads(row.target)})
+        if (config.form == "entities")
+        else []
+    )
+    labels = LabelSet(
+        form=config.form, method=config.method, labels=tuple(kinds), longest=config.longest,
+        instructions=instructions_for(config.form, config.instructions, kinds),
+    )  # fmt: skip
+    settings = tuning_settings(config, loss)
+    parts = {
+        "validation": asked_rows(run.splits.validation, config.most_asked),
+        "test": asked_rows(run.splits.test, config.most_asked),
+    }
+    examples = {name: _examples(tokenizer, labels, rows) for name, rows in parts.items()}
+
+    def measured(params: Params) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            name: mean_loss(params, run.model, rows, loss, config.rows_at_once) for name, rows in examples.items()
+        }
+        if config.form == "entities":
+            shown = parts["test"][:MOST_GENERATED]
+            figures["spans"] = span_scores(_written(run, tokenizer, params, examples["test"][: len(shown)]), shown)
+        return figures
+
+    states = run.work / "arms.json"
+    done: dict[str, Any] = read_json(states) or {}
+    if "before" not in done:
+        done["before"] = measured(run.params)
+        write_json(states, done)
+    arms = [(shots, seed) for shots in config.shots for seed in range(config.seeds)]
+    for number, (shots, seed) in enumerate(arms, 1):
+        name = f"{shots}-{seed}"
+        if name not in done:
+            rows = _drawn(run.splits.train, shots, seed)
+            folder = run.work / f"states-{name}"
+            learnt = _examples(tokenizer, labels, rows)
+            params, losses = fine_tune(
+                run.params,
+                run.model,
+                learnt,
+                settings,
+                seed,
+                folder,
+                run.identity,
+                run.emit,
+            )
+            figures = {"shots": shots, "seed": seed, "rows": len(rows), "train": losses[-1], **measured(params)}
+            earlier = [arm["validation"] for arm in done.values() if "shots" in arm]
+            if figures["validation"] < min(earlier, default=float("inf")):
+                save_weights(checkpoint, params, run.model, run.tokenizer)
+            done[name] = figures
+            write_json(states, done)
+        run.emit("progress", done=number, total=len(arms), unit="arms")
+    write_label_set(checkpoint, labels)
+    result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}
+    result["before"] = done.pop("before")
+    result["arms"] = [
+        {
+            "arm": config.method,
+            "shots": shots,
+            "seeds": config.seeds,
+            "loss": float(np.mean(values := [done[f"{shots}-{seed}"]["test"] for seed in range(config.seeds)])),
+            "low": min(values),
+            "high": max(values),
+            "spans": [done[f"{shots}-{seed}"].get("spans") for seed in range(config.seeds)],
+        }
+        for shots in config.shots
+    ]
+    if loss == "options":
+        result["baselines"] = option_baselines(run.splits.train, parts["test"])
+    result["chosen"] = min(done.values(), key=lambda arm: arm["validation"])
+    return result
+
+
+def option_baselines(train: Sequence[LabelledRow], test: Sequence[LabelledRow]) -> dict[str, Any]:
+    """Mean KL of the test rows to the uniform distribution, and to the mean of the training rows with the same options.
+
+    `mean_human` is None where a question has no training row with its options; `covered`: how many have one.
+    """
+    by_options: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
+    for row in train:
+        by_options.setdefault(row.options, []).append(row.shares)
+    uniform = [_divergence(row.shares, np.full(len(row.shares), 1 / len(row.shares))) for row in test]
+    covered = [row for row in test if row.options in by_options]
+    means = [_divergence(row.shares, np.mean(by_options[row.options], axis=0)) for row in covered]
+    return {
+        "uniform": float(np.mean(uniform)),
+        "mean_human": float(np.mean(means)) if means else None,
+        "covered": len(covered),
+    }
+
+
+def span_scores(replies: Sequence[str | None], rows: Sequence[LabelledRow]) -> dict[str, Any]:
+    """Micro-F1 of the entities (text and label, counted as often as they occur) in the model's replies.
+
+    A reply that is no JSON list of {text, label} has no entity, and is counted in `invalid`.
+    """
+    right = given = wanted = invalid = 0
+    for reply, row in zip(replies, rows, strict=True):
+        expected = Counter((entity["text"], entity["label"]) for entity in json.loads(row.target))
+        try:
+            entities = json.loads(reply or "")
+            written = Counter((str(entity["text"]), str(entity["label"])) for entity in entities)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            written, invalid = Counter(), invalid + 1
+        right += (expected & written).total()
+        given, wanted = given + written.total(), wanted + expected.total()
+    return {"f1": 2 * right / (given + wanted) if given + wanted else None, "invalid": invalid, "rows": len(rows)}
+
+
+def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow]) -> list[TuningRow]:
+    beginning = beginning_ids(tokenizer, labels.instructions)
+    examples = []
+    for row in rows:
+        prompt = beginning + context_ids(tokenizer, row.text, labels.longest)
+        if row.options:
+            examples.append(TuningRow(prompt, [reply_ids(tokenizer, option) for option in row.options], row.shares))
+        else:
+            examples.append(TuningRow(prompt, [reply_ids(tokenizer, row.target)]))
+    return examples
+
+
+def _drawn(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[LabelledRow]:
+    ordered = sorted(rows, key=lambda row: text_hash(row.text))
+    return [ordered[i] for i in permute(np.arange(shots or len(rows))[: len(rows)], len(rows), f"shots/{seed}")]
+
+
+def _written(run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: Sequence[TuningRow]) -> list[str | None]:
+    """The replies that the model writes, each up to the longest of the test rows; None for one that never ends."""
+    longest = max(len(example.prompt) for example in examples)
+    most = min(max(len(example.continuations[0]) for example in examples) + 8, run.model.context - longest)
+    if most < 1:
+        raise ConfigError("tune: the prompts leave no room for a reply; lower tune.longest")
+    sampling = Sampling(most, temperature=0.0, stop_ids=(tokenizer.im_end, tokenizer.end_of_text))
+    generator = Generator(run.model, sampling, min(run.config.rows_at_once, len(examples)), longest)
+    seeds = [(run.config.seed, number) for number in range(len(examples))]
+    completions = generator(params, [list(example.prompt) for example in examples], seeds)
+    return [parse_completion(tokenizer, [tokenizer.think_end, *completion.ids]).answer for completion in completions]
+
+
+def _divergence(shares: Sequence[float], others: np.ndarray) -> float:
+    """KL(shares ‖ others) in nats."""
+    human = np.asarray(shares)
+    used = human > 0
+    return float(np.sum(human[used] * np.log(human[used] / np.maximum(others[used], 1e-12))))

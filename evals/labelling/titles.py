@@ -1,0 +1,60 @@
+"""The scores of a tuning as rows of a table: for the terminal, the card, the dashboard and the bench. Loads no JAX."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TITLES = {
+    "majority": "most frequent label",
+    "tfidf": "TF-IDF + logistic regression",
+    "minilm": "MiniLM + logistic regression",
+    "head": "this model: head on the frozen model",
+    "verbalised": "this model: likelihood of the labels",
+    "full": "this model: all weights",
+    "lora": "this model: LoRA",
+}
+MISSING = "—"
+
+
+def arm_rows(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """(columns, rows) of a report's arms; rates are percent."""
+    if report["form"] != "label":
+        rows = [(f"before tuning ({report['unit']})", MISSING, f"{report['before']['test']:.3f}", MISSING, MISSING)]
+        for name, value in report.get("baselines", {}).items():
+            if name != "covered":
+                loss = MISSING if value is None else f"{value:.3f}"
+                rows.append((name.replace("_", " "), MISSING, loss, MISSING, MISSING))
+        for arm in report["arms"]:
+            f1 = [part["f1"] for part in arm["spans"] if part and part["f1"] is not None]
+            shown = f"{100 * sum(f1) / len(f1):.1f}" if f1 else MISSING
+            spread = f"{arm['low']:.3f} to {arm['high']:.3f}"
+            rows.append((TITLES[arm["arm"]], shots_shown(arm), f"{arm['loss']:.3f}", spread, shown))
+        return ["Arm", "Shots", "Test loss", "Over the seeds", "Span F1"], rows
+    rows = []
+    for arm in report["arms"]:
+        covered = MISSING if arm["accuracy_covered"] is None else f"{100 * arm['accuracy_covered']:.1f}"
+        rows.append(
+            (
+                TITLES[arm["arm"]],
+                shots_shown(arm),
+                interval(arm["accuracy"]),
+                interval(arm["macro_f1"]),
+                f"{100 * arm['ece']:.1f}",
+                f"{covered} of {100 * arm['coverage']:.0f}",
+            )
+        )
+    return ["Arm", "Shots", "Accuracy", "Macro-F1", "Calibration error", "Accuracy of those covered"], rows
+
+
+def shots_shown(arm: Mapping[str, Any]) -> str:
+    """The number of shots; 0 means all rows, and none for the likelihood of labels."""
+    return str(arm["shots"] or ("none" if arm["arm"] == "verbalised" else "all"))
+
+
+def interval(part: Mapping[str, float]) -> str:
+    """A rate in percent with its interval."""
+    return f"{100 * part['value']:.1f} [{100 * part['low']:.1f}, {100 * part['high']:.1f}]"
+
+
+def points(value: float) -> str:
+    """A difference of rates in points."""
+    return f"{100 * value:+.1f}"

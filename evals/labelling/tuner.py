@@ -1,0 +1,267 @@
+"""Tune for labels: every number of shots with every seed, by the chosen method and by the baselines, on the same rows.
+
+An arm that is done is kept in the work folder, so a run that was killed computes none twice.
+"""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import log_softmax
+
+from common.errors import ConfigError
+from common.events import Emit, silent
+from common.files import atomic_path, read_json, write_json
+from configs.model import ModelConfig, TokenizerConfig
+from configs.tune import TuneConfig
+from data.labelled.label_set import HEAD, LabelSet, write_label_set
+from data.labelled.prompts import cut, instructions_for, prompt_ids, reply_ids, with_examples
+from data.labelled.rows import LabelledRow
+from data.labelled.splits import Splits
+from data.screening.text_hash import text_hash
+from data.shuffle import permute
+from data.tokenizer import tokenizer_for
+from evals.labelling.abstention import threshold_for_accuracy, threshold_for_coverage
+from evals.labelling.baselines import BASELINES, baseline
+from evals.labelling.calibration import fit_temperature, probabilities
+from evals.labelling.predictor import likelihood_logits, text_features
+from evals.labelling.scores import score_seeds
+from evals.labelling.verbalised import label_bias
+from model.decoding.shared_prefix import SharedPrefixScorer
+from model.layers.common import Params
+from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
+from model.tuning.head import fit_head, save_head
+from model.weights.files import save_weights
+
+
+@dataclass(frozen=True)
+class LabelTuning:
+    """Inputs of a tuning for labels. `identity`: states of another one are not resumed."""
+
+    params: Params
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    config: TuneConfig
+    splits: Splits
+    work: Path
+    identity: dict[str, Any]
+    emit: Emit = silent
+
+
+class ArmRun(NamedTuple):
+    """What a method or baseline, fitted on some rows, makes of the validation and the test rows."""
+
+    arm: str
+    shots: int
+    seed: int
+    validation_VC: np.ndarray  # logits
+    test_TC: np.ndarray
+    temperature: float
+    threshold: float
+    validation_loss: float  # calibrated, in nats
+
+
+def draw_shots(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[LabelledRow]:
+    """`shots` rows of each label (all of a label that has fewer), in an order that depends on the seed; 0: all rows."""
+    by_label: dict[str, list[LabelledRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: text_hash(row.text)):
+        by_label[row.target].append(row)
+    chosen = []
+    for label, members in sorted(by_label.items()):
+        order = permute(np.arange(len(members)), len(members), f"shots/{seed}/{label}")
+        chosen += [members[i] for i in order[: shots or len(members)]]
+    return [chosen[i] for i in permute(np.arange(len(chosen)), len(chosen), f"order/{seed}")]
+
+
+def asked_rows(rows: Sequence[LabelledRow], most: int | None) -> list[LabelledRow]:
+    """The rows of a split that are asked: up to `most`, chosen by their content."""
+    return sorted(rows, key=lambda row: text_hash(row.text))[:most]
+
+
+class LabelTuner:
+    """Fits arms, and writes the checkpoint of the best seed at the most shots."""
+
+    def __init__(self, run: LabelTuning, checkpoint: Path) -> None:
+        self.run, self._checkpoint = run, checkpoint
+        config = run.config
+        self.labels = run.splits.labels
+        self.validation = asked_rows(run.splits.validation, config.most_asked)
+        self.test = asked_rows(run.splits.test, config.most_asked)
+        self.targets_V, self.targets_T = self._targets(self.validation), self._targets(self.test)
+        self._tokenizer = tokenizer_for(run.tokenizer)
+        instructions = "" if config.method == "head" else instructions_for("label", config.instructions, self.labels)
+        self.label_set = LabelSet(
+            form="label", method=config.method, labels=self.labels, instructions=instructions,
+            longest=config.longest, pooling=config.pooling, coverage=None if config.accuracy else config.coverage,
+        )  # fmt: skip
+        self._features: dict[str, np.ndarray] = {}
+        self._most_shots = max(config.shots, key=lambda shots: shots or float("inf"))
+        if config.method == "verbalised":
+            self._most_shots = max(config.shots)
+
+    def arms(self) -> list[ArmRun]:
+        """Every arm with every number of shots and every seed; those of an earlier attempt are read."""
+        config = self.run.config
+        names = [config.method, *config.baselines]
+        todo = [(name, shots, seed) for name in names for shots in config.shots for seed in range(config.seeds)]
+        runs = []
+        for number, (name, shots, seed) in enumerate(todo, 1):
+            path = self.run.work / f"{name}-{shots}-{seed}.npz"
+            if not path.is_file():
+                began = time.process_time()
+                validation_VC, test_TC = self._fit(name, shots, seed)
+                with atomic_path(path) as temporary, temporary.open("wb") as file:
+                    np.savez(file, validation=validation_VC, test=test_TC, seconds=time.process_time() - began)
+            with np.load(path) as saved:
+                runs.append(self._calibrated(name, shots, seed, saved["validation"], saved["test"]))
+            self.run.emit("progress", done=number, total=len(todo), unit="arms", note=f"{name}, {shots or 'all'} shots")
+        return runs
+
+    def finish(self, runs: Sequence[ArmRun]) -> tuple[LabelSet, ArmRun]:
+        """Write the checkpoint of the best seed, by its validation loss, with its label set; returns both."""
+        own = [run for run in runs if run.arm == self.run.config.method and run.shots == self._most_shots]
+        best = min(own, key=lambda run: (run.validation_loss, run.seed))
+        rows = draw_shots(self.run.splits.train, best.shots, best.seed)
+        labels = self.label_set
+        if labels.method in ("head", "verbalised"):
+            save_weights(self._checkpoint, self.run.params, self.run.model, self.run.tokenizer)
+        if labels.method == "head":
+            save_head(self._checkpoint / HEAD, self._head(rows))
+        if labels.method == "verbalised":
+            bias_C = np.load(self.run.work / f"bias-{best.shots}-{best.seed}.npy")
+            shown = self._shown(rows if best.shots else [])
+            labels = shown.model_copy(update={"bias": tuple(map(float, bias_C))})
+        labels = labels.model_copy(update={"temperature": best.temperature, "threshold": best.threshold})
+        write_label_set(self._checkpoint, labels)
+        return labels, best
+
+    def scores(self, runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
+        """Scores on the test rows of each arm and number of shots, over the seeds."""
+        groups: dict[tuple[str, int], list[ArmRun]] = defaultdict(list)
+        for run in runs:
+            groups[run.arm, run.shots].append(run)
+        result = []
+        for (arm, shots), members in groups.items():
+            probabilities_STC = [probabilities(run.test_TC, run.temperature) for run in members]
+            thresholds = [run.threshold for run in members]
+            figures = score_seeds(probabilities_STC, self.targets_T, thresholds, self.run.config.seed)
+            uncalibrated = [probabilities(run.test_TC, None) for run in members]
+            raw = score_seeds(uncalibrated, self.targets_T, thresholds, self.run.config.seed)["ece"]
+            result.append({"arm": arm, "shots": shots, **figures, "ece_uncalibrated": raw})
+        return result
+
+    def _targets(self, rows: Sequence[LabelledRow]) -> np.ndarray:
+        index = {label: number for number, label in enumerate(self.labels)}
+        return np.array([index[row.target] for row in rows], np.int64)
+
+    def _fit(self, name: str, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of the validation and of the test rows."""
+        rows = draw_shots(self.run.splits.train, shots, seed)
+        if name in BASELINES:
+            other = baseline(name, self.run.work / "vectors")
+            other.fit([row.text for row in rows], self._targets(rows), len(self.labels))
+            validation_VC, test_TC = (other.logits([row.text for row in part]) for part in (self.validation, self.test))
+            return validation_VC, test_TC
+        if name == "head":
+            head = self._head(rows)
+            validation_VC, test_TC = (head.logits(self._states(part)) for part in (self.validation, self.test))
+            return validation_VC, test_TC
+        if name == "verbalised":
+            shown = self._shown(rows if shots else [])
+            validation_VC, test_TC = (
+                self._likelihoods(self.run.params, shown, part) for part in (self.validation, self.test)
+            )
+            bias_C = label_bias(validation_VC)
+            np.save(self.run.work / f"bias-{shots}-{seed}.npy", bias_C)
+            return validation_VC - bias_C, test_TC - bias_C
+        params = self._fine_tuned(rows, shots, seed)
+        validation_VC, test_TC = (
+            self._likelihoods(params, self.label_set, part) for part in (self.validation, self.test)
+        )
+        if shots == self._most_shots:
+            loss = self._calibrated(name, shots, seed, validation_VC, test_TC).validation_loss
+            earlier = read_json(self.run.work / "best.json")
+            if earlier is None or loss < earlier["loss"]:
+                save_weights(self._checkpoint, params, self.run.model, self.run.tokenizer)
+                write_json(self.run.work / "best.json", {"loss": loss, "seed": seed})
+        return validation_VC, test_TC
+
+    def _calibrated(self, arm: str, shots: int, seed: int, validation_VC: np.ndarray, test_TC: np.ndarray) -> ArmRun:
+        temperature = fit_temperature(validation_VC, self.targets_V)
+        calibrated_VC = probabilities(validation_VC, temperature)
+        threshold: float | None = None
+        if self.run.config.accuracy is not None:
+            threshold = threshold_for_accuracy(calibrated_VC, self.targets_V, self.run.config.accuracy)
+            threshold = 1.0 if threshold is None else threshold
+        else:
+            threshold = threshold_for_coverage(calibrated_VC, self.run.config.coverage)
+        rows = np.arange(len(self.targets_V))
+        loss = float(-log_softmax(validation_VC / temperature, axis=1)[rows, self.targets_V].mean())
+        return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, threshold, loss)
+
+    def _head(self, rows: Sequence[LabelledRow]) -> Any:
+        return fit_head(self._states(rows), self._targets(rows), len(self.labels), self.run.config.inverse_penalty)
+
+    def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
+        """Features of the rows; none is computed twice, not by a later attempt either."""
+        digests = [hashlib.sha256(row.text.encode()).hexdigest() for row in rows]
+        path = self.run.work / "features.npz"
+        if not self._features and path.is_file():
+            with np.load(path) as saved:
+                self._features = dict(zip(saved["digests"].tolist(), saved["features"], strict=True))
+        pairs = zip(digests, rows, strict=True)
+        missing = {digest: row.text for digest, row in pairs if digest not in self._features}
+        if missing:
+            run = self.run
+            features = text_features(
+                run.params, run.model, self._tokenizer, self.label_set, list(missing.values()), run.config.rows_at_once,
+                lambda done: run.emit("progress", done=done, total=len(missing), unit="texts"),
+            )  # fmt: skip
+            self._features |= dict(zip(missing, features, strict=True))
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, digests=np.array(list(self._features)), features=np.stack(list(self._features.values())))
+        return np.stack([self._features[digest] for digest in digests])
+
+    def _shown(self, rows: Sequence[LabelledRow]) -> LabelSet:
+        """The label set with solved examples in its instructions, each text cut to a quarter of the longest."""
+        longest = max(1, self.run.config.longest // 4)
+        examples = [(cut(self._tokenizer, row.text, longest), row.target) for row in rows]
+        instructions = with_examples(self.label_set.instructions, examples)
+        return self.label_set.model_copy(update={"instructions": instructions})
+
+    def _likelihoods(self, params: Params, labels: LabelSet, rows: Sequence[LabelledRow]) -> np.ndarray:
+        scorer = SharedPrefixScorer(params, self.run.model, self.run.config.rows_at_once)
+        return likelihood_logits(scorer, self.run.model, self._tokenizer, labels, [row.text for row in rows])
+
+    def _fine_tuned(self, rows: Sequence[LabelledRow], shots: int, seed: int) -> Params:
+        run, config = self.run, self.run.config
+        examples = [
+            TuningRow(prompt_ids(self._tokenizer, self.label_set, row.text), [reply_ids(self._tokenizer, row.target)])
+            for row in rows
+        ]
+
+        def emit(event: str, **fields: Any) -> None:
+            if event == "metric":
+                fields["name"] = f"loss, {shots or 'all'} shots, seed {seed}"
+            run.emit(event, **fields)
+
+        params, _ = fine_tune(
+            run.params, run.model, examples, tuning_settings(config, "reply"), seed,
+            run.work / f"states-{shots}-{seed}", run.identity, emit,
+        )  # fmt: skip
+        return params
+
+
+def tuning_settings(config: TuneConfig, loss: Any) -> TuningSettings:
+    """The settings of `fine_tune` in a section. Raises `ConfigError` for a method that trains no weights."""
+    if config.method not in ("full", "lora"):
+        raise ConfigError(f"tune.method {config.method!r} trains no weights")
+    return TuningSettings(
+        config.method, loss, config.optimizer, config.epochs, config.batch_rows, config.rank, config.lora_alpha,
+        config.save_every,
+    )  # fmt: skip

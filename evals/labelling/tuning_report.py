@@ -1,0 +1,84 @@
+"""Run a tuning of any form, and write what it found: `tuning.json`, and for labels `rows.parquet` of the test rows."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from common.files import atomic_path, write_json
+from evals.labelling.calibration import probabilities, reliability
+from evals.labelling.replies import tune_replies
+from evals.labelling.scores import confusion
+from evals.labelling.tuner import ArmRun, LabelTuner, LabelTuning
+from evals.scoring.intervals import paired
+
+TUNING, ROWS = "tuning.json", "rows.parquet"
+PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
+
+
+def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Tune, write the checkpoint into `checkpoint` and the report into `folder`; returns the report, JSON data.
+
+    `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
+    For labels also `confusion` [right][given], `reliability` and `leads` (over each baseline at the most shots, by
+    McNemar's test on the votes of the seeds), all on the test rows.
+    """
+    config, splits = run.config, run.splits
+    report: dict[str, Any] = {
+        "form": config.form,
+        "method": config.method,
+        "labels": list(splits.labels),
+        "rows": {name: len(getattr(splits, name)) for name in ("train", "validation", "test")},
+        "data": asdict(splits.report),
+        "notes": [PRETRAINED_ON] if config.data.reader == "wikipedia_topics" else [],
+    }
+    if config.form == "label":
+        tuner = LabelTuner(run, checkpoint)
+        runs = tuner.arms()
+        labels, chosen = tuner.finish(runs)
+        report |= {
+            "arms": tuner.scores(runs),
+            "leads": _leads(tuner, runs, chosen),
+            "chosen": {
+                "shots": chosen.shots,
+                "seed": chosen.seed,
+                "temperature": labels.temperature,
+                "threshold": labels.threshold,
+                "validation_loss": chosen.validation_loss,
+            },
+        }
+        probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
+        given_T = probabilities_TC.argmax(axis=1)
+        report["confusion"] = confusion(given_T, tuner.targets_T, len(splits.labels)).tolist()
+        report["reliability"] = [part._asdict() for part in reliability(probabilities_TC, tuner.targets_T)]
+        rows = {
+            "text": [row.text for row in tuner.test],
+            "label": [row.target for row in tuner.test],
+            "given": [splits.labels[i] for i in given_T],
+            "probability": probabilities_TC.max(axis=1),
+            "abstained": probabilities_TC.max(axis=1) < chosen.threshold,
+        }
+        with atomic_path(folder / ROWS) as temporary:
+            pyarrow.parquet.write_table(pyarrow.table(rows), temporary)
+    else:
+        report |= tune_replies(run, checkpoint)
+    write_json(folder / TUNING, report)
+    return report
+
+
+def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[str, Any]]:
+    """The tuned model's lead over each baseline on the same rows; a row's vote is its mean over the seeds."""
+
+    def votes(arm: str) -> np.ndarray:
+        same = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
+        return np.mean([run.test_TC.argmax(axis=1) == tuner.targets_T for run in same], axis=0)
+
+    own = votes(chosen.arm)
+    compared = []
+    for name in tuner.run.config.baselines:
+        test = paired(votes(name).tolist(), own.tolist())
+        compared.append({"over": name, "lead": test.lead, "low": test.low, "high": test.high, "p": test.p})
+    return compared

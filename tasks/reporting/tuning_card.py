@@ -1,0 +1,51 @@
+"""The card of a tuned model: what was measured beside which baselines, how its answers are read, and its limits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.tune import TuneConfig
+from evals.labelling.titles import arm_rows, points
+from tasks.reporting.card import card
+
+MOST_CONFUSED = 10
+
+
+def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
+    """The text of card.md for a report (`evals.labelling.tuning_report.run_tuning`)."""
+    columns, rows = arm_rows(report)
+    balance = report["data"]["balance"]
+    facts: dict[str, Any] = {
+        **report,
+        "title": {"label": f"{len(report['labels'])} labels", "opinions": "shares of options"}.get(
+            report["form"], report["form"]
+        ),
+        "start": config.start or "a checkpoint",
+        "unit": config.data.source_column or ("article" if config.data.reader == "wikipedia_topics" else "text"),
+        "columns": columns,
+        "arms": rows,
+        "leaked": ", ".join(f"{count:,} ({name})" for name, count in report["data"]["leaked"].items()),
+        "balance": [
+            (label or "all rows", *(balance[split].get(label, 0) for split in ("train", "validation", "test")))
+            for label in sorted(set().union(*balance.values()))
+        ],
+        "leads": [
+            (arm["over"], points(arm["lead"]), f"{points(arm['low'])} to {points(arm['high'])}", f"{arm['p']:.2g}")
+            for arm in report.get("leads", [])
+        ],
+    }
+    if report["form"] == "label":
+        names, counts = report["labels"], report["confusion"]
+        pairs = [
+            (names[right], names[given], count)
+            for right, row in enumerate(counts)
+            for given, count in enumerate(row)
+            if count and right != given
+        ]
+        chosen = report["chosen"]
+        facts |= {
+            "confused": sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))[:MOST_CONFUSED],
+            "shots": chosen["shots"] or "all",
+            "temperature": f"{chosen['temperature']:.3g}",
+            "threshold": f"{chosen['threshold']:.3g}",
+        }
+    return card("tuning_card.md.j2", {"tags": ["nautile", report["form"], report["method"]]}, facts)

@@ -1,0 +1,30 @@
+"""Tuning as a stage: a `checkpoint` and labelled rows in, a tuned `checkpoint` and its scores (`tuning`) out."""
+
+from common.files import write_text
+from configs.keys import FILES
+from configs.tune import TuneConfig
+from data.labelled.splits import read_splits
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+
+@stage("tune", version=1, outputs=("checkpoint", "tuning"), accelerator=True)
+def tune(job: Job) -> None:
+    """Split the rows, tune with every number of shots and seed, measure beside the baselines, write the card."""
+    # Imported here because every command imports this file, and JAX takes seconds.
+    from evals.labelling.tuner import LabelTuning
+    from evals.labelling.tuning_report import run_tuning
+    from model.weights.files import load_weights
+    from tasks.reporting.tuning_card import tuning_card
+
+    config = job.part("tune", TuneConfig)
+    # The rows first: what is wrong with them is seen before the weights are read.
+    files = {path: next(iter(found.values())) for path, found in job.section.get(FILES, {}).items()}
+    splits = read_splits(config, job.scratch / "fetched", files)
+    params, model, tokenizer = load_weights(job.inputs["checkpoint"])
+    run = LabelTuning(params, model, tokenizer, config, splits, job.scratch, {"execution": job.key}, job.emit)
+    report = run_tuning(run, job.output("checkpoint"), job.output("tuning"))
+    write_text(job.output("tuning") / "card.md", tuning_card(report, config))
+    facts = {name: report[name] for name in ("form", "method", "rows", "chosen", "arms")}
+    job.describe("tuning", **facts)
+    job.describe("checkpoint", form=report["form"], method=report["method"], labels=len(report["labels"]))
