@@ -10,6 +10,7 @@ from configs.training import StartSection
 
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 BUILT_IN = ("wikipedia_topics",)
+LABELS_ID = re.compile(r"labels/[0-9a-f]+")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -19,8 +20,8 @@ class LabelledDataConfig(Section):
     In a configuration it may be a text alone: the path of a file, the name of a built-in set, or that of a preset.
     """
 
-    reader: Literal["csv", "jsonl", "parquet", "hub", "wikipedia_topics"]
-    path: str = ""  # a file, or the Hub's OWNER/NAME
+    reader: Literal["csv", "jsonl", "parquet", "hub", "labels", "wikipedia_topics"]
+    path: str = ""  # a file, the Hub's OWNER/NAME, or the id of what `nautile distill --label` made
     subset: str = ""  # of the Hub's dataset; empty: its default
     split: str = "train"  # of the Hub's dataset
     revision: str = ""  # a commit of the Hub; nothing of the Hub is read without one
@@ -49,6 +50,8 @@ class LabelledDataConfig(Section):
         path = str(fields.get("path", ""))
         if path in BUILT_IN:
             return {**fields, "reader": path, "path": ""}
+        if LABELS_ID.fullmatch(path):
+            return {**fields, "reader": "labels"}
         suffix = next((end for end in SUFFIXES if path.lower().endswith(end)), "")
         if suffix:
             return {**fields, "reader": SUFFIXES[suffix]}
@@ -69,6 +72,8 @@ class LabelledDataConfig(Section):
             raise ValueError(f"reader {self.reader!r} needs a `path`")
         if self.reader == "hub" and not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             raise ValueError(f"{self.path} of the Hub needs as `revision` a full commit hash (from its page's history)")
+        if self.reader == "labels" and not LABELS_ID.fullmatch(self.path):
+            raise ValueError(f"reader 'labels' needs as `path` an id such as labels/123456789abc, not {self.path!r}")
         if self.reader != "hub" and self.revision:
             raise ValueError(f"`revision` belongs to a dataset of the Hub, and {self.path} is a file")
         if list(self.cuts) != sorted(set(self.cuts)):
@@ -146,4 +151,13 @@ class TuneConfig(StartSection):
             raise ValueError(f"tune.method {self.method!r} learns labels; form {self.form!r} needs 'full' or 'lora'")
         if self.validation_share + self.test_share >= 1:
             raise ValueError("tune.validation_share and tune.test_share leave no rows to learn from")
+        others = (self.validation, self.test)
+        if any(part is not None and part.reader == "labels" for part in others):
+            raise ValueError("tune.validation and tune.test must be labels of people, not of a teacher")
         return self
+
+
+class TuneRun(Section):
+    """The table of a file that `nautile tune` reads."""
+
+    tune: TuneConfig

@@ -1,6 +1,6 @@
 """The DAG of a configuration in a store: which checkpoint each step with a `start` begins from, and the keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import ConfigError
@@ -27,7 +27,8 @@ def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
         if section.start is None:
             continue
         try:
-            artifact = _checkpoint(store, section.start, name)
+            # A checkpoint that this run makes would move the key of the step, and a resumed run would begin elsewhere.
+            artifact = checkpoint_named(store, section.start, made_here=TRAINED[TRAINED.index(name) :])
         except ConfigError as error:
             raise ConfigError(f"{name}.start: {error}") from None
         if name == "pretrain" and store.has_files(artifact):  # else the stage compares, once it is fetched
@@ -36,20 +37,22 @@ def resolve_starts(config: RunConfig, store: Store) -> RunConfig:
     return config.model_copy(update=sections) if sections else config
 
 
-def _checkpoint(store: Store, start: str, step: str) -> Artifact:
+def checkpoint_named(store: Store, start: str, made_here: Sequence[str]) -> Artifact:
+    """The checkpoint that a `start` means; "newest" passes over those of the labels `made_here`.
+
+    Raises `ConfigError` for an unknown or ambiguous id, and where there is no such checkpoint.
+    """
     newest, _, label = start.partition(":")
     if newest != "newest":
         return store.get(start)
-    # A checkpoint that this run makes would move the key of the step, and a resumed run would begin elsewhere.
-    own = TRAINED[TRAINED.index(step) :]
-    if label in own:
+    if label in made_here:
         raise ConfigError(f"this run makes a checkpoint of {label} itself, so the newest changes: give an id")
 
     def fits(manifest: Mapping[str, Any]) -> bool:
-        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in own
+        return label in (manifest["label"], manifest["stage"]) if label else manifest["label"] not in made_here
 
     checkpoints = [artifact for artifact in store.list("checkpoint") if fits(artifact.manifest)]
     if not checkpoints:
-        others = f" of {label}" if label else f", other than of {', '.join(own)}"
+        others = f" of {label}" if label else f", other than of {', '.join(made_here)}"
         raise ConfigError(f"no checkpoint{others} in {store.location}: `nautile artifacts checkpoint` lists them")
     return checkpoints[-1]

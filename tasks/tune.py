@@ -6,6 +6,7 @@ from configs.tune import TuneConfig
 from data.labelled.splits import read_splits
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
+from tasks.label import LABELS
 
 
 @stage("tune", version=1, outputs=("checkpoint", "tuning"), accelerator=True)
@@ -18,8 +19,11 @@ def tune(job: Job) -> None:
     from tasks.reporting.tuning_card import tuning_card
 
     config = job.part("tune", TuneConfig)
+    if config.data.reader == "labels":
+        own = config.data.model_copy(update={"reader": "jsonl", "path": str(job.inputs["labels"] / LABELS)})
+        config = config.model_copy(update={"data": own})
     # The rows first: what is wrong with them is seen before the weights are read.
-    files = {path: next(iter(found.values())) for path, found in job.section.get(FILES, {}).items()}
+    files = {path: sha256 for path, names in job.section.get(FILES, {}).items() for sha256 in names.values()}
     splits = read_splits(config, job.scratch / "fetched", files)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     run = LabelTuning(params, model, tokenizer, config, splits, job.scratch, {"execution": job.key}, job.emit)

@@ -54,6 +54,8 @@ def read_rows(
         # The 11 topics of the list of vital articles. The run's own pretraining has read these texts.
         chosen = [article for article in articles() if article.topic not in (None, "Uncategorized")]
         return [LabelledRow(row.extract, str(row.topic), row.title, i) for i, row in enumerate(chosen, 1)]
+    if config.reader == "labels":
+        raise ConfigError(f"{config.label}: is an artifact of the store; `nautile tune` takes it as `tune.data`")
     builders = {
         "label": _label_rows, "entities": _entity_rows, "chat": _chat_rows, "opinions": _opinion_rows,
         "text": _text_rows,

@@ -18,7 +18,6 @@ from data.chat_template import parse_completion
 from data.labelled.label_set import LabelSet, write_label_set
 from data.labelled.prompts import beginning_ids, context_ids, instructions_for, reply_ids
 from data.labelled.rows import LabelledRow
-from data.screening.text_hash import text_hash
 from data.shuffle import permute
 from data.tokenizer import Tokenizer, tokenizer_for
 from evals.labelling.tuner import LabelTuning, asked_rows, tuning_settings
@@ -46,7 +45,9 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         else []
     )
     labels = LabelSet(
-        form=config.form, method=config.method, labels=tuple(kinds), longest=config.longest,
+        form=config.form, method=config.method, labels=tuple(kinds),
+        # A question or a conversation is not cut: its end is what is asked.
+        longest=config.longest if config.form == "entities" else run.model.context,
         instructions=instructions_for(config.form, config.instructions, kinds),
     )  # fmt: skip
     settings = tuning_settings(config, loss)
@@ -66,6 +67,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
         return figures
 
     states = run.work / "arms.json"
+    ordered = asked_rows(run.splits.train, None)
     done: dict[str, Any] = read_json(states) or {}
     if "before" not in done:
         done["before"] = measured(run.params)
@@ -74,7 +76,8 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
     for number, (shots, seed) in enumerate(arms, 1):
         name = f"{shots}-{seed}"
         if name not in done:
-            rows = _drawn(run.splits.train, shots, seed)
+            order = permute(np.arange(len(ordered)), len(ordered), f"shots/{seed}")
+            rows = [ordered[i] for i in order[: shots or len(ordered)]]
             folder = run.work / f"states-{name}"
             learnt = _examples(tokenizer, labels, rows)
             params, losses = fine_tune(
@@ -161,11 +164,6 @@ def _examples(tokenizer: Tokenizer, labels: LabelSet, rows: Sequence[LabelledRow
         else:
             examples.append(TuningRow(prompt, [reply_ids(tokenizer, row.target)]))
     return examples
-
-
-def _drawn(rows: Sequence[LabelledRow], shots: int, seed: int) -> list[LabelledRow]:
-    ordered = sorted(rows, key=lambda row: text_hash(row.text))
-    return [ordered[i] for i in permute(np.arange(shots or len(rows))[: len(rows)], len(rows), f"shots/{seed}")]
 
 
 def _written(run: LabelTuning, tokenizer: Tokenizer, params: Params, examples: Sequence[TuningRow]) -> list[str | None]:

@@ -439,6 +439,30 @@ def distill(
     out.print(f"{made.id}: `nautile tune` takes it as data", soft_wrap=True)
 
 
+def tune(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A TOML file with the table [tune], alone or beside others.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Tune again; the old artifacts are kept.")] = False,
+    settings: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a checkpoint on labelled rows, and compare it with baselines on the same rows."""
+    from configs.load import load_part
+    from configs.tune import TuneRun
+    from flows.cli.tune import run_tune, tuning_view
+    from flows.single_step import StepFailed
+
+    section = load_part(config, TuneRun, settings)
+    command = f"nautile tune {config_words(config, settings)}"
+    out, err = console_for(stderr=as_json), console_for(stderr=True)
+    try:
+        result = run_tune(the_store(), section, command, force, out, err)
+    except StepFailed as error:
+        raise typer.Exit(error.code) from None
+    show_as(result, as_json, tuning_view)
+
+
 # The panels of `nautile --help`, and the commands in their order.
 PANELS = {
     "Run": {"run": run, "plan": plan, "status": status},
@@ -456,6 +480,7 @@ PANELS = {
         "params": params,
         "chat": chat,
         "distill": distill,
+        "tune": tune,
         "serve": serve,
         "evaluate": evaluate,
         "bench": bench,

@@ -67,6 +67,7 @@ def test_a_head_with_its_baselines(tmp_path, checkpoint, table):
     assert "What it may not be used for" in card
 
 
+@pytest.mark.slow
 def test_all_weights_learn_the_labels_and_what_is_done_is_kept(tmp_path, checkpoint, table, monkeypatch):
     real, calls = tuner.fine_tune, []
 
@@ -105,6 +106,7 @@ def test_labels_by_likelihood_with_and_without_examples(tmp_path, checkpoint, ta
     np.testing.assert_allclose(probabilities.max(axis=1), shown, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_entities_are_learnt_as_json_by_adapters(tmp_path, checkpoint):
     records = [
         {"text": f"{i} {word}", "entities": [{"text": word, "label": "X"}]}
@@ -121,6 +123,7 @@ def test_entities_are_learnt_as_json_by_adapters(tmp_path, checkpoint):
     load_weights(done.output("checkpoint"))
 
 
+@pytest.mark.slow
 def test_shares_of_people_beside_uniform_and_mean(tmp_path, checkpoint):
     records = [
         {"prompt": f"{i} {who}", "options": ["yes", "no"], "shares": [0.9, 0.1] if who == "cat" else [0.7, 0.3]}

@@ -34,6 +34,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_replies_are_learnt_and_a_killed_run_continues_as_if_it_had_not_been(config, params, tmp_path):
     whole, losses = fine_tune(params, config, REPLIES, settings(), 0, tmp_path / "whole", {"run": 1})
     assert losses[-1] < 0.3 < losses[0]
@@ -58,6 +59,7 @@ def test_replies_are_learnt_and_a_killed_run_continues_as_if_it_had_not_been(con
         fine_tune(params, config, REPLIES, settings(), 0, tmp_path / "parts", {"run": 2})
 
 
+@pytest.mark.slow
 def test_adapters_begin_as_nothing_and_leave_the_rest_alone(config, params, tmp_path):
     for a, b in zip(leaves(merged(params, new_adapters(params, 2, 0), 4.0)), leaves(params), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -77,6 +79,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_shares_of_people_are_learnt_by_the_divergence_from_them(config, params, tmp_path):
     sequences = [([*row.prompt, *c], len(row.prompt)) for row in QUESTIONS for c in row.continuations]
     sums = np.split(continuation_logprobs(params, config, sequences, 2), [3])

@@ -1,0 +1,88 @@
+"""`nautile tune`: from a checkpoint of the store to a tuned one, reused the second time, and bad input."""
+
+import json
+import sys
+
+import pytest
+
+from data.labelled.label_set import read_label_set
+from flows.cli import main as cli
+from store.artifacts import Store
+from tests.support.labelled import labelled_records, write_checkpoint, write_records
+
+CONFIG = """
+[tune]
+data = "rows.jsonl"
+longest = 12
+shots = [2, 0]
+seeds = 2
+baselines = ["majority"]
+"""
+
+
+@pytest.fixture
+def nautile(tmp_path, monkeypatch, capsys):
+    """Run a command in a folder with the configuration and its rows; exit code, standard output, standard error."""
+    (tmp_path / "tune.toml").write_text(CONFIG)
+    write_records(tmp_path / "rows.jsonl", labelled_records(60))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A store with a checkpoint in it."""
+    store = Store(tmp_path / "store")
+    store.prepare()
+    folder = write_checkpoint(store.staging("a" * 64))
+    made = {"stage": "toy", "version": 1, "config": {}, "inputs": {}, "facts": {}, "label": "toy"}
+    return store.publish("checkpoint", "a" * 64, folder, **made)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_tuned_once_and_has_its_card_and_lineage(nautile, start, tmp_path):
+    code, out, err = nautile("tune", "tune.toml")
+    assert code == 0, err
+    assert "this model: head on the frozen model" in out
+    assert "points" in out
+    code, out, _ = nautile("tune", "tune.toml", "--json")
+    result = json.loads(out)
+    store = Store(tmp_path / "store")
+    tuned = store.get(result["checkpoint"])
+    assert read_label_set(tuned.path).labels == ("animal", "plant")
+    assert "TF-IDF" not in (store.get(result["tuning"]).path / "card.md").read_text()
+    assert tuned.manifest["inputs"]["checkpoint"].startswith(start.id)
+    assert tuned.manifest["facts"]["method"] == "head"
+    assert len(store.list("checkpoint")) == 2  # the second command reused the first's
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tune.shot=[1]", "unknown key `tune.shot`"),
+        ("tune.data=none.csv", "none.csv"),
+        ("tune.data=OWNER/NAME", "needs as `revision` a full commit hash"),
+        ("tune.form=chat", "'head' learns labels; form 'chat' needs 'full' or 'lora'"),
+        ("tune.start=checkpoint/0123", "tune.start: "),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(nautile, start, setting, message):
+    code, _, err = nautile("tune", "tune.toml", "--set", setting)
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert message in err
+
+
+def test_a_store_without_a_checkpoint(nautile):
+    code, _, err = nautile("tune", "tune.toml")
+    assert code == 2
+    assert "tune.start: no checkpoint, other than of tune" in err
