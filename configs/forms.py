@@ -98,7 +98,7 @@ def _variables(value: Any, path: str) -> Iterator[tuple[str, Variable]]:
                 parts = urlsplit(str(value.get("url", "")))
                 origin = f"{parts.scheme}://{parts.netloc}".lower() if parts.netloc else ""
                 yield f"{path}.{name}", Variable(name=str(field), kind=str(value.get("kind", "openai")), origin=origin)
-            elif name == "webhook" and field:
+            elif name == "notify" and field:
                 yield f"{path}.{name}", Variable(name=str(field))
             else:
                 yield from _variables(field, f"{path}.{name}")

@@ -130,7 +130,10 @@ class StageOperation(Section):
 
 
 class OperationConfig(Section):
-    """`[operation.STAGE]`, a section for each stage."""
+    """`[operation.STAGE]`, a section for each stage, and where the operator gets messages."""
+
+    # The NAME of the environment variable that holds the URL of a webhook; never the URL, which is a secret.
+    notify: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
 
     held_out: StageOperation = StageOperation()
     ingest: StageOperation = StageOperation()
@@ -148,6 +151,10 @@ class OperationConfig(Section):
         return getattr(self, stage)
 
 
+OPERATED = tuple(name for name, field in OperationConfig.model_fields.items() if field.annotation is StageOperation)
+"""The stages that `[operation]` has a section for: all of the pipeline."""
+
+
 class ScheduleConfig(Section):
     """The scheduled evaluation of a checkpoint, and when it counts as a regression.
 
@@ -162,8 +169,13 @@ class ScheduleConfig(Section):
     against: Annotated[tuple[Literal["last", "best"], ...], Field(min_length=1)] = ("last", "best")
     rule: Literal["interval", "holm"] = "interval"
     margin: Share = 0.0  # 0.01 is one percentage point
-    # The NAME of the environment variable that holds the URL to notify; never the URL, which is a secret.
-    webhook: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "webhook" in fields:
+            raise ValueError("schedule.webhook is now `notify` in [operation], for all messages")
+        return fields
 
     @field_validator("cron")
     @classmethod

@@ -7,6 +7,7 @@ beside an ingestion. With one slot of each, steps that use the same resource tak
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -20,6 +21,7 @@ from configs.load import NamedConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.operate import approval, concurrency
+from flows.operate.notifications import notifying
 from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -51,15 +53,25 @@ def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root
     Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed` after
     everything that does not need the failed step has ended.
     """
-    store = open_store(store_root)
-    prepared = prepared_run.get()
-    if prepared is None:
-        prepared = prepare_run(config, selection, store)
-        check_ray_hosts(store, config.launch, prepared)
-    run_id = str(flow_run.id)
-    _link_dashboard(run_id)
-    with store.run_lock(run_id).for_life(), cancelling():
-        return _StepRunner(store, config, prepared, run_id, concurrency.declared_limits()).run()
+    store, run_id, prepared = open_store(store_root), str(flow_run.id), prepared_run.get()
+
+    def resume(label: str) -> str:
+        # A deployment's run is retried with the values of its form; a run from a terminal by its command.
+        if deployment.id:
+            return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
+        return prepared.resume_command(label) if prepared else ""
+
+    with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
+        if prepared is None:
+            prepared = prepare_run(config, selection, store)
+            check_ray_hosts(store, config.launch, prepared)
+        _link_dashboard(run_id)
+        with store.run_lock(run_id).for_life(), cancelling():
+            outputs = _StepRunner(store, config, prepared, run_id, resume, concurrency.declared_limits()).run()
+        notifier.send(
+            "finished", f"{config.name} finished, {len(outputs)} steps. `nautile status` lists what they made."
+        )
+    return outputs
 
 
 @dataclass
@@ -74,6 +86,7 @@ class _StepRunner:
     config: RunConfig
     prepared: PreparedRun
     run_id: str
+    resume: Callable[[str], str]  # label -> the command that resumes the run from there
     server_limits: dict[str, str]  # resource -> name of the server's limit over all of its runs
     running: dict[str, Step] = field(default_factory=dict)
     unanswered: list[tuple[Step, dict[str, str], str]] = field(default_factory=list)  # ended, with a question
@@ -112,8 +125,6 @@ class _StepRunner:
 
     def _start(self, step: Step) -> None:
         force = self.prepared.selection.force
-        # A deployment's run is retried with the values of its form; a run from a terminal by its command.
-        retry = f"prefect flow-run retry {self.run_id}    # or Retry on the run's page"
         context = RunContext(
             self.run_id,
             str(self.store.root),
@@ -123,7 +134,7 @@ class _StepRunner:
             self.config.launch,
             self.config.telemetry,
             self.config.operation.of(step.stage.name),
-            resume=retry if deployment.id else self.prepared.resume_command(step.label),
+            resume=self.resume(step.label),
             limit=self.server_limits.get(step.resource, ""),
             ask_again=self.prepared.selection.ask_again,
         )

@@ -30,6 +30,7 @@ from flows.nightly.earlier import (
     find_earlier,
 )
 from flows.operate import approval, concurrency
+from flows.operate.notifications import notifying
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
@@ -51,14 +52,18 @@ def evaluation(config: NamedConfig, checkpoint: str = "", store_root: str | None
 
     `checkpoint`: an artifact id, or "newest"; empty: the one that `[schedule]` names.
     """
-    store = open_store(store_root)
+    run_id = str(flow_run.id)
+    with notifying(config.operation.notify, config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
+        return _evaluate_and_compare(open_store(store_root), config, checkpoint, run_id)
+
+
+def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:
     store.prepare()
     chosen = checkpoint_of(store, checkpoint or config.schedule.checkpoint)
     if chosen is None:
         return Completed(
             message=f"No checkpoint in {store.root} yet: nothing was evaluated.", data={"evaluation": None}
         )
-    run_id = str(flow_run.id)
     new = _evaluate(store, config, chosen, run_id)
     earlier = find_earlier(store, new, config.schedule)
     key = comparison_key(new, earlier, config)

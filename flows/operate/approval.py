@@ -137,7 +137,8 @@ def ask(
         form = Approval.with_initial_data(description=message)
         form.save(keyset, flow_run_id=UUID(run_id))
         logger.warning("paused: %s", message)
-        notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, note=f"waits for {command}"))
+        what = {"note": f"waits for {command}", "question": message}
+        notify(StageUpdate(label.partition(":")[0], label, "waiting", run_id=run_id, **what))
         _create_artifact(label, message)
         note.parent.mkdir(parents=True, exist_ok=True)
         asked = {"run": run_id, "label": label, "message": message, "since": now(), "host": host()}

@@ -22,14 +22,14 @@ import psutil
 from common.errors import ConfigError
 from common.files import read_json, write_json
 from common.processes import is_loopback, listen
-from configs.operation import OperationConfig
+from configs.operation import OPERATED
 from flows.operate import prefect_server
 from flows.operate.prefect_calls import call
 from store.artifacts import Store
 from tasks.engine import prefect_page
 
 # A flow for each stage, and the pipeline, the evaluation and the regression.
-DEPLOYMENTS = len(OperationConfig.model_fields) + 3
+DEPLOYMENTS = len(OPERATED) + 3
 STARTUP_S = 180.0
 STOP_S = 15.0
 _HOST = "127.0.0.1"

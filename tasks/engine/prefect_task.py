@@ -155,11 +155,22 @@ class _TaskRunPage:
         self.pause_s = self._policy.pause_s()
         now = datetime.now().astimezone()
         note = f"trying again at {now + timedelta(seconds=self.pause_s):%H:%M:%S}"
+        until = None
         if isinstance(error, Retryable):
             until = now + timedelta(seconds=self._policy.left_s())
             note += f", until {until:%Y-%m-%d %H:%M} (operation.{self._stage}.outage_hours)"
-        update = StageUpdate(self._stage, self._label, "retrying", note=note, error=str(error), reason=reason(error))
-        notify(replace(update, attempt=attempt))
+        update = StageUpdate(
+            self._stage,
+            self._label,
+            "retrying",
+            run_id=self._context.run_id,
+            note=note,
+            attempt=attempt,
+            error=str(error),
+            reason=reason(error),
+            outage_until=until and until.timestamp(),
+        )
+        notify(update)
         done = (self._last.share if self._last else None) or 0.0
         text = f"{note}, after: {visible(update.reason).splitlines()[0]}"
         self._show(100.0 * done, text)

@@ -36,6 +36,8 @@ class StageUpdate:
     error: str | None = None  # with the log's last lines
     reason: str = ""  # the error without them
     failure: str = ""  # a failed attempt: the page about it, as markdown
+    question: str = ""  # what a person is asked, while the step waits for the answer
+    outage_until: float | None = None  # after an outage: when there is no other attempt any more
     time: float = field(default_factory=time.time)
 
     @property

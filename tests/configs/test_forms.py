@@ -73,8 +73,8 @@ def test_a_form_names_no_environment_variable_but_the_workers_with_its_address(f
     embedding = {"index": {"embedding": {**ELSEWHERE, "key_variable": "TOY_KEY"}}}
     with pytest.raises(ValidationError, match=r"config\.index\.embedding\.key_variable: .*elsewhere\.example"):
         FORM.validate_python({**form, **embedding})
-    with pytest.raises(ValidationError, match=r"config\.schedule\.webhook: .* 'TOY_KEY': it comes from"):
-        FORM.validate_python({**form, "schedule": {"webhook": "TOY_KEY"}})
+    with pytest.raises(ValidationError, match=r"config\.operation\.notify: .* 'TOY_KEY': it comes from"):
+        FORM.validate_python({**form, "operation": {"notify": "TOY_KEY"}})
     assert FORM.validate_python({**form, "endpoints": {"local": {**ELSEWHERE}}})  # no key is sent there
 
 

@@ -19,7 +19,7 @@ from configs.operation import LaunchConfig, OperationConfig, ScheduleConfig
         ({"cron": "0 3 * * ;"}, "five fields"),
         ({"timezone": "Mars/Olympus"}, "no time zone"),
         ({"timezone": "../UTC"}, "no time zone"),
-        ({"webhook": "https://hooks.example/secret"}, "match pattern"),
+        ({"webhook": "HOOK"}, r"`notify` in \[operation\]"),
         ({"against": ()}, "at least 1"),
         ({"rule": "none"}, "interval"),
     ],
@@ -27,6 +27,11 @@ from configs.operation import LaunchConfig, OperationConfig, ScheduleConfig
 def test_an_invalid_schedule_is_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         ScheduleConfig.model_validate(fields)
+
+
+def test_the_address_of_a_webhook_is_no_name_of_a_variable():
+    with pytest.raises(ValidationError, match="match pattern"):
+        OperationConfig.model_validate({"notify": "https://hooks.example/secret"})
 
 
 def test_an_operation_of_an_unknown_stage_is_refused():

@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from configs.endpoint import EndpointConfig
 from configs.load import load
-from configs.operation import OperationConfig, ScheduleConfig
+from configs.operation import OPERATED, OperationConfig, ScheduleConfig
 from configs.schema import RunConfig
 from flows.dag import Need, build_dag
 from tests.support.toy_dag import toy_dag
@@ -269,11 +269,11 @@ def test_a_stage_is_known_by_its_name_and_found_by_its_child_process(local):
 
 
 def test_there_is_an_operation_for_every_stage_and_for_no_other(local):
-    assert set(OperationConfig.model_fields) == {step.stage.name for step in build_dag(local)}
+    assert set(OPERATED) == {step.stage.name for step in build_dag(local)}
 
 
 def test_neither_schedule_nor_operation_is_in_any_key(local):
-    approvals = {stage: {"approve": True} for stage in OperationConfig.model_fields}
+    approvals = {stage: {"approve": True} for stage in OPERATED}
     operated = local.model_copy(
         update={
             "schedule": ScheduleConfig(cron="0 3 * * *", checkpoint="checkpoint/abc"),

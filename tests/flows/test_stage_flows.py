@@ -2,13 +2,13 @@
 
 import json
 
-from configs.operation import OperationConfig
+from configs.operation import OPERATED
 from flows import stage_flows
 from flows.operate.deployments import deployments
 
 
 def test_there_is_one_for_every_stage_with_a_typed_form():
-    assert [flow.name for flow in stage_flows.STAGE_FLOWS] == list(OperationConfig.model_fields)
+    assert [flow.name for flow in stage_flows.STAGE_FLOWS] == list(OPERATED)
     assert all(getattr(stage_flows, flow.name) is flow for flow in stage_flows.STAGE_FLOWS)
     schema = stage_flows.reason.parameters
     assert set(schema.properties) == {"config", "force", "store_root"}

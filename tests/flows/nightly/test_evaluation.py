@@ -17,12 +17,13 @@ pytestmark = pytest.mark.slow
 PROGRAM = """
 import json, sys
 from configs.load import load
-from configs.operation import ScheduleConfig
+from configs.operation import OperationConfig, ScheduleConfig
 from flows.nightly.evaluation import evaluation
 toy = load(sys.argv[1])
 for line in sys.stdin:
     call = json.loads(line)
-    config = toy.model_copy(update={"schedule": ScheduleConfig(**call["schedule"])})
+    update = {"schedule": ScheduleConfig(**call["schedule"]), "operation": OperationConfig(notify=call["notify"])}
+    config = toy.model_copy(update=update)
     try:
         state = evaluation(config, checkpoint=call.get("checkpoint", ""), return_state=True)
         reply = {"state": state.type.value, "message": state.message, "data": state.result()}
@@ -54,8 +55,8 @@ def run_flow(tmp_path_factory, prefect_url, webhook):
         text=True,
     )
 
-    def run(schedule=None, name=""):
-        process.stdin.write(json.dumps({"schedule": schedule or {}, "checkpoint": name}) + "\n")
+    def run(schedule=None, name="", notify=""):
+        process.stdin.write(json.dumps({"schedule": schedule or {}, "checkpoint": name, "notify": notify}) + "\n")
         process.stdin.flush()
         return json.loads(process.stdout.readline())
 
@@ -76,7 +77,7 @@ def test_a_regression_is_raised_once(run_flow, toy, webhook):
     assert "no earlier evaluation" in first["message"]
     worse = checkpoint(store, "bad")
     bad = evaluation(store, toy, worse, lambda item: item.index < 20 or (item.benchmark == "more" and item.index < 38))
-    raised = run({"webhook": "HOOK"})
+    raised = run(notify="HOOK")
     assert raised["state"] == "COMPLETED"
     assert "has REGRESSED" in raised["message"]
     assert "The webhook in HOOK failed: status 404." in raised["message"]
@@ -87,11 +88,13 @@ def test_a_regression_is_raised_once(run_flow, toy, webhook):
     assert published.manifest["inputs"] == {"new": bad.full_id, "last": good.full_id, "best": good.full_id}
     assert len(webhook.messages) == 1
     assert webhook.messages[0]["after"] == bad.id
-    again = run({"webhook": "HOOK"})
+    assert "has regressed against" in webhook.messages[0]["text"]
+    assert f"`nautile compare {good.id} {bad.id}`" in webhook.messages[0]["text"]
+    again = run(notify="HOOK")
     assert "Nothing new" in again["message"]
     assert again["data"]["regressions"] == raised["data"]["regressions"]
     assert len(webhook.messages) == 1
-    looser = run({"webhook": "HOOK", "margin": 0.9})
+    looser = run({"margin": 0.9}, notify="HOOK")
     assert "no benchmark has fallen" in looser["message"]
     named = run(name=good.manifest["inputs"]["checkpoint"])
     assert named["data"]["evaluation"] == good.id

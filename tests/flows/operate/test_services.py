@@ -48,7 +48,9 @@ def running(tmp_path_factory, webhook, worse, prefect_home):
     store, _ = worse
     shutil.copytree(prefect_home, store.root / "prefect")
     config = tmp_path_factory.mktemp("config") / "minutely.toml"
-    config.write_text('extends = "local"\n[schedule]\ncron = "* * * * *"\nwebhook = "HOOK"\n', encoding="utf-8")
+    config.write_text(
+        'extends = "local"\n[schedule]\ncron = "* * * * *"\n[operation]\nnotify = "HOOK"\n', encoding="utf-8"
+    )
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(store.root, HOOK=webhook.secret_url).items():
             patch.setenv(name, value)
@@ -159,7 +161,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     assert "has REGRESSED: " in first["state"]["message"]
     (comparison,) = store.list("comparison")
     assert {entry["benchmark"] for entry in comparison.manifest["facts"]["regressions"]} == {"sums", "more"}
-    (message,) = webhook.messages
+    (message,) = [entry for entry in webhook.messages if entry["event"] == "nautile.regression"]
     assert (message["event"], message["before"], message["after"]) == ("nautile.regression", good, bad)
     shown = until(lambda: ended_runs(api, "regression"))[0]  # the automation has started it
     assert shown["state"]["type"] == "COMPLETED", shown["state"]["message"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import ConfigError, Retryable
-from configs.operation import OperationConfig, StageOperation
+from configs.operation import OPERATED, OperationConfig, StageOperation
 from tasks.engine import errors, prefect_task
 from tasks.engine.errors import BACKOFF, CRASHES, ITEM_BACKOFF, RetryPolicy, StageCrash
 from tasks.engine.prefect_task import _TaskRunPage
@@ -103,5 +103,5 @@ def test_the_page_and_the_terminal_say_what_is_waited_for_and_until_when(clock, 
 
 
 def test_the_hours_have_one_default():
-    assert {getattr(OperationConfig(), stage).outage_hours for stage in OperationConfig.model_fields} == {24.0}
+    assert {getattr(OperationConfig(), stage).outage_hours for stage in OPERATED} == {24.0}
     assert RunContext("r1", "/nowhere").operation.outage_hours == 24.0

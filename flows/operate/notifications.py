@@ -1,0 +1,159 @@
+"""Messages to the operator's chat: a run failed, finished, waits for an answer or for an outage, or nears its budget.
+
+`[operation] notify` names the environment variable with the URL of an incoming webhook. A message's `text` is what
+Slack, Mattermost and Teams show; its other fields are for programs. Each event is sent once, with the command that
+helps, by a thread: a run waits for no message, and at its end FLUSH_S at most. The URL is a secret: it is in no log.
+"""
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from queue import SimpleQueue
+from typing import Any, Literal
+
+import httpx
+
+from common.retry import Backoff, retry
+from common.text import visible
+from tasks.engine.failure import advice, reason
+from tasks.engine.progress import StageUpdate, subscribe
+
+logger = logging.getLogger(__name__)
+
+Event = Literal["finished", "failed", "waiting", "budget", "outage", "regression"]
+
+TIMEOUT_S = 10.0
+FLUSH_S = 20.0
+BACKOFF = Backoff(attempts=3, first_s=1.0, factor=4.0, jitter=0.0)  # pauses of 1 s and 4 s
+MOST_CHARACTERS = 2000
+NEAR_BUDGET = 0.8  # the share at which a stage reports `budget_spent_share`
+_RETRY_STATUSES = (408, 425, 429)  # and all of 5xx
+_EVERYBODY = re.compile(r"@(?=(channel|here|all|everyone)\b)", re.IGNORECASE)
+
+
+class Notifier:
+    """Sends the messages of one flow run. Without a variable it sends nothing."""
+
+    def __init__(self, variable: str, config: str, run_id: str) -> None:
+        self._variable, self._config, self._run_id = variable, config, run_id
+        self._sent: set[tuple[Event, str]] = set()
+        self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        # A daemon: a receiver that never answers must not keep the process.
+        self._thread = threading.Thread(target=self._post_all, name="notifications", daemon=True)
+        if variable:
+            self._thread.start()
+
+    def send(self, event: Event, text: str, label: str = "") -> None:
+        """Hand a message to the thread, unless one about this event of this step was sent."""
+        if self._variable and (event, label) not in self._sent:
+            self._sent.add((event, label))
+            more = {"config": self._config, "run": self._run_id, "label": label}
+            self._messages.put(message(event, text, **more))
+
+    def failed(self, label: str, error: BaseException, command: str) -> None:
+        """Send why a step, or the run (empty label), failed for good, and the command that resumes it."""
+        what = f"stage {label} of {self._config}" if label else f"the run of {self._config}"
+        resume = f"\nContinue with: `{command}`" if command else ""
+        self.send("failed", f"{what} failed: {reason(error)}\n{advice(error)}{resume}", label)
+
+    def on_update(self, update: StageUpdate) -> None:
+        """Send what an update of a step is an event of, if it is this run's."""
+        if update.run_id != self._run_id:
+            return
+        where = f"stage {update.label} of {self._config}"
+        if update.question:
+            # Each question of a step is an event: before it begins, and at its budget.
+            self.send("waiting", update.question, f"{update.label} {update.note}")
+        elif update.outage_until is not None:
+            until = datetime.fromtimestamp(update.outage_until).astimezone()
+            text = f"{where} waits for an outage to end, until {until:%Y-%m-%d %H:%M %Z}: {update.reason}"
+            self.send("outage", f"{text}\n`nautile logs {self._run_id[:8]}` shows the attempts.", update.label)
+        elif (share := update.metrics.get("budget_spent_share", 0.0)) >= NEAR_BUDGET:
+            text = f"{where} has used {100 * share:.0f} % of a budget. It ends at the limit with what it has by then."
+            more = f"For more, stop the run, raise `{update.stage}.budget_dollars` and run it again; replies are kept."
+            self.send("budget", f"{text}\n{more}", update.label)
+
+    def close(self) -> None:
+        """Wait FLUSH_S for messages that are still to be sent."""
+        self._messages.put(None)
+        if self._variable:
+            self._thread.join(FLUSH_S)
+            if self._thread.is_alive():
+                logger.warning("operation.notify: messages were not delivered within %g s", FLUSH_S)
+
+    def _post_all(self) -> None:
+        while (body := self._messages.get()) is not None:
+            post_webhook(self._variable, body)
+
+
+@contextmanager
+def notifying(variable: str, config: str, run_id: str, resume: Callable[[str], str]) -> Iterator[Notifier]:
+    """Send the events of a flow run while the block works, and its failure if it raises.
+
+    `resume`: the command that resumes the run from a step, or empty. The failures of a `StageFailed` are sent by step.
+    """
+    notifier = Notifier(variable, config, run_id)
+    unsubscribe = subscribe(notifier.on_update)
+    try:
+        yield notifier
+    except Exception as error:
+        for label, cause in getattr(error, "failures", {"": error}).items():
+            notifier.failed(label, cause, resume(label))
+        raise
+    finally:
+        unsubscribe()
+        notifier.close()
+
+
+def message(event: Event, text: str, **fields: Any) -> dict[str, Any]:
+    """The body of a message. Nothing in the text is markup of a chat, or calls everybody in it."""
+    shown = visible(text, MOST_CHARACTERS).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return {"text": _EVERYBODY.sub("@ ", f"Nautile: {shown}"), "event": f"nautile.{event}", **fields}
+
+
+def post_webhook(variable: str, body: dict[str, Any], sleep: Callable[[float], object] = time.sleep) -> str | None:
+    """POST `body` as JSON to the URL in environment variable `variable`; None if accepted (2xx), else what failed.
+
+    Never raises: what it reports about has happened. Redirects are not followed.
+    """
+    url = os.environ.get(variable, "")
+    if not url:
+        problem = f"operation.notify: the environment variable {variable} is not set where the flow runs"
+        logger.warning(problem)
+        return problem
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs every URL
+    try:
+        retry(
+            lambda: httpx.post(url, json=body, timeout=TIMEOUT_S, follow_redirects=False).raise_for_status(),
+            BACKOFF,
+            should_retry=_should_retry,
+            before_pause=lambda error, _, pause_s: logger.warning(
+                "the webhook in %s failed (%s); retrying in %g s", variable, _describe(error), pause_s
+            ),
+            sleep=sleep,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        problem = f"the webhook in {variable} failed: {_describe(error)}"
+        logger.error(problem)
+        return problem
+    return None
+
+
+def _should_retry(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in _RETRY_STATUSES or error.response.status_code >= 500
+    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
+
+
+def _describe(error: Exception) -> str:
+    """What went wrong, without the error's own text: some errors quote the URL."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"status {error.response.status_code}"
+    if isinstance(error, httpx.TransportError):
+        return visible(type(error).__name__, 80)
+    return f"{type(error).__name__}: is it a whole URL (https://…)?"

@@ -1,0 +1,150 @@
+"""The operator's webhook against a real server: which events it is sent, once each, and what its failures do not do."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from common.processes import free_port
+from flows.operate import notifications
+from flows.operate.notifications import message, notifying, post_webhook
+from flows.pipeline import StageFailed
+from tasks.engine.progress import StageUpdate, notify
+from tests.support.fake_webhook import SECRET, FakeWebhook
+
+RUN = "11112222-3333-4444-5555-666677778888"
+REGRESSION = {"text": "fell", "event": "nautile.regression"}
+
+
+@pytest.fixture
+def call(monkeypatch, caplog):
+    """call(url) -> (what `post_webhook` returned, the pauses it made); checks that the secret is nowhere."""
+
+    def call(url):
+        monkeypatch.setenv("HOOK", url)
+        pauses = []
+        with caplog.at_level(logging.DEBUG, "flows"), caplog.at_level(logging.INFO, "httpx"):
+            problem = post_webhook("HOOK", REGRESSION, pauses.append)
+        assert SECRET not in f"{problem} {caplog.text}"
+        return problem, pauses
+
+    return call
+
+
+def test_an_accepted_message_is_sent_once(call):
+    with FakeWebhook(204) as webhook:
+        assert call(webhook.secret_url) == (None, [])
+    assert webhook.messages == [REGRESSION]
+
+
+def test_a_temporary_failure_is_retried(call):
+    with FakeWebhook(503, 429, 200) as webhook:
+        assert call(webhook.secret_url) == (None, [1.0, 4.0])
+    assert len(webhook.messages) == 3
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(500, 3), (404, 1), (302, 1)])
+def test_it_gives_up_with_the_status(call, status, attempts):
+    with FakeWebhook(status) as webhook:
+        problem, _ = call(webhook.secret_url)
+    assert problem == f"the webhook in HOOK failed: status {status}"
+    assert len(webhook.messages) == attempts
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (f"http://127.0.0.1:{free_port()}/{SECRET}", "ConnectError"),
+        (f"ftp://127.0.0.1/{SECRET}", "UnsupportedProtocol"),
+        (f"http://[::1/{SECRET}", "is it a whole URL"),
+        ("", "HOOK is not set"),
+    ],
+    ids=["nobody", "ftp", "torn", "unset"],  # a port in an id would differ between the processes of the test run
+)
+def test_a_webhook_that_cannot_be_reached_raises_nothing(call, url, message):
+    assert message in call(url)[0]
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    with FakeWebhook(204) as server:
+        monkeypatch.setenv("HOOK", server.secret_url)
+        yield server
+
+
+def resume(label):
+    return f"nautile run toy --from {label}"
+
+
+def update(state="running", run_id=RUN, **fields):
+    notify(StageUpdate("distill", "distill", state, run_id=run_id, **fields))
+
+
+def test_each_event_of_a_run_is_one_message_with_the_command_that_helps(webhook):
+    question = "Stage distill asks for approval. Resume to continue (or `nautile approve 11112222`)"
+    with notifying("HOOK", "toy", RUN, resume) as notifier:
+        update("waiting", note="waits for nautile approve 11112222", question=question)
+        for _ in range(3):
+            update("retrying", reason="endpoint 'teacher' does not answer", outage_until=time.time() + 60)
+            update(metrics={"loss": 2.0, "budget_spent_share": 0.84})
+        update("retrying", reason="the process was killed")  # a crash is no outage
+        update("waiting", note="other steps work")
+        update(metrics={"budget_spent_share": 0.9}, run_id="another")
+        notifier.send("finished", "toy finished")
+    events = [entry["event"].partition(".")[2] for entry in webhook.messages]
+    assert events == ["waiting", "outage", "budget", "finished"]
+    assert all((entry["config"], entry["run"]) == ("toy", RUN) for entry in webhook.messages)
+    waiting, outage, budget, _ = (entry["text"] for entry in webhook.messages)
+    assert waiting == f"Nautile: {question}"
+    assert "stage distill of toy waits for an outage to end, until " in outage
+    assert "endpoint 'teacher' does not answer\n`nautile logs 11112222`" in outage
+    assert "has used 84 % of a budget" in budget
+    assert "raise `distill.budget_dollars`" in budget
+
+
+def test_a_failed_run_sends_each_failed_step(webhook):
+    failures = {"align": ValueError("the judge is gone"), "report": RuntimeError("no memory")}
+    with pytest.raises(StageFailed), notifying("HOOK", "toy", RUN, resume):
+        raise StageFailed(failures)
+    with pytest.raises(OSError, match="full"), notifying("HOOK", "toy", RUN, lambda _: ""):
+        raise OSError("the disk is full")
+    texts = [entry["text"] for entry in webhook.messages]
+    assert [text.splitlines()[0] for text in texts] == [
+        "Nautile: stage align of toy failed: the judge is gone",
+        "Nautile: stage report of toy failed: no memory",
+        "Nautile: the run of toy failed: the disk is full",
+    ]
+    assert texts[0].endswith("Continue with: `nautile run toy --from align`")
+    assert "Continue" not in texts[2]
+
+
+def test_a_receiver_that_never_answers_blocks_no_run(monkeypatch, caplog):
+    answer = threading.Event()
+
+    class Silent(FakeWebhook):
+        def respond(self, request):
+            answer.wait()
+            return super().respond(request)
+
+    monkeypatch.setattr(notifications, "FLUSH_S", 0.05)
+    with Silent(204) as webhook:
+        monkeypatch.setenv("HOOK", webhook.secret_url)
+        with notifying("HOOK", "toy", RUN, resume) as notifier:
+            notifier.send("finished", "toy finished")
+        assert "not delivered within" in caplog.text
+        answer.set()
+
+
+def test_without_a_variable_nothing_is_sent_and_no_thread_is_started(webhook):
+    before = threading.active_count()
+    with notifying("", "toy", RUN, resume) as notifier:
+        assert threading.active_count() == before
+        notifier.send("finished", "toy finished")
+        update(metrics={"budget_spent_share": 1.0})
+    assert webhook.messages == []
+
+
+def test_a_text_is_no_markup_and_calls_nobody():
+    text = message("failed", "<!channel> @here & @All: \x1b[31mred", config="x")["text"]
+    assert text == "Nautile: &lt;!channel&gt; @ here &amp; @ All: \N{REPLACEMENT CHARACTER}[31mred"
