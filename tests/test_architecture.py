@@ -251,7 +251,14 @@ def test_the_longest_test_files_are_named_right():
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("requirements.lock", 100), ("requirements-ahead.lock", 3), ("requirements-harness.lock", 20)]
+    ("name", "least"),
+    [
+        ("requirements.lock", 100),
+        ("requirements-ahead.lock", 3),
+        ("requirements-harness.lock", 20),
+        ("requirements-installer.lock", 1),
+        ("requirements-audit.lock", 10),
+    ],
 )
 def test_the_locks_name_no_address_and_pin_by_digest(name, least):
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
