@@ -11,10 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnxruntime
 
 from common.errors import ConfigError
-from common.text import first_line
 from model.decoding.generate import Sampled
 from model.decoding.requests import DecodeRequest
 from model.decoding.sampling import Sampling, likeliest, only_allowed
@@ -29,7 +27,9 @@ from model.decoding.slots import (
     slot_settings,
     slots_without_caches,
 )
-from model.exports.onnx.folder import PROMPT, STEP, check_digests
+from model.exports.onnx.folder import check_digests
+from model.exports.onnx.signature import PAST
+from model.runtimes.onnx_sessions import load_sessions
 from model.weights.files import CONFIG, read_config
 
 STREAMED = 4  # tokens between two parts of a streamed reply
@@ -49,23 +49,15 @@ class PromptState:
 class OnnxRuntime:
     """A `model.runtimes.protocol.Runtime` over the export in `folder`.
 
-    threads: of onnxruntime; 0: one for each core. Raises ConfigError for a folder that is no such export, or one with a
-    file that is missing or changed.
+    threads: of onnxruntime; 0: one for each core. Raises ConfigError for a folder that is no such export, one with a
+    file that is missing or changed, or one whose graphs are not those of its model.
     """
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         facts = check_digests(folder)
         self.config, self.tokenizer = read_config(folder / CONFIG)
         self.name = f"onnx {facts['bits']} bits {facts['weights_sha256'][:12]}"
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        try:
-            self.prompt, self.step = (
-                onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
-                for name in (PROMPT, STEP)
-            )
-        except Exception as error:  # onnxruntime's own errors have no common type
-            raise ConfigError(f"{folder}: onnxruntime cannot load it ({first_line(error)}); export it again") from None
+        self.prompt, self.step = load_sessions(folder, self.config, threads)
 
     def sampler(self, sampling: Sampling, rows: int, prompt_length: int) -> "OnnxSampler":
         if prompt_length + sampling.max_tokens > self.config.context:
@@ -104,10 +96,10 @@ class OnnxSlots:
         self._logits_BV = np.zeros((self.count, self.config.vocabulary), np.float32)
         self._state: State = {}
         for part in self._runtime.step.get_inputs():
-            if part.name.startswith("past."):
+            if part.name.startswith(PAST):
                 sizes = {"B": self.count, "S": self.config.context}
                 shape = [sizes.get(size, size) for size in part.shape]
-                self._state[part.name.removeprefix("past.")] = np.zeros(shape, np.float32)
+                self._state[part.name.removeprefix(PAST)] = np.zeros(shape, np.float32)
 
     def prefill(
         self, tokens_BP: np.ndarray, lengths_B: np.ndarray, score: bool
@@ -164,11 +156,11 @@ class OnnxSlots:
         for name in ("logits", *sums):
             binding.bind_output(name)
         for name in sums:
-            binding.bind_cpu_input(f"past.{name}", np.ascontiguousarray(self._state[name][:, :rows]))
+            binding.bind_cpu_input(PAST + name, np.ascontiguousarray(self._state[name][:, :rows]))
         for name in cached:
             part = self._state[name][:rows]
             place = ("cpu", 0, np.float32, part.shape, part.ctypes.data)
-            binding.bind_input(f"past.{name}", *place)
+            binding.bind_input(PAST + name, *place)
             binding.bind_output(name, *place)
         self._runtime.step.run_with_iobinding(binding)
         logits, *arrays = (value.numpy() for value in binding.get_outputs()[: 1 + len(sums)])

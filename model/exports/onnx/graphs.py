@@ -1,17 +1,4 @@
-"""The two graphs of a model: a prompt from the beginning, and one more token.
-
-State, float32, the same in both and in this order (A SCA layers in all, T taps, C columns of the input projection, S
-columns of the context; M and H in that order):
-
-    sums_re, sums_im [A, B, K, M, H]    sums_z [A, B, K]    history [A, B, T-1, C]
-    keys.N, values.N [B, G, S, H] for each block N; where a step's past has S columns, it writes into these
-
-    prompt  tokens [B, L], lengths [B], wanted [B, P] -> logits [B, P, V], state with S = L rounded up to 32
-    step    tokens [B, 1], positions [B], past state  -> logits [B, 1, V], state
-
-Prompts are padded on the right with any id; `wanted` are the columns whose logits are computed. `positions` are those
-of the tokens: how many came before. A model without SCA layers has no sums and no history.
-"""
+"""The two graphs of a model: a prompt from the beginning, and one more token (`signature` has inputs and outputs)."""
 
 from collections.abc import Sequence
 
@@ -20,30 +7,16 @@ import onnx
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import Graph, WeightFile
-from model.exports.onnx.layers import CHUNK, ChunkValues, Layers, SCAValues
-from model.layers.sca import projected
+from model.exports.onnx.layers import ChunkValues, Layers, SCAValues
+from model.exports.onnx.signature import CHUNK, PAST, SUMS, logits_shape, state_shapes, token_shapes
 from model.nautile import sca_names
-
-SUMS = ("sums_re", "sums_im", "sums_z", "history")
-
-
-def state_shapes(config: ModelConfig, columns: int | str) -> dict[str, tuple[int | str, ...]]:
-    """The name and shape of every part of the state; the batch is "B"."""
-    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
-    sums = (layers, "B", heads, config.spectral_samples, head_dim)
-    history = (layers, "B", config.convolution - 1, projected(config))
-    shapes = dict(zip(SUMS, (sums, sums, (layers, "B", heads), history), strict=True)) if layers else {}
-    cache = ("B", config.kv_heads, columns, config.attention_head_dim)
-    return shapes | {f"{part}.{block}": cache for block in range(config.blocks) for part in ("keys", "values")}
 
 
 def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.ModelProto:
     """The graph that reads whole prompts."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
-    tokens = graph.input("tokens", np.int64, ("B", "L"))
-    lengths = graph.input("lengths", np.int64, ("B",))
-    wanted = graph.input("wanted", np.int64, ("B", "P"))
+    tokens, lengths, wanted = (graph.input(name, np.int64, shape) for name, shape in token_shapes("prompt").items())
     missing = graph.op("Mod", graph.op("Neg", graph.op("Shape", tokens, start=1)), graph.indices(CHUNK))
     # The result has the divisor's sign.
     tokens = graph.op("Pad", tokens, graph.op("Concat", graph.indices(0, 0, 0), missing, axis=0))
@@ -61,19 +34,18 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onn
         x = layers.attention(x, f"block_{block}.attention", ("", ""), seen, into)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
-    return _finished(graph, config, states, "prompt", "P", "S")
+    return _finished(graph, config, states, "prompt")
 
 
 def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.ModelProto:
     """The graph that adds one token to every row."""
     graph = Graph(weights)
     layers = Layers(graph, config, accuracy)
-    tokens = graph.input("tokens", np.int64, ("B", 1))
-    positions = graph.input("positions", np.int64, ("B",))
-    for name, shape in state_shapes(config, "S").items():
-        graph.input(f"past.{name}", np.float32, shape)
+    tokens, positions = (graph.input(name, np.int64, shape) for name, shape in token_shapes("step").items())
+    for name, shape in state_shapes(config).items():
+        graph.input(PAST + name, np.float32, shape)
     count = config.blocks * config.sca_per_block
-    past = zip(*(graph.split(f"past.{name}", [1] * count, axis=0) for name in SUMS), strict=True) if count else ()
+    past = zip(*(graph.split(PAST + name, [1] * count, axis=0) for name in SUMS), strict=True) if count else ()
     past_states = iter([SCAValues(*parts) for parts in past])
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
     seen = (
@@ -88,10 +60,10 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
             x, state = layers.sca_step(x, f"block_{block}.{name}", next(past_states), float_positions)
             states.append(state)
         parts = (f"keys.{block}", f"values.{block}")
-        before = (f"past.{parts[0]}", f"past.{parts[1]}")
+        before = (PAST + parts[0], PAST + parts[1])
         x = layers.attention(x, f"block_{block}.attention", before, seen, parts)
     layers.logits(x, "logits")
-    return _finished(graph, config, states, "step", 1, "S")
+    return _finished(graph, config, states, "step")
 
 
 def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str) -> ChunkValues:
@@ -119,13 +91,11 @@ def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str)
     )
 
 
-def _finished(
-    graph: Graph, config: ModelConfig, states: Sequence[SCAValues], name: str, wanted: int | str, columns: str
-) -> onnx.ModelProto:
+def _finished(graph: Graph, config: ModelConfig, states: Sequence[SCAValues], name: str) -> onnx.ModelProto:
     """Declare the outputs, after joining the states of all SCA layers."""
-    graph.output("logits", ("B", wanted, config.vocabulary))
+    graph.output("logits", logits_shape(config, name))
     for index, part in enumerate(SUMS if states else ()):
         graph.op("Concat", *(state[index] for state in states), into=part, axis=0)
-    for part, shape in state_shapes(config, columns).items():
+    for part, shape in state_shapes(config).items():
         graph.output(part, shape)
     return graph.model(name)

@@ -16,10 +16,10 @@ import numpy as np
 from configs.model import ModelConfig
 from model.exports.onnx.graph import CONTRIB, Graph
 from model.exports.onnx.quantise import BLOCK
+from model.exports.onnx.signature import CHUNK
 from model.layers.mixing.parts import TINY
 from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
 
-CHUNK = 32
 END = np.iinfo(np.int64).max  # of a slice: that of the axis
 
 

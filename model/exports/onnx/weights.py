@@ -5,7 +5,7 @@ import numpy as np
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import WeightFile
-from model.exports.onnx.layers import CHUNK
+from model.exports.onnx.signature import CHUNK
 from model.layers.common import Params
 from model.layers.sca import spectrum
 from model.nautile import sca_names

@@ -8,8 +8,9 @@ import onnxruntime
 import pytest
 
 from model.exports.onnx.graph import WeightFile
-from model.exports.onnx.graphs import prompt_graph, state_shapes, step_graph
+from model.exports.onnx.graphs import prompt_graph, step_graph
 from model.exports.onnx.quantise import BLOCK, dequantise, quantise
+from model.exports.onnx.signature import state_shapes
 from model.exports.onnx.weights import write_weights
 from model.loss import masked_logits
 from model.nautile import forward, initialise
@@ -81,7 +82,7 @@ def test_prompts_and_steps_are_ours(tmp_path, weights, tokens, changes):
     lengths, rows = np.array([40, 1]), np.arange(2)
     padded = np.where(np.arange(40) < lengths[:, None], tokens[:, :40], 7)
     logits, state = run(prompt, tokens=padded, lengths=lengths, wanted=lengths[:, None] - 1)
-    assert set(state) == set(state_shapes(config, "S"))
+    assert set(state) == set(state_shapes(config))
     np.testing.assert_allclose(logits[:, 0], expected[rows, lengths - 1], atol=1e-3)
     for count in range(70):
         positions = lengths + count

@@ -1,0 +1,46 @@
+"""What goes into the two graphs of a model and what comes out of them: names, types and shapes.
+
+State, float32, the same in both and in this order (A SCA layers in all, T taps, C columns of the input projection, S
+columns of the context; M and H in that order):
+
+    sums_re, sums_im [A, B, K, M, H]    sums_z [A, B, K]    history [A, B, T-1, C]
+    keys.N, values.N [B, G, S, H] for each block N; where a step's past has S columns, it writes into these
+
+    prompt  tokens [B, L], lengths [B], wanted [B, P] -> logits [B, P, V], state with S = L rounded up to 32
+    step    tokens [B, 1], positions [B], past state  -> logits [B, 1, V], state
+
+Prompts are padded on the right with any id; `wanted` are the columns whose logits are computed. `positions` are those
+of the tokens: how many came before. A model without SCA layers has no sums and no history.
+"""
+
+from configs.model import ModelConfig
+from model.layers.sca import projected
+
+SUMS = ("sums_re", "sums_im", "sums_z", "history")
+CHUNK = 32  # columns that a prompt is computed in
+PAST = "past."  # before the names of a step's inputs of state
+
+Shape = tuple[int | str, ...]  # a letter stands for any size
+
+
+def state_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The name and shape of every part of the state."""
+    heads, head_dim, layers = config.memory_heads, config.head_dim, config.blocks * config.sca_per_block
+    sums = (layers, "B", heads, config.spectral_samples, head_dim)
+    history = (layers, "B", config.convolution - 1, projected(config))
+    shapes: dict[str, Shape] = {}
+    if layers:
+        shapes |= dict(zip(SUMS, (sums, sums, (layers, "B", heads), history), strict=True))
+    cache = ("B", config.kv_heads, "S", config.attention_head_dim)
+    return shapes | {f"{part}.{block}": cache for block in range(config.blocks) for part in ("keys", "values")}
+
+
+def token_shapes(graph: str) -> dict[str, Shape]:
+    """The inputs of int64: all of "prompt", and those of "step" that are not its past state."""
+    if graph == "prompt":
+        return {"tokens": ("B", "L"), "lengths": ("B",), "wanted": ("B", "P")}
+    return {"tokens": ("B", 1), "positions": ("B",)}
+
+
+def logits_shape(config: ModelConfig, graph: str) -> Shape:
+    return ("B", "P" if graph == "prompt" else 1, config.vocabulary)

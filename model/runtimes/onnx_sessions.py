@@ -1,0 +1,108 @@
+"""The two graphs of an export, loaded by onnxruntime, and refused where they are not those of the model.
+
+Digests show that a folder is as someone wrote it, not who wrote it. So the graphs are read before they are loaded
+(`scan`), compared with the configuration, and run for a token in bounded memory: a graph can ask for any amount of it.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+
+from common.errors import ConfigError
+from common.processes import bounded_memory
+from common.text import first_line
+from configs.model import ModelConfig
+from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS
+from model.exports.onnx.scan import check_graph
+from model.exports.onnx.signature import CHUNK, PAST, SUMS, Shape, logits_shape, state_shapes, token_shapes
+
+FREE_BYTES, THREAD_BYTES = 2**30, 2**27  # that loading may take beside the weights: in all, and for each core's threads
+_SILENT = 4  # onnxruntime raises its errors as well as logging them
+
+
+class Sessions(NamedTuple):
+    """`model.exports.onnx.signature` says what they take and give."""
+
+    prompt: onnxruntime.InferenceSession
+    step: onnxruntime.InferenceSession
+
+
+def load_sessions(folder: Path, config: ModelConfig, threads: int) -> Sessions:
+    """Load the graphs of the export in `folder`.
+
+    threads: of onnxruntime; 0: one for each core. Raises ConfigError for graphs that are not those of this model.
+    """
+    for name in (PROMPT, STEP):
+        check_graph(folder / name, WEIGHTS)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _SILENT
+    # Each session packs the weights for its products.
+    allowed = 4 * (folder / WEIGHTS).stat().st_size + FREE_BYTES + (os.cpu_count() or 1) * THREAD_BYTES
+    try:
+        with bounded_memory(allowed):
+            sessions = Sessions(
+                *(onnxruntime.InferenceSession(
+                    folder / name, options, providers=["CPUExecutionProvider"], enable_fallback=0
+                ) for name in (PROMPT, STEP))
+            )  # fmt: skip
+            for name, session in sessions._asdict().items():
+                _check_signature(session, config, name)
+                _check_token(session, config, name)
+    except Exception as error:  # onnxruntime's own errors have no common type
+        cause = "not enough memory" if isinstance(error, MemoryError) else first_line(error)
+        raise ConfigError(f"{folder}: onnxruntime cannot run it ({cause}); export the checkpoint again") from None
+    return sessions
+
+
+def _check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, graph: str) -> None:
+    """Raise ValueError unless names, types and shapes are those of this model."""
+    taken, given = session.get_inputs(), session.get_outputs()
+    # First, because a configuration may claim any number of blocks.
+    if len(given) != 1 + 2 * config.blocks + (len(SUMS) if config.sca_per_block else 0):
+        raise ValueError(f"the {graph} graph has {len(given)} outputs, not those of {config.blocks} blocks")
+    state = state_shapes(config)
+    inputs = {name: ("tensor(int64)", shape) for name, shape in token_shapes(graph).items()}
+    if graph == "step":
+        inputs |= {PAST + name: ("tensor(float)", shape) for name, shape in state.items()}
+    outputs = {
+        name: ("tensor(float)", shape) for name, shape in {"logits": logits_shape(config, graph), **state}.items()
+    }
+    for kind, values, expected in (("input", taken, inputs), ("output", given, outputs)):
+        actual = {value.name: (value.type, tuple(value.shape)) for value in values}
+        for name in sorted(expected.keys() | actual.keys()):
+            if expected.get(name) != actual.get(name):
+                raise ValueError(
+                    f"{kind} {name[:40]!r} of the {graph} graph is {_words(actual.get(name))}, and the model in "
+                    f"config.json has {_words(expected.get(name))}"
+                )
+
+
+def _check_token(session: onnxruntime.InferenceSession, config: ModelConfig, graph: str) -> None:
+    """Run a graph for a token, the last of the context; raise ValueError where a result has not the declared shape."""
+    sizes = {"B": 1, "L": 1, "P": 1, "S": CHUNK if graph == "prompt" else config.context}
+    feeds: dict[str, np.ndarray] = {}
+    for value in session.get_inputs():
+        dtype = np.int64 if value.type == "tensor(int64)" else np.float32
+        feeds[value.name] = np.zeros(_sized(value.shape, sizes), dtype)
+    if graph == "prompt":
+        feeds["lengths"] += 1
+    else:
+        feeds["positions"] += config.context - 1
+    outputs = session.get_outputs()
+    for value, array in zip(outputs, session.run([value.name for value in outputs], feeds), strict=True):
+        if array.shape != _sized(value.shape, sizes):
+            raise ValueError(
+                f"output {value.name[:40]!r} of the {graph} graph has the shape {array.shape}, not {value.shape}"
+            )
+
+
+def _sized(shape: Shape, sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def _words(value: tuple[str, Shape] | None) -> str:
+    return "none" if value is None else f"{value[0]} {list(value[1])}"
