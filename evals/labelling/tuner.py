@@ -92,7 +92,7 @@ class LabelTuner:
         self.labels = run.splits.labels
         self.validation = asked_rows(run.splits.validation, config.most_asked)
         self.test = asked_rows(run.splits.test, config.most_asked)
-        self.targets_V, self.targets_T = self._targets(self.validation), self._targets(self.test)
+        self.targets_V, self.targets_T = self.targets(self.validation), self.targets(self.test)
         self._tokenizer = tokenizer_for(run.tokenizer)
         instructions = "" if config.method == "head" else instructions_for("label", config.instructions, self.labels)
         self.label_set = LabelSet(
@@ -155,7 +155,7 @@ class LabelTuner:
             result.append({"arm": arm, "shots": shots, **figures, "ece_uncalibrated": raw})
         return result
 
-    def _targets(self, rows: Sequence[LabelledRow]) -> np.ndarray:
+    def targets(self, rows: Sequence[LabelledRow]) -> np.ndarray:
         index = {label: number for number, label in enumerate(self.labels)}
         return np.array([index[row.target] for row in rows], np.int64)
 
@@ -164,7 +164,7 @@ class LabelTuner:
         rows = draw_shots(self.run.splits.train, shots, seed)
         if name in BASELINES:
             other = baseline(name, self.run.work / "vectors")
-            other.fit([row.text for row in rows], self._targets(rows), len(self.labels))
+            other.fit([row.text for row in rows], self.targets(rows), len(self.labels))
             validation_VC, test_TC = (other.logits([row.text for row in part]) for part in (self.validation, self.test))
             return validation_VC, test_TC
         if name == "head":
@@ -205,7 +205,7 @@ class LabelTuner:
         return ArmRun(arm, shots, seed, validation_VC, test_TC, temperature, threshold, loss)
 
     def _head(self, rows: Sequence[LabelledRow]) -> Any:
-        return fit_head(self._states(rows), self._targets(rows), len(self.labels), self.run.config.inverse_penalty)
+        return fit_head(self._states(rows), self.targets(rows), len(self.labels), self.run.config.inverse_penalty)
 
     def _states(self, rows: Sequence[LabelledRow]) -> np.ndarray:
         """Features of the rows; none is computed twice, not by a later attempt either."""

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from flows.dashboard import curves, distillation, evaluations, lineage, overview, samples, shared, storage
+from flows.dashboard import curves, distillation, evaluations, lineage, overview, samples, shared, storage, tuning
 
 EVERY_S = 5
 PAGES = {
@@ -13,6 +13,7 @@ PAGES = {
     "rollouts": ("Rollouts and traces", samples.rollouts),
     "distillation": ("Distillation", distillation.page),
     "evaluations": ("Evaluations", evaluations.page),
+    "tuning": ("Tuning", tuning.page),
     "lineage": ("Lineage", lineage.page),
     "storage": ("Storage", storage.page),
 }

@@ -26,13 +26,14 @@ TITLES = {
     "rollouts": "Rollouts and traces",
     "distillation": "Distillation",
     "evaluations": "Evaluations",
+    "tuning": "Tuning",
     "lineage": "Lineage",
     "storage": "Storage",
 }
 CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
-LAST |= {"storage": "text=lists what can be removed"}
+LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
 # The elements that no text from outside may become, in the page's own part of the document.
 INJECTED = """() => {
   const page = document.querySelector('[data-testid=stMain]') || document.body;

@@ -21,7 +21,17 @@ from tasks.engine.attempt_log import write_attempt_row
 from tasks.engine.staging import LATE_S, write_retry_note
 from tests.support.stage_store import key_of
 
-PAGES = ["overview", "training", "samples", "reinforcement", "rollouts", "distillation", "evaluations", "lineage"]
+PAGES = [
+    "overview",
+    "training",
+    "samples",
+    "reinforcement",
+    "rollouts",
+    "distillation",
+    "evaluations",
+    "tuning",
+    "lineage",
+]
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
 

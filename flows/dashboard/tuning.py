@@ -1,0 +1,134 @@
+"""The tuning page: scores beside the baselines, learning curves over shots, confusion, calibration, and wrong rows."""
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import pyarrow.parquet
+import streamlit as st
+
+from common.errors import ConfigError
+from common.files import read_json
+from evals.labelling.titles import TITLES, arm_rows
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
+
+MOST = 200  # tunings that can be chosen
+WRONG = 50  # rows shown
+LONGEST = 300  # characters of a text
+RATE: dict[str, Any] = {"axis": alt.Axis(format=".0%"), "scale": alt.Scale(domain=[0, 1])}
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("Tuning")
+    tunings = [row for row in shared.ask(queries.ARTIFACTS, "tuning", "tuning", MOST) if not row["replaced"]]
+    if not tunings:
+        st.caption("No tuning in the store yet: `nautile tune CONFIG` makes one.")
+        return
+    own = chosen.executions("tune") if chosen else []
+    names = [row["id"] for row in sorted(tunings, key=lambda row: row["execution"] not in own)]
+    picked = st.selectbox("Tuning", names, key="tuning")
+    try:
+        folder = str(open_store().get(picked or names[0]).path)
+    except ConfigError as error:  # removed since the catalog was updated
+        st.error(shared.escaped(str(error)))
+        return
+    report = _read_report(folder)
+    if not report:
+        st.caption("Its files are not on this machine.")
+        return
+    _scores(report)
+    st.link_button("Where these scores come from", shared.lineage_link(picked or names[0]))
+    if report["form"] == "label":
+        _labels(report, folder)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _read_report(folder: str) -> dict[str, Any]:
+    return read_json(Path(folder) / "tuning.json") or {}
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _wrong_rows(folder: str) -> pd.DataFrame:
+    """The rows that were labelled wrongly, the surest first."""
+    table = pyarrow.parquet.read_table(Path(folder) / "rows.parquet").to_pandas()
+    wrong = table[table["label"] != table["given"]].sort_values("probability", ascending=False).head(WRONG)
+    return wrong.assign(text=wrong["text"].str.slice(0, LONGEST))
+
+
+def _scores(report: dict[str, Any]) -> None:
+    columns, rows = arm_rows(report)
+    st.dataframe([dict(zip(columns, row, strict=True)) for row in rows], hide_index=True, width="stretch")
+    counts, data = report["rows"], report["data"]
+    st.caption(
+        f"{counts['train']:,} rows to learn from, {counts['validation']:,} for calibration, {counts['test']:,} to test "
+        f"on. Left out: {data['duplicates']:,} copies, {data['contradictory']:,} rows of texts with several labels, "
+        f"{sum(data['leaked'].values()):,} that another split has."
+    )
+    for note in report["notes"]:
+        st.caption(shared.escaped(note))
+
+
+def _labels(report: dict[str, Any], folder: str) -> None:
+    st.subheader("Learning curves")
+    st.altair_chart(learning_curves(report), width="stretch")
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.subheader("Confusion")
+        st.altair_chart(confusion_chart(report), width="stretch")
+    with right:
+        st.subheader("Calibration")
+        bins = pd.DataFrame(report["reliability"])
+        dots = alt.Chart(bins).mark_circle(opacity=1)
+        dots = dots.encode(
+            x=alt.X("confidence:Q", **RATE), y=alt.Y("accuracy:Q", **RATE), size=alt.Size("count:Q", title="rows")
+        )
+        line = alt.Chart(pd.DataFrame({"confidence": [0, 1], "accuracy": [0, 1]})).mark_line(strokeDash=[4, 3])
+        line = line.encode(x="confidence:Q", y="accuracy:Q")
+        st.altair_chart(alt.layer(line, dots), width="stretch")
+    st.subheader("Wrong, the surest first")
+    st.dataframe(_wrong_rows(folder), hide_index=True, width="stretch")
+
+
+def learning_curves(report: dict[str, Any]) -> alt.LayerChart:
+    """Accuracy with its interval over the number of shots, a line for each arm; "all" comes last."""
+    points = [
+        {
+            "arm": TITLES[arm["arm"]],
+            "shots": str(arm["shots"] or "all"),
+            "order": arm["shots"] or float("inf"),
+            **arm["accuracy"],
+        }
+        for arm in report["arms"]
+    ]
+    order = [point["shots"] for point in sorted(points, key=lambda point: point["order"])]
+    frame = pd.DataFrame(points).drop(columns="order")
+    base = alt.Chart(frame).encode(
+        x=alt.X("shots:O", sort=list(dict.fromkeys(order)), title="shots of each label"),
+        color=alt.Color("arm:N", legend=alt.Legend(orient="bottom", title=None, columns=2)),
+    )
+    lines = base.mark_line(point=True).encode(y=alt.Y("value:Q", title="accuracy", **RATE))
+    bars = base.mark_rule().encode(y="low:Q", y2="high:Q")
+    return alt.layer(bars, lines)
+
+
+def confusion_chart(report: dict[str, Any]) -> alt.Chart:
+    """Test rows by right and given label, shaded by the share of the right label's rows."""
+    names = report["labels"]
+    cells = [
+        {"right": names[i], "given": names[j], "rows": count, "share": count / max(1, sum(row))}
+        for i, row in enumerate(report["confusion"])
+        for j, count in enumerate(row)
+    ]
+    return (
+        alt.Chart(pd.DataFrame(cells))
+        .mark_rect()
+        .encode(
+            x=alt.X("given:N", sort=names),
+            y=alt.Y("right:N", sort=names),
+            color=alt.Color("share:Q", scale=alt.Scale(scheme="blues", domain=[0, 1]), title="share"),
+            tooltip=["right:N", "given:N", "rows:Q", alt.Tooltip("share:Q", format=".0%")],
+        )
+    )
