@@ -1,5 +1,6 @@
 """Values formatted for a terminal or a report, Markdown tables, and text from outside (a model, a corpus) made safe."""
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
@@ -20,6 +21,12 @@ def visible(text: object, most: int | None = None) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'reason'?)` where one of the known names resembles `name`, else nothing: to follow the name."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def as_file_name(text: str) -> str:

@@ -1,7 +1,7 @@
 """Read a `RunConfig` from TOML: find the file, apply `extends`, and report errors in one line naming the field."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
+from common.text import did_you_mean
 from configs.base import Section
 from configs.forms import WithoutWorkersOwn, as_on_worker, this_worker
 from configs.schema import RunConfig
@@ -30,7 +31,7 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     try:
         return RunConfig.model_validate(changed(_read(path, seen=()), settings or ()))
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_error(error)}") from None
+        raise ConfigError(f"{path}: {_first_error(error, RunConfig)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
 
@@ -47,7 +48,7 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
     try:
         return model.model_validate({name: table[name] for name in model.model_fields if name in table})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_error(error)}") from None
+        raise ConfigError(f"{path}: {_first_error(error, model)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
 
@@ -76,7 +77,8 @@ def locate(name: str | Path) -> Path:
         return shipped
     known = sorted(p.stem for p in shipped.parent.glob("*.toml"))
     raise ConfigError(
-        f"no configuration {str(name)!r}: not a file here, and none of the shipped ones ({', '.join(known)})"
+        f"no configuration {str(name)!r}{did_you_mean(path.name, known)}: not a file here, "
+        f"and none of the shipped ones ({', '.join(known)})"
     )
 
 
@@ -149,13 +151,34 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _first_error(error: ValidationError) -> str:
-    """The first error in one line, with the number of further ones."""
+def _fields(schema: dict[str, Any], path: Sequence[int | str]) -> set[str]:
+    """The names of the fields that a section may have at a path, by the JSON schema of the whole."""
+
+    def sections(place: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(place, dict):
+            if "$ref" in place:
+                place = schema["$defs"][place["$ref"].rpartition("/")[2]]
+            yield place
+            for other in place.get("anyOf", ()):
+                yield from sections(other)
+
+    places = [schema]
+    for part in path:
+        inner = "items" if isinstance(part, int) else "additionalProperties"
+        places = [
+            section for place in places for section in sections(place.get("properties", {}).get(part, place.get(inner)))
+        ]
+    return {name for place in places for name in place.get("properties", {})}
+
+
+def _first_error(error: ValidationError, model: type[Section]) -> str:
+    """The first error in one line, with the number of further ones. `model`: what was validated."""
     details = error.errors(include_url=False)
     head = details[0]
     where = ".".join(str(part) for part in head["loc"])
     if head["type"] == "extra_forbidden":
-        text = f"unknown key `{where}`"
+        *parents, key = head["loc"]
+        text = f"unknown key `{where}`{did_you_mean(str(key), _fields(model.model_json_schema(), parents))}"
     else:
         reason = head["msg"].removeprefix("Value error, ")
         text = f"`{where}`: {reason}" if where else reason

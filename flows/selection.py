@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 from configs.base import Section
 from configs.operation import LaunchConfig
 from configs.schema import RunConfig
@@ -150,4 +151,7 @@ def _matching(dag: Sequence[Step], name: str, option: str) -> list[str]:
         return labels
     stages = list(dict.fromkeys(step.stage.name for step in dag))
     uses = [step.label for step in dag if step.label != step.stage.name]
-    raise ConfigError(f"{option}: no stage {name!r}; there are {', '.join(stages)} (or one of {', '.join(uses)})")
+    guess = did_you_mean(name, [*stages, *uses])
+    raise ConfigError(
+        f"{option}: no stage {name!r}{guess}; there are {', '.join(stages)} (or one of {', '.join(uses)})"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.files import read_json
+from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
 from flows.starts import dag_in
@@ -74,7 +75,10 @@ def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogR
     store.refresh()
     artifacts = store.list(kind, superseded=superseded)
     if kind and not artifacts and kind not in (kinds := {name for name, *_ in store.folders()}):
-        raise ConfigError(f"no artifacts of kind {kind!r}; there are {', '.join(sorted(kinds)) or 'none of any kind'}")
+        raise ConfigError(
+            f"no artifacts of kind {kind!r}{did_you_mean(kind, kinds)}; "
+            f"there are {', '.join(sorted(kinds)) or 'none of any kind'}"
+        )
     return [row_of(artifact) for artifact in artifacts]
 
 

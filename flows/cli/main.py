@@ -30,6 +30,7 @@ from flows.cli.terminal import (
     Json,
     RuntimeOption,
     SetOption,
+    complete_stage,
     config_words,
     console_for,
     print_markdown,
@@ -45,11 +46,26 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty
 def run(
     config: ConfigArgument = "local",
     first: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", help="Start here; read what comes before from the store.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STAGE",
+            help="Start here; read what comes before from the store.",
+            autocompletion=complete_stage,
+        ),
     ] = None,
-    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.")] = None,
+    last: Annotated[
+        str | None,
+        typer.Option("--until", metavar="STAGE", help="Stop after this stage.", autocompletion=complete_stage),
+    ] = None,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="STAGE", help="Run this stage alone, or one step: evaluate:align.")
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="STAGE",
+            help="Run this stage alone, or one step: evaluate:align.",
+            autocompletion=complete_stage,
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Run the chosen stages again; the old artifacts are kept.")
@@ -511,7 +527,6 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Make a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for panel, commands in PANELS.items():

@@ -3,18 +3,37 @@
 The store and Rich are imported when a command runs, so that `--help` stays fast.
 """
 
+import glob
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from importlib import resources
 from typing import Annotated, Any
 
 import typer
 
+
+def complete_config(incomplete: str) -> list[str]:
+    """What a configuration that begins so may be called: a shipped one, or a file here."""
+    shipped = [path.name for path in resources.files("configs").iterdir() if path.name.endswith(".toml")]
+    names = sorted(name.removesuffix(".toml") for name in shipped if name.startswith(incomplete))
+    return [*names, *sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))]
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """The stages whose names begin so."""
+    from configs.operation import OPERATED
+
+    return [stage for stage in OPERATED if stage.startswith(incomplete)]
+
+
 ConfigArgument = Annotated[
     str,
     typer.Argument(
-        metavar="CONFIG", help="A TOML file, or the name of a shipped one: local, smollm2, spark, nautile_370m."
+        metavar="CONFIG",
+        help="A TOML file, or the name of a shipped one: local, smollm2, spark, nautile_370m.",
+        autocompletion=complete_config,
     ),
 ]
 SetOption = Annotated[

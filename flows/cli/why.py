@@ -3,6 +3,7 @@
 from typing import Any
 
 from common.errors import ConfigError
+from common.text import did_you_mean
 from configs.keys import key_fields
 from configs.schema import RunConfig
 from flows.dag import Step
@@ -22,7 +23,7 @@ def explain(store: Store, config: RunConfig, only: str | None = None) -> list[Ca
     store.refresh()
     dag = dag_in(store, config)
     if only is not None and only not in (labels := [step.label for step in dag]):
-        raise ConfigError(f"no step {only!r}; there are {', '.join(labels)}")
+        raise ConfigError(f"no step {only!r}{did_you_mean(only, labels)}; there are {', '.join(labels)}")
     artifacts = store.list()
     rows = []
     for step in dag:

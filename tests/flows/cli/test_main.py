@@ -61,6 +61,22 @@ def test_every_command_has_help(command):
     assert "Usage" in CliRunner().invoke(cli.app, [*command, "--help"]).output
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("nautile re", ["report", "reconcile"]),
+        ("nautile run --only re", ["reason", "report"]),
+        ("nautile run nautile_3", ["nautile_370m"]),
+        ("nautile store ver", ["verify"]),
+    ],
+)
+def test_the_shell_completes_commands_stages_and_configurations(words, offered):
+    last = len(words.split()) - 1
+    environment = {"_NAUTILE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(last)}
+    done = CliRunner().invoke(cli.app, [], prog_name="nautile", env=environment)
+    assert done.output.split() == offered
+
+
 def test_help_groups_the_commands_in_the_order_of_their_use():
     lines = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "100"}).output.splitlines()
     words = [line.strip("╭│╰─ ").partition(" ")[0] for line in lines]
@@ -81,6 +97,12 @@ def test_help_groups_the_commands_in_the_order_of_their_use():
         (["lineage", "nothing"], "no artifact 'nothing'"),
         (["compare", "nothing", "nothing"], "no artifact 'nothing'"),
         (["artifacts", "dreams"], "no artifacts of kind 'dreams'"),
+        (["artifacts", "chekpoint"], "kind 'chekpoint' (did you mean 'checkpoint'?); there are"),
+        (["run", "locla"], "no configuration 'locla' (did you mean 'local'?): not a file"),
+        (["run", str(TOY), "--only", "resaon"], "no stage 'resaon' (did you mean 'reason'?); there are"),
+        (["status", str(TOY), "--set", "pretrain.optimizer.warmup_stepz=3"], "(did you mean 'warmup_steps'?)"),
+        (["status", str(TOY), "--set", "ingest.sources.0.recrods=3"], "(did you mean 'records'?)"),
+        (["status", str(TOY), "--set", "endpoints.local.concurency=3"], "(did you mean 'concurrency'?)"),
         (["status", "/"], "no configuration '/'"),
     ],
 )

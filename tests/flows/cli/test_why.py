@@ -65,7 +65,7 @@ def test_a_local_file(made, toy):
 def test_one_step_is_chosen_by_its_label(made, toy):
     (row,) = why.explain(made[0], toy, "evaluate:align")
     assert row["label"] == "evaluate:align"
-    with pytest.raises(ConfigError, match="no step 'alignment'; there are held_out, "):
+    with pytest.raises(ConfigError, match=r"no step 'alignment' \(did you mean 'align'\?\); there are held_out, "):
         why.explain(made[0], toy, "alignment")
 
 
