@@ -157,6 +157,7 @@ class SurveyConfig(Section):
     licence: str = ""  # of the human answers
     preface: str = ""  # before every persona
     persona: str = Field(min_length=1)  # a template over the fields of a person: "I am {age} years old."
+    words: dict[str, str] = {}  # of a field, for {attribute} where a persona is a group; none: the field's name
     bands: dict[str, tuple[float, ...]] = {}  # of a field that is a number: the groups change at each of these
     questions: tuple[QuestionConfig, ...] = ()
     respondents: PersonasConfig | None = None  # people whose own answers are known

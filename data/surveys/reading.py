@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text, read_json, write_json
-from configs.survey import BUILT_IN_SURVEYS, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
+from configs.survey import BUILT_IN_SURVEYS, HUB_ID, PersonasConfig, QuestionConfig, SimulateConfig, SurveyConfig
 from data.surveys.people import Digests, Person, is_missing, read_people, require_fields, text_of
+from data.surveys.published import opinion_qa, parse_survey, subpop_file, subpop_hub
 
 MISSING = -1  # an answer that is not known
 
@@ -32,8 +32,16 @@ class Respondents:
 
 
 def load_survey(name: str | Path) -> SurveyConfig:
-    """Read a survey by path, or by the name of one that ships here. Raises `ConfigError` naming the file and field."""
+    """Read a survey: a SURVEY.toml, the name of one that ships here, or published shares (`data.surveys.published`).
+
+    These are SubPOP's records (a .jsonl file, or OWNER/NAME[:SPLIT]@REVISION of the Hub), and the folder of a wave of
+    OpinionQA. Raises `ConfigError` naming the file and field.
+    """
     path = Path(name)
+    if path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson"):
+        return opinion_qa(path) if path.is_dir() else subpop_file(path)
+    if not path.is_file() and (match := HUB_ID.fullmatch(str(name))) and match[3]:
+        return subpop_hub(*match.groups())
     if not path.is_file() and str(name) in BUILT_IN_SURVEYS:
         path = Path(str(resources.files("data.surveys"))) / f"{name}.toml"
     if not path.is_file():
@@ -44,26 +52,6 @@ def load_survey(name: str | Path) -> SurveyConfig:
         return parse_survey(tomllib.loads(read_bounded_text(path)), str(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML ({error})") from None
-
-
-def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
-    """The survey in a table. Raises `ConfigError` beginning with `where` for the first fault."""
-    try:
-        survey = SurveyConfig.model_validate(table)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {f'`{field}`: ' if field else ''}{message}") from None
-    if survey.respondents is not None:
-        shown = {*survey.persona_fields, *survey.predictors}
-        for question in survey.questions:
-            if (column := question.column or question.name) in shown:
-                raise ConfigError(
-                    f"{where}: the persona or the predictors name {column!r}, which is the answer to question "
-                    f"{question.name!r}"
-                )
-    return survey
 
 
 def personas_config(text: str) -> PersonasConfig:
@@ -153,7 +141,10 @@ def declared_groups(survey: SurveyConfig) -> list[Person]:
     For surveys that publish shares by group and no people; their template speaks of {attribute} and {group}.
     """
     named = {(by, group): None for q in survey.questions for by, groups in q.groups.items() for group in groups}
-    return [Person(f"{by}={group}", {"attribute": by, "group": group, by: group}) for by, group in named]
+    return [
+        Person(f"{by}={group}", {"attribute": survey.words.get(by, by), "group": group, by: group})
+        for by, group in named
+    ]
 
 
 def shares(answers: np.ndarray, options: int) -> np.ndarray | None:

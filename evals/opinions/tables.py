@@ -42,7 +42,7 @@ def scores_table(summary: Mapping[str, Any]) -> str:
     if not summary["compared"]:
         return ""
     shown = [name for name in FIGURES if any(score.get(name) for score in scores.values())]
-    rows = [[ARMS[arm], *(_with_interval(score.get(name)) for name in shown)] for arm, score in scores.items()]
+    rows = [[ARMS[arm], *(_with_interval(scores[arm].get(name)) for name in shown)] for arm in ARMS if arm in scores]
     return markdown_table(["", *(FIGURES[name] for name in shown)], rows)
 
 
@@ -159,8 +159,10 @@ def _winners(summary: Mapping[str, Any]) -> str:
         return ""
     ahead = [
         ARMS[arm].partition(":")[0]
-        for arm, score in summary["scores"].items()
-        if arm not in ("model", "humans") and score.get(figure) and score[figure]["value"] >= model["value"]
+        for arm in ARMS
+        if arm not in ("model", "humans")
+        and (score := summary["scores"].get(arm, {}).get(figure))
+        and score["value"] >= model["value"]
     ]
     if not ahead:
         return f"In {FIGURES[figure]} the model is closer to humans than every baseline."

@@ -240,6 +240,12 @@ def checkpoint_artifact(store: Store, name: str) -> tuple[Artifact | None, Path]
     return None, folder
 
 
+def checkpoint_id(store: Store, name: str) -> str:
+    """The id of a checkpoint that is to be the input of a step; a folder outside the store is added to it first."""
+    artifact, folder = checkpoint_artifact(store, name)
+    return artifact.full_id if artifact else str(add(store, folder, "checkpoint")["id"])
+
+
 def _catalog(store: Store) -> Catalog:
     """The catalog with everything that the event files and manifests hold now."""
     store.refresh(events=True)

@@ -37,6 +37,7 @@ from flows.cli.terminal import (
     show_as,
     the_store,
 )
+from flows.cli.uses.simulate import simulate
 from flows.cli.watch import logs, status
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
@@ -499,6 +500,7 @@ PANELS = {
         "tune": tune,
         "serve": serve,
         "evaluate": evaluate,
+        "simulate": simulate,
         "bench": bench,
         "export": export,
         "import": import_,

@@ -1,0 +1,160 @@
+"""Surveys whose humans are published as shares by group: SubPOP's records, and a wave of OpinionQA.
+
+SubPOP (Suh et al. 2025, arXiv:2502.16761): one record a question and group, with the shares of those who answered; the
+last option is the refusal, which they leave out. OpinionQA (Santurkar et al. 2023, arXiv:2303.17548): a folder a wave,
+with `info.csv` (the questions) and `SEX_data.json` and the like (how many of each group took each option).
+"""
+
+import ast
+import csv
+import io
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.files import read_bounded_json, read_bounded_text
+from configs.survey import PersonasConfig, SurveyConfig
+from data.labelled.table import read_table, require_columns
+from data.sources.hub import fetch_hub_file, list_hub_files
+
+SUBPOP_COLUMNS = ("qkey", "attribute", "group", "question", "options", "responses", "ordinal")
+WORDS = {
+    "AGE": "Age", "CITIZEN": "Citizen of the United States", "CREGION": "Region of the United States",
+    "EDUCATION": "Education", "INCOME": "Yearly income", "MARITAL": "Marital status", "POLIDEOLOGY": "Political views",
+    "POLPARTY": "Party", "RACE": "Race", "RELIG": "Religion", "RELIGATTEND": "Goes to religious services", "SEX": "Sex",
+}  # fmt: skip
+TEMPLATE = {"preface": "Answer as this person would.", "persona": "{attribute}: {group}.", "words": WORDS}
+
+
+def parse_survey(table: dict[str, Any], where: str) -> SurveyConfig:
+    """The survey in a table. Raises `ConfigError` beginning with `where` for the first fault."""
+    try:
+        survey = SurveyConfig.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {f'`{field}`: ' if field else ''}{message}") from None
+    if survey.respondents is not None:
+        shown = {*survey.persona_fields, *survey.predictors}
+        for question in survey.questions:
+            if (column := question.column or question.name) in shown:
+                raise ConfigError(
+                    f"{where}: the persona or the predictors name {column!r}, which is the answer to question "
+                    f"{question.name!r}"
+                )
+    return survey
+
+
+def subpop_file(path: Path) -> SurveyConfig:
+    """A survey of SubPOP's records in a file of JSON lines. Raises `ConfigError` with the row's number."""
+    return _subpop(read_table(path).rows, path.stem, f"SubPOP, {path.name}", str(path))
+
+
+def subpop_hub(repository: str, split: str | None, revision: str) -> SurveyConfig:
+    """A survey of SubPOP's records on the Hub, of its split `train` (Pew panels) or `test` (General Social Survey)."""
+    config = PersonasConfig(reader="hub", path=repository, split=split or "train", revision=revision)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for file in list_hub_files(config):
+            rows += read_table(fetch_hub_file(config, file, Path(folder) / file.item)).rows
+    source = f"SubPOP, {repository} of the Hub at {revision[:12]}, split {config.split}"
+    return _subpop(rows, f"{repository.rpartition('/')[2]}_{config.split}", source, repository)
+
+
+def opinion_qa(folder: Path) -> SurveyConfig:
+    """A survey of a wave of OpinionQA: the questions of which counts by group are there.
+
+    Everybody's shares are the sum over the groups of one field. Files of two fields (RACE_SEX) and refusals are left
+    out. Raises `ConfigError` naming the file for anything else that is not in that form.
+    """
+    # pandas has written its index as a first column without a name, which a table of our own may not have.
+    info = csv.DictReader(io.StringIO(read_bounded_text(folder / "info.csv"), newline=""))
+    require_columns(folder / "info.csv", info.fieldnames or (), ["key", "question", "references", "option_ordinal"])
+    counts: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}  # field -> question -> group -> option -> people
+    for path in sorted(folder.glob("*_data.json")):
+        field = path.name.removesuffix("_data.json")
+        if field in WORDS:
+            questions_of_field = read_bounded_json(path)
+            if not isinstance(questions_of_field, dict):
+                raise ConfigError(f"{path}: must be an object with an object for each question")
+            counts[field] = {
+                key: {group: taken for group, taken in entry.items() if isinstance(taken, Mapping)}
+                for key, entry in questions_of_field.items()
+                if isinstance(entry, Mapping)
+            }
+    if not counts:
+        raise ConfigError(f"{folder}: has no counts of answers by group ({', '.join(sorted(WORDS)[:3])}, …_data.json)")
+    questions = []
+    for number, row in enumerate(info, 1):
+        where = f"{folder / 'info.csv'}: row {number}"
+        known = {field: by_question[row["key"]] for field, by_question in counts.items() if row["key"] in by_question}
+        if not known:
+            continue
+        options = [str(o) for o in _literal(row["references"], where) if str(o) != "Refused"]
+        places = [float(place) for place in _literal(row["option_ordinal"], where)]
+        taken = {f: {g: [float(c.get(o, 0)) for o in options] for g, c in by.items()} for f, by in known.items()}
+        groups = {f: {g: _shares(numbers) for g, numbers in by.items() if sum(numbers)} for f, by in taken.items()}
+        everybody = [sum(column) for column in zip(*next(iter(taken.values())).values(), strict=True)]
+        questions.append(
+            {"name": _name(row["key"]), "text": row["question"], "options": options,
+             **_scale(places, len(options), where), "humans": _shares(everybody),
+             "respondents": round(sum(everybody)), "groups": groups}
+        )  # fmt: skip
+    source = f"OpinionQA, {folder.name.replace('_', ' ')}"
+    table = {"name": _name(folder.name).lower(), "title": source, "source": source, "questions": questions, **TEMPLATE}
+    return parse_survey({**table, "licence": "Pew Research Center's terms of use"}, str(folder))
+
+
+def _subpop(rows: Sequence[Mapping[str, Any]], name: str, source: str, where: str) -> SurveyConfig:
+    require_columns(where, list(rows[0]), SUBPOP_COLUMNS)
+    questions: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows, 1):
+        place = f"{where}: row {number}"
+        options, shares, places = (row[column] for column in ("options", "responses", "ordinal"))
+        if not all(isinstance(value, list) for value in (options, shares, places)):
+            raise ConfigError(f"{place}: `options`, `responses` and `ordinal` must be lists")
+        if len(options) != len(shares) + 1:
+            raise ConfigError(f"{place}: {len(shares)} responses for {len(options)} options with a refusal")
+        fields = {"text": str(row["question"]), "options": options[:-1], **_scale(places, len(shares), place)}
+        question = questions.setdefault(str(row["qkey"]), {"name": _name(str(row["qkey"])), **fields, "groups": {}})
+        if any(question[field] != value for field, value in fields.items()):
+            raise ConfigError(f"{place}: question {row['qkey']!r} has another text, options or scale than before")
+        groups = question["groups"].setdefault(str(row["attribute"]), {})
+        if str(row["group"]) in groups:
+            raise ConfigError(f"{place}: question {row['qkey']!r} has the group {row['group']!r} twice")
+        groups[str(row["group"])] = shares
+    table = {"name": _name(name).lower(), "title": source, "source": source, "questions": list(questions.values())}
+    return parse_survey({**table, **TEMPLATE, "licence": "CC BY-NC-SA 4.0, with the terms of its page"}, where)
+
+
+def _scale(places: Sequence[float], options: int, where: str) -> dict[str, Any]:
+    """`ordered` and `values` of a question; options that are all at one place are no scale."""
+    if len(places) != options:
+        raise ConfigError(f"{where}: has {len(places)} places on the scale for {options} options")
+    return {"ordered": True, "values": list(places)} if len(set(places)) > 1 else {"ordered": False}
+
+
+def _name(text: str) -> str:
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return name if name[:1].isalpha() else f"q_{name}"
+
+
+def _shares(counts: Sequence[float]) -> list[float]:
+    return [count / sum(counts) for count in counts]
+
+
+def _literal(text: Any, where: str) -> list[Any]:
+    """A list as Python writes it, which is how `info.csv` has them."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = None
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: {str(text)[:60]!r} is no list")
+    return value

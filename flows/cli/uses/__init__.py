@@ -1,0 +1,1 @@
+"""Commands for the uses of a model."""

@@ -1,0 +1,139 @@
+"""`nautile simulate`: put a survey to a checkpoint in the place of personas, as a step with artifacts and resume."""
+
+import json
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.errors import ConfigError
+from common.files import read_json, write_text
+from flows.cli.terminal import Json, console_for, print_markdown, show_as, the_store
+
+if TYPE_CHECKING:
+    from configs.survey import SimulateConfig, SurveyConfig
+
+
+def simulate(
+    survey: Annotated[
+        str,
+        typer.Argument(
+            metavar="SURVEY",
+            help="A SURVEY.toml, a built-in survey (anes96, fair), or "
+            "published shares: SubPOP's records, a wave of OpinionQA.",
+        ),
+    ],
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder. Default: the newest.")
+    ] = None,
+    personas: Annotated[
+        str | None,
+        typer.Option(
+            "--personas",
+            metavar="FILE",
+            help="CSV, JSONL, Parquet, a TOML of margins, or OWNER/NAME@REVISION of the Hub. Default: the survey's "
+            "held-out respondents.",
+        ),
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Ask so many personas. Default: all.")] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="FIELDS", help="Fields that groups are made of: age,region.")
+    ] = None,
+    orders: Annotated[int, typer.Option(min=1, help="Orders of the options that are averaged over, at most.")] = 8,
+    answer: Annotated[str, typer.Option(help="What is weighed: letter or text of an option.")] = "letter",
+    template: Annotated[
+        str, typer.Option(help="chat: the chat template without reasoning; plain: bare text.")
+    ] = "chat",
+    seed: Annotated[int, typer.Option(min=0, help="Of the orders, of who is drawn, and of the intervals.")] = 0,
+    rows_at_once: Annotated[
+        int, typer.Option(min=1, help="Rows of one forward pass: more is faster, and larger.")
+    ] = 32,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write the rows to this Parquet file.")
+    ] = None,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            "--training", metavar="FILE", help="Ask nobody; write the survey's human answers as rows for tune (.jsonl)."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Ask again; the old artifact is kept.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Simulate a survey: option probabilities by persona and group, beside humans and baselines."""
+    from pydantic import ValidationError
+
+    from configs.survey import SimulateConfig
+    from data.surveys.reading import load_survey, personas_config
+    from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, question_tables, scores_table
+    from flows.cli.inspect import checkpoint_id, named_or_newest
+    from flows.single_step import StepFailed, run_single_step
+    from tasks.simulate import ROWS
+    from tasks.simulate import simulate as stage
+
+    if out is not None and (out.suffix.lower() != ".parquet" or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: must be a .parquet file in a folder that exists")
+    chosen = load_survey(survey)
+    fields = [field.strip() for field in (by or "").split(",") if field.strip()]
+    if not fields and chosen.respondents is None and personas is None:
+        fields = list(dict.fromkeys(field for question in chosen.questions for field in question.groups))
+    settings = {"orders": orders, "answer": answer, "template": template, "seed": seed, "rows_at_once": rows_at_once}
+    asked = personas_config(personas) if personas else None
+    try:
+        config = SimulateConfig.model_validate({"personas": asked, "n": n, "by": fields, **settings})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"--{'.'.join(map(str, first['loc'])) or 'by'}: {first['msg']}") from None
+    if training is not None:
+        console_for().print(write_training_rows(chosen, config, training), soft_wrap=True)
+        return
+    store = the_store()
+    checkpoint = checkpoint or named_or_newest(store, "checkpoint", None).id
+    section = {"survey": chosen.model_dump(mode="json"), "simulate": config.model_dump(mode="json")}
+    words = [survey, checkpoint]
+    for name, value in {"personas": personas, "n": n, "by": by, **settings}.items():
+        if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
+            words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
+    try:
+        artifacts = run_single_step(
+            stage,
+            section,
+            {"checkpoint": checkpoint_id(store, checkpoint)},
+            store,
+            command=f"nautile simulate {shlex.join(words)}",
+            out=console_for(stderr=as_json),
+            err=console_for(stderr=True),
+            force=force,
+        )
+    except StepFailed as failure:
+        raise typer.Exit(failure.code) from None
+    folder = artifacts["opinions"].path
+    if out is not None:
+        shutil.copyfile(folder / ROWS, out)
+    summary: dict[str, Any] = read_json(folder / "summary.json") or {}
+    if as_json:
+        show_as({"artifact": artifacts["opinions"].id, **summary}, True, str)
+        return
+    parts = [scores_table(summary) or NOTHING_TO_COMPARE, question_tables(summary, groups=False)]
+    print_markdown("\n\n".join(part for part in parts if part))
+    console = console_for()
+    console.print(f"\n{NOT_FOR[0]}", soft_wrap=True)
+    where = f"groups in {folder / 'tables.md'}, limits of use in {folder / 'card.md'}"
+    console.print(f"{artifacts['opinions'].id}: {where}", soft_wrap=True)
+
+
+def write_training_rows(survey: "SurveyConfig", config: "SimulateConfig", path: Path) -> str:
+    """Write the rows that `nautile tune` learns the survey's shares from; a sentence of what was written."""
+    from data.surveys.reading import read_respondents
+    from data.surveys.training import FEWEST, training_rows
+
+    if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--training {path}: must be a .jsonl file in a folder that exists")
+    with tempfile.TemporaryDirectory() as scratch:
+        rows, left_out = training_rows(survey, config, read_respondents(survey, Path(scratch)))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    few = f"; {left_out:,} people are in groups of fewer than {FEWEST} and were left out" if left_out else ""
+    return f"{len(rows):,} rows of human shares are in {path}, none of held-out people{few}"

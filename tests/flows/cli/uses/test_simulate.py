@@ -1,0 +1,87 @@
+"""`nautile simulate` from the command line: bad input is one message before anything runs, and a survey is answered."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from evals.opinions.tables import NOTHING_TO_COMPARE
+from tests.evals.running.conftest import checkpoint  # noqa: F401 - a fixture
+from tests.flows.cli.test_chat import nautile  # noqa: F401 - a fixture
+
+SURVEY = """
+name = "parks"
+title = "Parks"
+persona = "I am {age}."
+bands = { age = [40] }
+[[questions]]
+name = "more"
+text = "More parks?"
+options = ["no", "yes"]
+"""
+
+
+@pytest.fixture
+def survey(tmp_path):
+    path = tmp_path / "SURVEY.toml"
+    path.write_text(SURVEY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def people(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("age\n" + "".join(f"{age}\n" for age in range(25, 55)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--answer", "digit"), "--answer: Input should be 'letter' or 'text'"),
+        (("--by", "age,age"), "names a field twice"),
+        (("--personas", "people.doc"), "--personas 'people.doc' is no file"),
+        (("--out", "rows.csv"), "must be a .parquet file"),
+        (("--training", "rows.txt"), "must be a .jsonl file"),
+        (("--training", "rows.jsonl"), "has no human answers by group"),
+    ],
+)
+def test_bad_options_are_one_message(nautile, survey, options, message):  # noqa: F811
+    code, _, err = nautile("simulate", survey, "nowhere", *options)
+    assert code == 2
+    assert message in err
+    assert not survey.with_name("store").exists()
+
+
+def test_human_answers_are_written_for_tuning(nautile, tmp_path):  # noqa: F811
+    path = tmp_path / "rows.jsonl"
+    code, out, err = nautile("simulate", "anes96", "--training", path, "--by", "college")
+    assert code == 0, err
+    assert "2,360 rows of human shares" in out
+    assert set(json.loads(path.read_text().splitlines()[0])) == {"prompt", "options", "shares", "source"}
+
+
+@pytest.mark.slow
+def test_a_survey_without_humans_is_printed_beside_uniform_alone(nautile, survey, people, checkpoint, tmp_path):  # noqa: F811
+    options = ("--personas", people, "--by", "age", "-n", 20, "--rows-at-once", 4, "--out", tmp_path / "rows.parquet")
+    code, out, err = nautile("simulate", survey, checkpoint, *options)
+    assert code == 0, err
+    assert NOTHING_TO_COMPARE[:40] in out
+    assert "| model | uniform |" in out
+    assert "It is no poll" in out
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert len(rows) == 20
+    assert {row["by_age"] for row in rows} == {"under 40", "40 and over"}
+    code, again, err = nautile("simulate", survey, checkpoint, *options, "--json")
+    assert code == 0, err
+    summary = json.loads(again)
+    assert summary["artifact"] in out  # the same artifact, reused
+    assert summary["personas"] == 20
+    people.write_text("age\n" + "30\n" * 25, encoding="utf-8")
+    code, other, err = nautile("simulate", survey, checkpoint, *options, "--json")
+    assert code == 0, err
+    assert json.loads(other)["artifact"] != summary["artifact"]  # the file is in the key by content
+    people.write_text("year\n30\n", encoding="utf-8")
+    code, _, err = nautile("simulate", survey, checkpoint, "--personas", people)
+    assert code == 2
+    assert "no field 'age', which the template of survey parks names; they have year" in err
