@@ -28,7 +28,7 @@ TIMED = 100  # texts
 TRAINED = {"epochs": 4, "batch_rows": 16}
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
 ARMS = {
-    "head": {"method": "head", "pooling": "last", "baselines": ("majority", "tfidf", "minilm")},
+    "head on the last state": {"method": "head", "pooling": "last", "baselines": ("majority", "tfidf", "minilm")},
     "head on the mean state": {"method": "head", "pooling": "mean"},
     "labels' likelihood": {"method": "verbalised", "shots": (0,)},
     "all weights": {"method": "full", **TRAINED, "optimizer": {"learning_rate": 1e-3, **OPTIMIZER}},

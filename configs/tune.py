@@ -126,7 +126,7 @@ class TuneConfig(StartSection):
     seed: NonNegativeInt = 0
     coverage: Share = 0.8  # share of the validation rows that the abstention threshold lets through
     accuracy: Share | None = None  # instead of `coverage`: the accuracy over the threshold, on the validation rows
-    pooling: Literal["last", "mean"] = "last"  # head: of the hidden states of a text's tokens
+    pooling: Literal["last", "mean"] = "mean"  # head: of the last states of a text's tokens; measured (uses_labels)
     inverse_penalty: PositiveFloat = 1.0  # head: C of the logistic regression (larger: less)
     rank: PositiveInt = 8  # lora
     lora_alpha: PositiveInt = 16

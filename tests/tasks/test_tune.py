@@ -48,7 +48,7 @@ def report_of(done):
 
 
 def test_a_head_with_its_baselines(tmp_path, checkpoint, table):
-    done = job(tmp_path, checkpoint, table, baselines=["majority", "tfidf"], pooling="mean")
+    done = job(tmp_path, checkpoint, table, baselines=["majority", "tfidf"])
     tune.work(done)
     report = report_of(done)
     assert report["labels"] == ["animal", "plant"]

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from configs.tune import LabelledDataConfig
+from configs.tune import LabelledDataConfig, TuneConfig
 from data.labelled.rows import check_known, read_rows
 
 
@@ -103,3 +103,11 @@ def test_a_label_that_was_not_learnt(tmp_path):
 def test_data_that_is_not_described_well(data, message):
     with pytest.raises(ValidationError, match=message):
         LabelledDataConfig.model_validate(data)
+
+
+def test_labels_of_a_teacher_are_learnt_from_and_not_tested_on():
+    assert TuneConfig.model_validate({"data": "labels/0123456789ab"}).data.reader == "labels"
+    with pytest.raises(ValidationError, match="must be labels of people"):
+        TuneConfig.model_validate({"data": "rows.csv", "test": "labels/0123456789ab"})
+    with pytest.raises(ValidationError, match="needs as `path` an id"):
+        TuneConfig.model_validate({"data": {"reader": "labels", "path": "mine"}})
