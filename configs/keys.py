@@ -23,6 +23,7 @@ from configs.endpoint import EndpointConfig
 from configs.evaluation import EvaluateConfig, HeldOutPart, ModelUnderTest, ReportConfig
 from configs.ingest import IngestPart
 from configs.label import LabelConfig
+from configs.labelling import ClassifyConfig, ExtractConfig
 from configs.model import ModelConfig, TokenizerConfig
 from configs.operation import PlanConfig
 from configs.schema import RunConfig
@@ -37,9 +38,11 @@ LOCAL_READERS = ("parquet", "jsonl", "csv", "margins")  # those that read a file
 # The types of the named parts of a step's section. A part that is not here (a seed, a length) is semantic as it is.
 PARTS: dict[str, Any] = {
     "align": AlignConfig,
+    "classify": ClassifyConfig,
     "distill": DistillConfig,
     "endpoints": dict[str, EndpointConfig],
     "evaluate": EvaluateConfig,
+    "extract": ExtractConfig,
     "held_out": HeldOutPart,
     "index": IndexConfig,
     "ingest": IngestPart,

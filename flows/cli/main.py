@@ -37,6 +37,7 @@ from flows.cli.terminal import (
     show_as,
     the_store,
 )
+from flows.cli.uses.labelling import extract
 from flows.cli.uses.simulate import simulate
 from flows.cli.watch import logs, status
 
@@ -497,15 +498,14 @@ PANELS = {
         "params": params,
         "chat": chat,
         "distill": distill,
-        "tune": tune,
         "serve": serve,
         "evaluate": evaluate,
-        "simulate": simulate,
         "bench": bench,
         "export": export,
         "import": import_,
         "publish": publish,
     },
+    "Use": {"tune": tune, "extract": extract, "simulate": simulate},
     "Operate": {
         "deploy": deploy,
         "up": up,

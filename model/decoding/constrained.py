@@ -19,13 +19,13 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.tiktoken import lltokenizer_from_encoding
 
 from common.errors import ConfigError
-from data.tokenizer import Tokenizer
-from model.decoding.json_schema import (
+from data.json_schema import (
     ITEM_SEPARATOR,
     KEY_SEPARATOR,
     schema_validator,
     shortest_document,
 )
+from data.tokenizer import Tokenizer
 
 WORD = 32  # tokens whose bits share a word of a mask
 STYLE = {"item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR, "whitespace_flexible": False}

@@ -57,9 +57,19 @@ class SlotPrograms(Protocol):
 class JaxSlots:
     """`SlotPrograms` over the programs of `model.decoding.slots`."""
 
-    def __init__(self, params: Params, config: ModelConfig, stops: tuple[int, ...], think_end: int, count: int) -> None:
+    def __init__(
+        self,
+        params: Params,
+        config: ModelConfig,
+        stops: tuple[int, ...],
+        think_end: int,
+        count: int,
+        longest: int | None = None,
+    ) -> None:
+        """`longest`: of the prompts, in tokens; None: the context."""
         self.config, self.count, self.stops = config, count, stops
-        self.lengths = length_buckets(config.context)
+        buckets = length_buckets(config.context)
+        self.lengths = buckets[: 1 + next(i for i, n in enumerate(buckets) if n >= (longest or config.context))]
         self._params, self._think_end = params, think_end
 
     def start(self) -> None:

@@ -81,7 +81,7 @@ def test_help_groups_the_commands_in_the_order_of_their_use():
     lines = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "100"}).output.splitlines()
     words = [line.strip("╭│╰─ ").partition(" ")[0] for line in lines]
     panels = [word for word in words if word in cli.PANELS]
-    assert panels == ["Run", "Look", "Model", "Operate"]
+    assert panels == ["Run", "Look", "Model", "Use", "Operate"]
     listed = [word for word in words if any(word in commands for commands in cli.PANELS.values())]
     assert listed == [name for commands in cli.PANELS.values() for name in commands]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from configs.model import TokenizerConfig
+from data.json_schema import shortest_document
 from data.tokenizer import tokenizer_for
 from model.decoding import slots
 from model.decoding.constrained import Constraint, MaskFailed, mask_words
 from model.decoding.engine import Engine
-from model.decoding.json_schema import shortest_document
 from model.decoding.requests import DecodeRequest, RequestFailed
 from model.decoding.sampling import _invert, only_allowed
 from model.decoding.slot_programs import JaxSlots

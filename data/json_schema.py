@@ -56,6 +56,18 @@ def shortest_document(schema: Any, name: str) -> str:
     return text
 
 
+def entity_schema(labels: Sequence[str]) -> Schema:
+    """The schema of what a checkpoint that was tuned on entities writes (`data.labelled.spans`)."""
+    label: Schema = {"enum": list(labels)} if labels else {"type": "string", "maxLength": 60}
+    entity = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 1, "x-span": True}, "label": label},
+        "required": ["text", "label"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": entity}
+
+
 def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | None:
     """The bound for a part of the schema; None where no finite document exists. `open_refs`: being resolved."""
     if not isinstance(schema, dict):

@@ -1,0 +1,130 @@
+"""Check what a model extracted: JSON, the schema, and strings that must stand in the text, with their places there."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jsonschema
+from jsonschema.protocols import Validator
+
+from common.text import first_line
+from data.json_schema import Schema
+
+SPAN = "x-span"
+_NOT_SCHEMAS = ("enum", "const", "default", "examples")
+
+Reason = Literal["no_text", "too_long", "cut", "failed", "not_json", "schema", "span"]
+REASONS: dict[Reason, str] = {
+    "no_text": "the row has no text",
+    "too_long": "text and reply do not fit into the context",
+    "cut": "the reply reached its limit of tokens before its end",
+    "failed": "the grammar outgrew its limits while the reply was written",
+    "not_json": "the reply is no JSON",
+    "schema": "the document does not meet the schema",
+    "span": "a string that must stand in the text does not",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A string of a document in the text: its JSON pointer, the characters [start, end) of its first place, and how
+    many places it has."""
+
+    path: str
+    start: int
+    end: int
+    places: int
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What holds of a reply. `document` is its JSON text as the model wrote it, None if it was refused for `reason`."""
+
+    document: str | None
+    spans: tuple[Span, ...] = ()
+    reason: Reason | None = None
+    detail: str = ""
+
+
+class ReplyChecker:
+    """Checks replies against one schema; `validator` is the schema's.
+
+    `spans`: "all" treats every string as if the schema marked it with `x-span`, but enumerations and constants.
+    """
+
+    def __init__(self, validator: Validator, schema: Schema, spans: Literal["marked", "all"]) -> None:
+        self._validator = validator
+        marked = schema if spans == "marked" else with_spans(schema)
+        # The keyword raises an error for each string that it applies to, which knows the path of the string.
+        kind = jsonschema.validators.extend(type(validator), {SPAN: _mark})
+        self._marker = kind(marked, format_checker=validator.format_checker)
+
+    def check(self, text: str, reply: str) -> Extraction:
+        """What holds of a finished reply to `text`."""
+        try:
+            value = json.loads(reply, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_distinct)
+        except (ValueError, RecursionError) as error:
+            return Extraction(None, reason="not_json", detail=first_line(error)[:200])
+        error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+        if error is not None:
+            return Extraction(None, reason="schema", detail=f"{_pointer(error) or '/'}: {error.message[:200]}")
+        spans = []
+        for path, words in sorted(
+            {(_pointer(mark), mark.instance) for mark in _marks(self._marker.iter_errors(value))}
+        ):
+            if words not in text:
+                return Extraction(None, reason="span", detail=f"{path}: {words[:200]!r}")
+            if words:
+                start = text.index(words)
+                spans.append(Span(path, start, start + len(words), text.count(words)))
+        return Extraction(reply, tuple(spans))
+
+
+def with_spans(schema: Any) -> Any:
+    """The schema with `x-span` at every string that is neither an enumeration nor a constant."""
+    if isinstance(schema, list):
+        return [with_spans(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: part if name in _NOT_SCHEMAS else with_spans(part) for name, part in schema.items()}
+    kinds = schema.get("type")
+    if (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not schema.keys() & {"enum", "const"}:
+        parts[SPAN] = True
+    return parts
+
+
+def _mark(
+    validator: Validator, wanted: Any, instance: Any, schema: Schema
+) -> Iterator[jsonschema.exceptions.ValidationError]:
+    if wanted is True and isinstance(instance, str):
+        yield jsonschema.ValidationError(SPAN)
+
+
+def _marks(errors: Any) -> Iterator[jsonschema.exceptions.ValidationError]:
+    """The marks among errors, those inside of `anyOf` and the like too."""
+    for error in errors:
+        if error.validator == SPAN:
+            yield error
+        yield from _marks(error.context or ())
+
+
+def _pointer(error: jsonschema.exceptions.ValidationError) -> str:
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in error.absolute_path)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(members := dict(pairs)) < len(pairs):
+        raise ValueError("an object has two members of one name")
+    return members

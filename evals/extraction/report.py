@@ -1,0 +1,44 @@
+"""What an extraction came to: rows by outcome, and a card."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from common.text import markdown_table, markdown_text
+from configs.labelling import ExtractConfig
+from evals.extraction.checks import REASONS
+
+MOST_DETAILS = 10  # on the card
+
+
+def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts as JSON data: rows, extracted, refused by reason, spans, tokens."""
+    refused = Counter(row["reason"] for row in rows if row["reason"])
+    return {
+        "rows": len(rows),
+        "extracted": sum(row["reason"] is None for row in rows),
+        "refused": {reason: refused[reason] for reason in REASONS if refused[reason]},
+        "spans": sum(len(row["spans"]) for row in rows),
+        "tokens": sum(row["tokens"] for row in rows),
+    }
+
+
+def card_of(summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]]) -> str:
+    """The card as Markdown."""
+    outcomes = [("extracted", summary["extracted"])]
+    outcomes += [(REASONS[reason], count) for reason, count in summary["refused"].items()]
+    shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
+    details = Counter((row["reason"], row["detail"]) for row in rows if row["detail"])
+    common = [(count, reason, markdown_text(detail)) for (reason, detail), count in details.most_common(MOST_DETAILS)]
+    parts = [
+        "# Extraction",
+        f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
+        f"Strings checked against the text: {config.spans}. A document is as good as the model that wrote it: it meets "
+        "the schema, its spans stand in the text, and whether it says what the text says is not known.",
+        markdown_table(("outcome", "rows", "share"), shares),
+        "## Schema",
+        f"```json\n{config.json_schema}\n```",
+    ]
+    if common:
+        parts += ["## Refusals, the most frequent", markdown_table(("rows", "reason", "detail"), common)]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,173 @@
+"""`nautile extract` and `nautile classify`: a table of texts in, an answer for each row out.
+
+Both are steps like those of a pipeline: the same file, model and options are answered once, and what was interrupted is
+resumed by the same command.
+"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from common.errors import ConfigError
+from flows.cli.terminal import Json, console_for, show_as, the_store
+
+if TYPE_CHECKING:
+    from configs.base import Section
+    from configs.labelling import TextsConfig
+    from store.artifacts import Artifact, Store
+    from tasks.engine.stage import Stage
+
+READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+CheckpointOfStore = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id, or its folder.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A table of texts: .csv, .tsv, .jsonl or .parquet.")]
+ColumnOption = Annotated[str, typer.Option("--text", metavar="COLUMN", help="The column of the texts.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write the table with the answers here: .csv, .jsonl or .parquet."),
+]
+InstructionsOption = Annotated[
+    str, typer.Option(help="What stands before every text. Default: what the checkpoint was tuned with.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Answer again; the old artifact is kept.")]
+
+
+def extract(
+    checkpoint: CheckpointOfStore,
+    file: FileArgument,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The JSON schema of a document. Default: that of a model tuned on entities."),
+    ] = None,
+    text: ColumnOption = "text",
+    out: OutOption = None,
+    all_spans: Annotated[
+        bool, typer.Option("--spans", help='All strings must stand in the text, not only those with "x-span": true.')
+    ] = False,
+    instructions: InstructionsOption = "",
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a reply, at most. Default: what the text leaves.")
+    ] = None,
+    thinking: Annotated[int, typer.Option(min=0, help="Tokens that the model may think before it answers.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Replies that are decoded at the same time.")] = 16,
+    force: ForceOption = False,
+    as_json: Json = False,
+) -> None:
+    """Extract a JSON document from every text, held to a schema, and check it against the text."""
+    from common.files import read_bounded_json
+    from configs.labelling import ExtractConfig
+    from configs.model import TokenizerConfig
+    from data.json_schema import entity_schema
+    from data.labelled.label_set import read_label_set
+    from data.labelled.table import read_table
+    from data.tokenizer import tokenizer_for
+    from evals.extraction.checks import REASONS
+    from model.decoding.constrained import Constraint
+    from tasks.extract import ROWS
+    from tasks.extract import extract as stage
+
+    store = the_store()
+    artifact = _checkpoint(store, checkpoint)
+    if schema is not None:
+        shape = read_bounded_json(schema)
+        tokenizer = TokenizerConfig.model_validate(read_bounded_json(artifact.path / "config.json")["tokenizer"])
+        Constraint(tokenizer_for(tokenizer), shape, str(schema))  # refused here, before a process is started
+    else:
+        labels = read_label_set(artifact.path)
+        if labels is None or labels.form != "entities":
+            raise ConfigError("--schema: is needed, because this checkpoint was not tuned on entities")
+        shape = entity_schema(labels.labels)
+    texts, digest = _texts(file, text, out)
+    section = ExtractConfig(
+        texts=texts, json_schema=json.dumps(shape, ensure_ascii=False),
+        spans="all" if all_spans else "marked", instructions=instructions, max_tokens=max_tokens, thinking=thinking,
+        temperature=temperature, seed=seed, slots=slots,
+    )  # fmt: skip
+    made = _run(stage, section, artifact, store, force=force, as_json=as_json)
+    if out is not None:
+        named = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
+        rows = [{new: row[old] for old, new in named.items()} for row in read_table(made.path / ROWS).rows]
+        _write_out(out, texts, digest, rows, ("document", "spans"))
+
+    def lines(facts: dict[str, Any]) -> list[str]:
+        counted = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
+        return [counted, *(f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items())]
+
+    _show(made, out, as_json, lines)
+
+
+def _checkpoint(store: "Store", name: str) -> "Artifact":
+    """The artifact of a checkpoint: a step's inputs are artifacts, so that its lineage is known."""
+    from flows.cli.inspect import checkpoint_artifact
+
+    artifact, folder = checkpoint_artifact(store, name)
+    if artifact is None:
+        raise ConfigError(f"{folder} is not in the store; `nautile store add {shlex.quote(str(folder))}` brings it in")
+    return artifact
+
+
+def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", str]:
+    """The table of texts, and its digest. Raises `ConfigError` for a file that is none, or an unusable `--out`."""
+    from configs.labelling import TextsConfig
+    from data.labelled.texts import check_writable, read_texts
+
+    if file.suffix.lower() not in READERS:
+        raise ConfigError(f"{file}: is none of {', '.join(READERS)}")
+    if out is not None:
+        check_writable(out)
+        if out.resolve() == file.resolve():
+            raise ConfigError(f"--out {out}: is the table of texts itself")
+    texts = TextsConfig.model_validate(
+        {"reader": READERS[file.suffix.lower()], "path": str(file), "text_column": column}
+    )
+    table, _ = read_texts(texts)  # what is wrong with it is said before a process is started
+    return texts, table.sha256
+
+
+def _run(
+    stage: "Stage", section: "Section", checkpoint: "Artifact", store: "Store", *, force: bool, as_json: bool
+) -> "Artifact":
+    """Run or reuse the step; its artifact. Ends the command where the step fails."""
+    from flows.single_step import StepFailed, run_single_step
+
+    err = console_for(stderr=True)
+    try:
+        outputs = run_single_step(
+            stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
+            command=shlex.join(["nautile", *sys.argv[1:]]), out=err if as_json else console_for(), err=err, force=force,
+        )  # fmt: skip
+    except StepFailed as failed:
+        raise typer.Exit(failed.code) from None
+    [made] = outputs.values()
+    return made
+
+
+def _show(made: "Artifact", out: Path | None, as_json: bool, lines: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Print the facts of what was made, as JSON or in `lines`, and where it is."""
+    facts = {**made.manifest["facts"], "artifact": made.id, "folder": str(made.path), "out": out and str(out)}
+    where = [f"{made.id}: {made.path}"]
+    if out is not None:
+        where.append(f"written to {out}")
+    show_as(facts, as_json, lambda facts: "\n".join([*lines(facts), *where]))
+
+
+def _write_out(
+    out: Path, texts: "TextsConfig", digest: str, answers: list[dict[str, Any]], parsed: tuple[str, ...] = ()
+) -> None:
+    """Write the table with the answers to `out`; in JSON lines the columns `parsed` are what their JSON holds."""
+    from data.labelled.texts import read_texts, with_answers, write_rows
+
+    table, _ = read_texts(texts, digest)
+    if out.suffix.lower() == ".jsonl":
+        answers = [
+            {name: json.loads(value) if value and name in parsed else value for name, value in answer.items()}
+            for answer in answers
+        ]
+    write_rows(out, with_answers(table, answers))

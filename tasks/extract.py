@@ -1,0 +1,36 @@
+"""Extraction as a stage: a `checkpoint` and a table of texts in, a document of a JSON schema for each row out."""
+
+import json
+
+from common.files import write_json, write_text
+from configs.keys import FILES
+from configs.labelling import ExtractConfig
+from data.labelled.texts import read_texts, write_rows
+from evals.extraction.report import card_of, summary_of
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+ROWS, REFUSED = "rows.parquet", "refused.jsonl"
+
+
+@stage("extract", version=1, outputs=("extracted",), accelerator=True)
+def extract(job: Job) -> None:
+    """Ask for every row that has no reply yet, and publish what holds and what was refused."""
+    # Imported here because every command imports this file, and JAX takes seconds.
+    from evals.extraction.runner import Extractor
+
+    config = job.part("extract", ExtractConfig)
+    [[digest]] = (list(files.values()) for files in job.section[FILES].values())
+    _, texts = read_texts(config.texts, digest)
+    extractor = Extractor(job.inputs["checkpoint"], config, json.loads(config.json_schema))
+    rows = extractor.run(texts, job.scratch / "rows.jsonl", job.emit)
+    out = job.output("extracted")
+    write_rows(out / ROWS, [{**row, "spans": json.dumps(row["spans"], sort_keys=True)} for row in rows])
+    refused = [{**row, "text": text} for row, text in zip(rows, texts, strict=True) if row["reason"]]
+    write_rows(out / REFUSED, refused)
+    summary = summary_of(rows)
+    write_json(out / "summary.json", summary)
+    write_text(out / "card.md", card_of(summary, config, rows))
+    for name in ("rows", "extracted", "spans", "tokens"):
+        job.emit("metric", name=f"extract/{name}", step=0, value=summary[name])
+    job.describe("extracted", **summary)
