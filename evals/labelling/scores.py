@@ -60,6 +60,24 @@ def intervals(predicted_SN: np.ndarray, targets_N: np.ndarray, labels: int, seed
     return tuple(Interval(*map(float, part)) for part in zip(values, low, high, strict=True))  # type: ignore[return-value]
 
 
+def lead(right_SN: np.ndarray, other_SN: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """The lead in accuracy over another arm on the same N rows, each with S runs or one; True: right.
+
+    Returns `lead`, `low`, `high` and `p`. A bootstrap draws runs and rows, the two arms' answers to a row together; p
+    is twice the share of draws in which the lead is zero or reversed, at least 1 / DRAWS.
+    """
+    rng = np.random.default_rng(seed)
+    difference_SN = right_SN.astype(float) - other_SN
+    seeds, rows = difference_SN.shape
+    drawn = np.zeros(DRAWS)
+    for draw in range(DRAWS):
+        runs, items = rng.integers(seeds, size=seeds), rng.integers(rows, size=rows)
+        drawn[draw] = difference_SN[runs][:, items].mean()
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    p = max(2 * min(float(np.mean(drawn <= 0)), float(np.mean(drawn >= 0))), 1 / DRAWS)
+    return {"lead": float(difference_SN.mean()), "low": float(low), "high": float(high), "p": min(1.0, p)}
+
+
 def confusion(predicted_N: np.ndarray, targets_N: np.ndarray, labels: int) -> np.ndarray:
     """Counts [right label, predicted label]."""
     return np.bincount(targets_N * labels + predicted_N, minlength=labels * labels).reshape(labels, labels)

@@ -11,9 +11,8 @@ import pyarrow.parquet
 from common.files import atomic_path, write_json
 from evals.labelling.calibration import probabilities, reliability
 from evals.labelling.replies import tune_replies
-from evals.labelling.scores import confusion
+from evals.labelling.scores import confusion, lead
 from evals.labelling.tuner import ArmRun, LabelTuner, LabelTuning
-from evals.scoring.intervals import paired
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
 PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
@@ -24,7 +23,7 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
 
     `arms`: the scores of each method or baseline and number of shots. `chosen`: the run that became the checkpoint.
     For labels also `confusion` [right][given], `reliability` and `leads` (over each baseline at the most shots, by
-    McNemar's test on the votes of the seeds), all on the test rows.
+    a paired bootstrap over seeds and rows), all on the test rows.
     """
     config, splits = run.config, run.splits
     report: dict[str, Any] = {
@@ -70,15 +69,11 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
 
 
 def _leads(tuner: LabelTuner, runs: list[ArmRun], chosen: ArmRun) -> list[dict[str, Any]]:
-    """The tuned model's lead over each baseline on the same rows; a row's vote is its mean over the seeds."""
+    """The tuned model's lead over each baseline on the same rows."""
 
-    def votes(arm: str) -> np.ndarray:
+    def right(arm: str) -> np.ndarray:
         same = [run for run in runs if (run.arm, run.shots) == (arm, chosen.shots)]
-        return np.mean([run.test_TC.argmax(axis=1) == tuner.targets_T for run in same], axis=0)
+        return np.stack([run.test_TC.argmax(axis=1) == tuner.targets_T for run in same])
 
-    own = votes(chosen.arm)
-    compared = []
-    for name in tuner.run.config.baselines:
-        test = paired(votes(name).tolist(), own.tolist())
-        compared.append({"over": name, "lead": test.lead, "low": test.low, "high": test.high, "p": test.p})
-    return compared
+    own = right(chosen.arm)
+    return [{"over": name, **lead(own, right(name))} for name in tuner.run.config.baselines]

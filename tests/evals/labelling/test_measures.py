@@ -6,7 +6,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 
 from evals.labelling.abstention import selective, threshold_for_accuracy, threshold_for_coverage
 from evals.labelling.calibration import expected_calibration_error, fit_temperature, probabilities, reliability
-from evals.labelling.scores import confusion, intervals, score_seeds
+from evals.labelling.scores import DRAWS, confusion, intervals, lead, score_seeds
 
 
 def sure(confidence, right, labels=2):
@@ -53,3 +53,18 @@ def test_scores_are_those_of_scikit_learn_and_intervals_hold_them():
     assert scores["accuracy_covered"] == pytest.approx(accuracy.value)
     assert (scores["coverage"], scores["rows"], scores["seeds"]) == (1.0, 200, 3)
     assert scores["ece"] == pytest.approx(1 - accuracy.value)
+
+
+def test_a_lead_lies_in_its_interval_whatever_the_seeds_agree_on():
+    rng = np.random.default_rng(0)
+    other_SN = rng.random((3, 400)) < 0.5
+    own_SN = other_SN | (rng.random((3, 400)) < 0.2)
+    won = lead(own_SN, other_SN)
+    assert won["lead"] == pytest.approx(np.mean(own_SN) - np.mean(other_SN))
+    assert won["low"] < won["lead"] < won["high"]
+    assert won["p"] == 1 / DRAWS
+    same = lead(own_SN[:1], own_SN[:1])
+    assert same == {"lead": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    # As wide as the normal interval of 400 rows drawn once, and no wider than that of a single run by much.
+    by_row = (own_SN.astype(float) - other_SN).mean(axis=0)
+    assert won["high"] - won["low"] == pytest.approx(2 * 1.96 * by_row.std() / 20, rel=0.4)
