@@ -5,6 +5,7 @@ distribution and the mean of the training rows that have the same options.
 """
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ def tune_replies(run: LabelTuning, checkpoint: Path) -> dict[str, Any]:
                 save_weights(checkpoint, params, run.model, run.tokenizer)
             done[name] = figures
             write_json(states, done)
+            shutil.rmtree(folder)
         run.emit("progress", done=number, total=len(arms), unit="arms")
     write_label_set(checkpoint, labels)
     result: dict[str, Any] = {"unit": "nats per question (KL)" if loss == "options" else "nats per token"}

@@ -4,7 +4,7 @@ An arm that is done is kept in the work folder, so a run that was killed compute
 """
 
 import hashlib
-import time
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from data.shuffle import permute
 from data.tokenizer import tokenizer_for
 from evals.labelling.abstention import threshold_for_accuracy, threshold_for_coverage
 from evals.labelling.baselines import BASELINES, baseline
-from evals.labelling.calibration import fit_temperature, probabilities
+from evals.labelling.calibration import expected_calibration_error, fit_temperature, probabilities
 from evals.labelling.predictor import likelihood_logits, text_features
 from evals.labelling.scores import score_seeds
 from evals.labelling.verbalised import label_bias
@@ -111,12 +111,15 @@ class LabelTuner:
         todo = [(name, shots, seed) for name in names for shots in config.shots for seed in range(config.seeds)]
         runs = []
         for number, (name, shots, seed) in enumerate(todo, 1):
-            path = self.run.work / f"{name}-{shots}-{seed}.npz"
+            # Of all rows there is one draw, and only what is trained in steps depends on their order.
+            draw = seed if shots or name in ("full", "lora") else 0
+            path = self.run.work / f"{name}-{shots}-{draw}.npz"
             if not path.is_file():
-                began = time.process_time()
-                validation_VC, test_TC = self._fit(name, shots, seed)
+                validation_VC, test_TC = self._fit(name, shots, draw)
                 with atomic_path(path) as temporary, temporary.open("wb") as file:
-                    np.savez(file, validation=validation_VC, test=test_TC, seconds=time.process_time() - began)
+                    np.savez(file, validation=validation_VC, test=test_TC)
+                # Three times the model's size, and nothing resumes from it any more.
+                shutil.rmtree(self.run.work / f"states-{shots}-{seed}", ignore_errors=True)
             with np.load(path) as saved:
                 runs.append(self._calibrated(name, shots, seed, saved["validation"], saved["test"]))
             self.run.emit("progress", done=number, total=len(todo), unit="arms", note=f"{name}, {shots or 'all'} shots")
@@ -150,9 +153,8 @@ class LabelTuner:
             probabilities_STC = [probabilities(run.test_TC, run.temperature) for run in members]
             thresholds = [run.threshold for run in members]
             figures = score_seeds(probabilities_STC, self.targets_T, thresholds, self.run.config.seed)
-            uncalibrated = [probabilities(run.test_TC, None) for run in members]
-            raw = score_seeds(uncalibrated, self.targets_T, thresholds, self.run.config.seed)["ece"]
-            result.append({"arm": arm, "shots": shots, **figures, "ece_uncalibrated": raw})
+            raw = [expected_calibration_error(probabilities(run.test_TC, None), self.targets_T) for run in members]
+            result.append({"arm": arm, "shots": shots, **figures, "ece_uncalibrated": float(np.mean(raw))})
         return result
 
     def targets(self, rows: Sequence[LabelledRow]) -> np.ndarray:

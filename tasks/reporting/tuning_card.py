@@ -28,6 +28,7 @@ def tuning_card(report: Mapping[str, Any], config: TuneConfig) -> str:
             (label or "all rows", *(balance[split].get(label, 0) for split in ("train", "validation", "test")))
             for label in sorted(set().union(*balance.values()))
         ],
+        "noise": [(text, ", ".join(targets)) for text, targets in report["data"]["examples"]],
         "leads": [
             (arm["over"], points(arm["lead"]), f"{points(arm['low'])} to {points(arm['high'])}", f"{arm['p']:.2g}")
             for arm in report.get("leads", [])

@@ -84,6 +84,7 @@ def test_all_weights_learn_the_labels_and_what_is_done_is_kept(tmp_path, checkpo
         tune.work(done)
     tune.work(done)
     assert calls == [0, 1, 1]
+    assert not list(done.scratch.glob("states-*"))
     report = report_of(done)
     assert report["arms"][0]["accuracy"]["value"] > 0.9
     assert report["arms"][0]["ece"] < 0.2
