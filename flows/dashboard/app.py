@@ -2,7 +2,18 @@
 
 import streamlit as st
 
-from flows.dashboard import curves, distillation, evaluations, lineage, overview, samples, shared, storage, tuning
+from flows.dashboard import (
+    curves,
+    distillation,
+    evaluations,
+    lineage,
+    overview,
+    samples,
+    shared,
+    storage,
+    surveys,
+    tuning,
+)
 
 EVERY_S = 5
 PAGES = {
@@ -14,6 +25,7 @@ PAGES = {
     "distillation": ("Distillation", distillation.page),
     "evaluations": ("Evaluations", evaluations.page),
     "tuning": ("Tuning", tuning.page),
+    "surveys": ("Surveys", surveys.page),
     "lineage": ("Lineage", lineage.page),
     "storage": ("Storage", storage.page),
 }

@@ -30,6 +30,7 @@ PAGES = [
     "distillation",
     "evaluations",
     "tuning",
+    "surveys",
     "lineage",
 ]
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"

@@ -1,0 +1,129 @@
+"""The surveys page: simulated distributions by group beside humans and baselines, with intervals, and their scores."""
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.errors import ConfigError
+from common.files import read_json
+from evals.opinions.comparison import ARMS
+from evals.opinions.tables import FIGURES, NOT_FOR, NOTHING_TO_COMPARE
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
+
+MOST = 200  # simulations that can be chosen
+SHOWN = ("model", "humans", "overall", "regression", "forest", "majority", "uniform")
+SHORT = {"model": "the model", "overall": "all humans"}
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("Surveys")
+    simulations = [row for row in shared.ask(queries.ARTIFACTS, "opinions", "opinions", MOST) if not row["replaced"]]
+    if not simulations:
+        st.caption("No simulated survey in the store yet: `nautile simulate SURVEY CHECKPOINT` makes one.")
+        return
+    names = [row["id"] for row in simulations]
+    picked = st.selectbox("Simulated survey", names, key="survey") or names[0]
+    try:
+        summary = _read_summary(str(open_store().get(picked).path))
+    except ConfigError as error:  # removed since the catalog was updated
+        st.error(shared.escaped(str(error)))
+        return
+    if not summary:
+        st.caption("Its files are not on this machine.")
+        return
+    st.subheader(shared.escaped(summary["title"]))
+    left_out = f", {summary['left_out']:,} too long" if summary["left_out"] else ""
+    st.text(f"{summary['model']} · {summary['personas']:,} personas from {summary['personas_source']}{left_out}")
+    st.warning(NOT_FOR[0])
+    if summary["compared"]:
+        st.dataframe(score_rows(summary), hide_index=True, width="stretch")
+        st.caption(shared.escaped(f"Humans: {summary['humans']['kind']}. {summary['humans']['source']}"))
+    else:
+        st.info(NOTHING_TO_COMPARE)
+    st.link_button("Where these figures come from", shared.lineage_link(picked))
+    _question(summary)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _read_summary(folder: str) -> dict[str, Any]:
+    return read_json(Path(folder) / "summary.json") or {}
+
+
+def score_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """A row for each arm, with the figures that any of them has."""
+    scores = summary["scores"]
+    known = [figure for figure in FIGURES if any(score.get(figure) for score in scores.values())]
+    rows = []
+    for arm in (name for name in ARMS if name in scores):
+        figures = {figure: scores[arm].get(figure) for figure in known}
+        texts = {
+            FIGURES[f]: f"{v['value']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" if v else "–" for f, v in figures.items()
+        }
+        rows.append({"": ARMS[arm], **texts})
+    return rows
+
+
+def _question(summary: dict[str, Any]) -> None:
+    """The chosen question: a chart for everybody and each group, humans and baselines beside the model."""
+    questions = {question["name"]: question for question in summary["questions"]}
+    picked = st.selectbox("Question", list(questions), key="question")
+    question = questions.get(picked) or next(iter(questions.values()))
+    shared.show_text(question["text"])
+    known = [name for name in SHOWN if any(name in cell["arms"] for cell in question["cells"])]
+    at_first = [name for name in ("model", "humans", "overall", "uniform") if name in known]
+    # The baselines stay: a figure of the model is not shown alone.
+    extra = st.multiselect(
+        "Also show", [name for name in known if name not in at_first], format_func=ARMS.get, key="arms"
+    )
+    columns = st.columns(2, gap="large")
+    for index, cell in enumerate(question["cells"]):
+        with columns[index % 2]:
+            who = f"{cell['by']}: {cell['group']}" if cell["by"] else "everybody"
+            st.markdown(f"##### {shared.escaped(who)}")
+            counts = [
+                f"{cell['arms'][name]['people']:,} {word}"
+                for name, word in (("model", "personas"), ("humans", "humans"))
+                if cell["arms"].get(name, {}).get("people") is not None
+            ]
+            st.caption(", ".join(counts) or "published shares")
+            st.altair_chart(distribution(question, cell, [*at_first, *extra]), width="stretch")
+
+
+def distribution(question: dict[str, Any], cell: dict[str, Any], arms: list[str]) -> alt.LayerChart:
+    """The shares of the options of each arm, as dots with their intervals where they have some."""
+    points = [
+        {
+            "option": option,
+            "arm": SHORT.get(arm, arm),
+            "share": fields["shares"][i],
+            "low": fields["low"][i] if "low" in fields else None,
+            "high": fields["high"][i] if "high" in fields else None,
+        }
+        for arm in arms
+        if (fields := cell["arms"].get(arm))
+        for i, option in enumerate(question["options"])
+    ]
+    percent = {"axis": alt.Axis(format=".0%", title=None), "scale": alt.Scale(domainMin=0)}
+    base = alt.Chart(pd.DataFrame(points)).encode(
+        y=alt.Y("option:N", sort=question["options"], title=None, axis=alt.Axis(labelLimit=240)),
+        yOffset=alt.YOffset("arm:N", sort=[SHORT.get(arm, arm) for arm in arms]),
+        color=alt.Color(
+            "arm:N",
+            sort=[SHORT.get(arm, arm) for arm in arms],
+            legend=alt.Legend(orient="bottom", title=None),
+            scale=alt.Scale(scheme="tableau10"),
+        ),
+    )
+    bars = base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", **percent), x2="high:Q")
+    tooltip = [
+        alt.Tooltip("option:N"),
+        alt.Tooltip("arm:N"),
+        *(alt.Tooltip(f"{n}:Q", format=".1%") for n in ("share", "low", "high")),
+    ]
+    dots = base.mark_point(filled=True, size=60).encode(x=alt.X("share:Q", **percent), tooltip=tooltip)
+    return alt.layer(bars, dots).properties(height=alt.Step(16))

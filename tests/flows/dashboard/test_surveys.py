@@ -1,0 +1,78 @@
+"""The surveys page over a store with simulated surveys in it, whose texts try to be markup."""
+
+import json
+
+import numpy as np
+from streamlit.testing.v1 import AppTest
+
+from configs.survey import SimulateConfig
+from data.surveys.people import Person
+from data.surveys.reading import parse_survey
+from evals.opinions.comparison import compare
+from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
+from flows.dashboard.surveys import distribution, score_rows
+from store.catalog import Catalog
+
+HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
+
+
+def summary(humans: bool):
+    question = {"name": "more", "text": f"More {HOSTILE}?", "options": ["no", HOSTILE], "ordered": True}
+    if humans:
+        question |= {"humans": [0.4, 0.6], "respondents": 50, "groups": {"side": {"left": [0.2, 0.8]}}}
+    survey = parse_survey({"name": "p", "title": HOSTILE, "persona": "{side}", "questions": [question]}, "t")
+    people = [Person(str(i), {"side": ("left", HOSTILE)[i % 2]}) for i in range(20)]
+    draw = np.random.default_rng(0)
+    result = compare(survey, SimulateConfig(by=("side",), draws=50), people, [draw.dirichlet([2, 2], 20)], None)
+    return result | {"title": HOSTILE, "model": HOSTILE, "personas": 20, "personas_source": HOSTILE, "left_out": 1}
+
+
+def shown(store, monkeypatch):
+    Catalog(store).ingest()
+    monkeypatch.setenv("NAUTILE_STORE", str(store.root))
+    page = AppTest.from_function(_draw, default_timeout=30).run()
+    assert not page.exception
+    assert any(NOT_FOR[0] in element.value for element in page.warning)
+    assert not any("<script>" in element.value for element in (*page.markdown, *page.caption, *page.subheader))
+    return page
+
+
+def publish(store, content):
+    folder = store.staging("a" * 64)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(content))
+    store.publish("opinions", "a" * 64, folder, stage="simulate", version=1, config={}, inputs={}, facts={})
+
+
+def _draw() -> None:
+    from flows.dashboard import surveys
+
+    surveys.page(None)
+
+
+def test_scores_stand_beside_the_baselines(store, monkeypatch):
+    publish(store, summary(humans=True))
+    page = shown(store, monkeypatch)
+    [table] = (element.value for element in page.dataframe)
+    assert len(table) == 5  # no regression and no forest without single respondents
+    assert not page.info
+    assert [option for option in page.multiselect[0].options if option.startswith("majority")]
+
+
+def test_without_humans_the_page_says_so(store, monkeypatch):
+    publish(store, summary(humans=False))
+    page = shown(store, monkeypatch)
+    assert [element.value for element in page.info] == [NOTHING_TO_COMPARE]
+    assert not page.dataframe
+
+
+def test_a_chart_has_an_interval_where_there_is_one():
+    content = summary(humans=True)
+    question = content["questions"][0]
+    everybody, _, left = question["cells"]
+    assert left["group"] == "left"
+    chart = distribution(question, everybody, ["model", "humans", "uniform"]).to_dict()
+    [points] = chart["datasets"].values()
+    intervals = [(point["arm"], point["low"] is not None) for point in points]
+    assert intervals == [("the model", True)] * 2 + [("humans", True)] * 2 + [("uniform", False)] * 2
+    assert [row["1 − JSD"] for row in score_rows(content) if row[""].startswith("the overall")] == ["–"]
