@@ -39,6 +39,7 @@ def serve(
         from data.tokenizer import tokenizer_for
         from flows.cli.inspect import checkpoint_folder
         from flows.serve.http import ServedModel, application
+        from flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from model.compile_cache import enable_compile_cache
         from model.decoding.engine import Engine
         from model.runtimes.load import load_runtime
@@ -69,7 +70,9 @@ def serve(
         timeout_graceful_shutdown=max(1, round(grace)),
         server_header=False,
         lifespan="on",
+        http=ImpatientProtocol,
     )
+    raise_descriptor_limit()
     console = console_for()
     shown = f"[{address}]" if ":" in address else address
     console.print(f"serving {name} at http://{shown}:{port}/v1 ({slots} slots, {queue} may wait)", soft_wrap=True)
