@@ -13,17 +13,19 @@ import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from common.errors import ConfigError, Retryable
 from flows.cli.operate import approve, dashboard, deploy, down, reconcile, up
+from flows.cli.plan import plan
 from flows.cli.publish import publish
 from flows.cli.serve import serve
 from flows.cli.store import store_app
 from flows.cli.terminal import (
+    JSON_VERSION,
     CheckpointArgument,
     ConfigArgument,
     IdArgument,
@@ -146,95 +148,6 @@ def params(config: ConfigArgument = "local", settings: SetOption = None, as_json
     counts = parameter_counts(model)
     state = {f"state_bytes.{name}": size for name, size in state_bytes(model).items()}
     show_as({**counts, "total": sum(counts.values()), **state}, as_json, count_table)
-
-
-def plan(
-    config: ConfigArgument = "nautile_370m",
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            help="Chips to compile for: v4:2x4x4, v5e:8x8, v6e:8x8, h100:8, spark:1, or local. "
-            "Default: launch.topology of the configuration.",
-        ),
-    ] = None,
-    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume for the time estimate.")] = 0.4,
-    fsdp: Annotated[int | None, typer.Option(min=1, help="Override the configuration's FSDP degree.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip the search for the largest batch that fits.")] = False,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Instead, compile one block alone for each mixing form, chunk size and remat, and compare their costs "
-            "and speed. T may be several, comma-separated.",
-        ),
-    ] = False,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MIXING/CHUNK/REMAT", help="With --compare: only this one, as fused/32/block. Repeatable."
-        ),
-    ] = None,
-    settings: SetOption = None,
-    as_json: Json = False,
-) -> None:
-    """Estimate memory and time of pretraining by compiling its step for other chips, and the cost of endpoints.
-
-    Where the chips cannot be planned for, the rest is shown all the same, and the exit code is 2.
-    """
-    if setting and not compare:
-        raise ConfigError("--setting needs --compare")
-    from dataclasses import asdict
-
-    from configs.load import load
-
-    if compare:
-        compare_plan(load(config, settings), topology, fsdp, setting or [], as_json)
-        return
-    from flows.cli.capacity import plan_pretraining
-    from flows.dag import pipeline_steps
-    from flows.forecast import forecast_calls, forecast_lines
-    from flows.readiness import missing_settings, price_differences, refuse_missing_rows
-
-    store, run_config = the_store(), load(config, settings)
-    topology = topology or run_config.launch.topology
-    steps = pipeline_steps(run_config)
-    missing = [*refuse_missing_rows(steps), *missing_settings(steps)]
-    prices = price_differences(steps)
-    refused = None
-    with console_for(stderr=True).status(f"compiling for {topology}") as spinner:
-        try:
-            folder = plan_pretraining(store, run_config, topology, mfu, fsdp, not quick, spinner.update)
-        except (ConfigError, Retryable) as error:
-            refused = error
-    calls = forecast_calls(steps, store)
-    if as_json:
-        more = {"calls": [asdict(row) for row in calls], "missing": missing, "prices": prices}
-        plan = {"refused": str(refused)} if refused else json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        print(json.dumps({**plan, **more}, indent=1, ensure_ascii=False))
-    else:
-        if refused is None:
-            print_markdown((folder / "plan.md").read_text(encoding="utf-8").strip())
-        for line in forecast_lines(calls):
-            print(line)
-        for heading, lines in (("still to be set", missing), ("prices that differ from the list", prices)):
-            print("\n".join([f"{heading}:" if lines else f"{heading}: nothing", *(f"  {line}" for line in lines)]))
-    if refused is not None:
-        raise refused
-
-
-def compare_plan(run_config: Any, topologies: str | None, fsdp: int | None, settings: list[str], as_json: bool) -> None:
-    """`nautile plan --compare`."""
-    from flows.cli.capacity import compare_settings, comparison_markdown
-
-    store = the_store()
-    topologies = topologies or run_config.launch.topology
-    with console_for(stderr=True).status(f"compiling for {topologies}") as spinner:
-        comparisons = compare_settings(store, run_config, topologies, fsdp, settings, spinner.update)
-    if as_json:
-        print(json.dumps(comparisons, indent=1))
-    else:
-        print_markdown("\n\n".join(comparison_markdown(comparison) for comparison in comparisons))
 
 
 def chat(
@@ -527,10 +440,29 @@ class CommandGroup(TyperGroup):
 app = typer.Typer(
     name="nautile",
     cls=CommandGroup,
-    help="Make a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def print_version(asked: bool) -> None:
+    """Print the versions and end, if they are asked for."""
+    if asked:
+        from importlib.metadata import version
+
+        print(f"nautile {version('nautile')}, --json version {JSON_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the versions and exit.")
+    ] = False,
+) -> None:
+    """Make a small reasoning model, from text to evaluation: ingest, distil, pretrain, align, reason, self-distil."""
+
+
 for panel, commands in PANELS.items():
     for name, command in commands.items():
         if isinstance(command, typer.Typer):

@@ -140,8 +140,8 @@ def snapshot(
     """Publish a saved step of an unfinished pretraining as a checkpoint, for `[pretrain] start` and others."""
     from configs.load import load
     from flows.cli import inspect
-    from flows.cli.snapshot import publish_snapshot
     from flows.cli.tables import artifact_table
+    from flows.snapshot import publish_snapshot
 
     artifact = publish_snapshot(the_store(), load(config), config, step)
     show_as([inspect.row_of(artifact)], as_json, artifact_table)

@@ -54,6 +54,7 @@ RuntimeOption = Annotated[
     typer.Option("--runtime", metavar="RUNTIME", help="jax: a checkpoint; onnx: what export --format onnx wrote."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JSON_VERSION = 1  # of what --json prints (flows/cli/document/outputs.py): fields are only added within one
 
 
 def config_words(config: str, settings: Sequence[str] | None) -> str:

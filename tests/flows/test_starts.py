@@ -10,10 +10,10 @@ from configs.load import load
 from configs.schema import RunConfig
 from flows.cli import inspect
 from flows.cli.capacity import plan_pretraining
-from flows.cli.snapshot import publish_snapshot
 from flows.cli.tables import status_table
 from flows.dag import Need, build_dag
 from flows.selection import Selection, prepare_run
+from flows.snapshot import publish_snapshot
 from flows.starts import resolve_starts
 from store.artifacts import Store
 from tasks.pretrain import START
@@ -176,7 +176,7 @@ def test_a_snapshot_is_of_a_saved_step_with_the_inputs_of_the_pretraining(toy, t
         asked.append((stage.name, section, inputs))
         return {"checkpoint": store.list("checkpoint")[0].id}
 
-    monkeypatch.setattr("flows.cli.snapshot.run_stage", run_stage)
+    monkeypatch.setattr("flows.snapshot.run_stage", run_stage)
     for number in (None, 8):
         publish_snapshot(store, toy, "my.toml", number)
     tokens = store.list("checkpoint")[0].manifest["inputs"]

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from fsspec.registry import _registry
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from common.processes import free_port
 from flows.cli import main as cli
+from flows.cli.document.outputs import OUTPUTS
 from store.artifacts import Store
 from tests.support.stage_store import flip_byte
 from tests.support.toy_cli import ROOT, environment
@@ -211,21 +213,23 @@ def test_read_commands_create_no_store(nautile, tmp_path):
 @pytest.mark.slow
 def test_every_read_command_prints_json_and_text(nautile, made):
     evaluation = made[1]["evaluate:reason"]["evaluation"]
-    for arguments in (
-        ["status", str(TOY)],
-        ["artifacts"],
-        ["show", evaluation],
-        ["lineage", evaluation],
-        ["sql", "SELECT id, created, facts FROM artifacts"],
-        ["params", str(TOY)],
-        ["report"],
-        ["store", "verify"],
-        ["store", "rebuild"],
-        ["store", "gc", "--dry-run"],
+    for output, arguments in (
+        ("status", [str(TOY)]),
+        ("status --why", [str(TOY), "--set", "pretrain.batch_rows=4"]),
+        ("artifacts", []),
+        ("show", [evaluation]),
+        ("lineage", [evaluation]),
+        ("sql", ["SELECT id, created, facts FROM artifacts"]),
+        ("params", [str(TOY)]),
+        ("report", []),
+        ("store verify", []),
+        ("store rebuild", []),
+        ("store gc", ["--dry-run"]),
     ):
+        arguments = [*output.split(), *arguments]
         code, out, _ = nautile(*arguments, "--json")
         assert code == 0
-        assert json.loads(out) is not None
+        TypeAdapter(OUTPUTS.get(output, dict)).validate_json(out, strict=True)
         code, out, _ = nautile(*arguments)
         assert code == 0
         assert out.strip()

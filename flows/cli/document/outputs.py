@@ -1,0 +1,181 @@
+"""What commands print with `--json`, as types: documented in docs/commands.md, and what a test holds them to.
+
+`VERSION` is shown by `nautile --version`. Within a version fields are only added. Commands whose output is that of an
+artifact or a measurement (`plan`, `evaluate`, `bench`, `tune` …) are not listed: their fields may change at any time.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from flows.cli.terminal import JSON_VERSION as VERSION  # defined there, for importing this module is slow
+
+__all__ = ["OUTPUTS", "VERSION"]
+
+
+class Output(BaseModel):
+    """An object of an output; a field that is not listed is none of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProgressOutput(Output):
+    done: float | None = None
+    total: float | None = None
+    unit: str | None = None
+    note: str | None = None
+
+
+class StepOutput(Output):
+    label: str  # evaluate:align
+    state: Literal["made", "damaged", "running", "waiting", "failed", "interrupted", "not made"]
+    key: str
+    artifacts: list[str]  # ids
+    start: str | None  # id of the artifact it begins from in place of the step before
+    progress: ProgressOutput
+    started: str | None  # of the last attempt
+    seconds: float | None  # of the last attempt
+    error: str | None
+
+
+class Reason(Output):
+    label: str
+    state: Literal["made", "not made"]
+    nearest: str | None  # id of the artifact it is compared with
+    differences: list[str]
+    inputs: list[str]
+
+
+class ArtifactOutput(Output):
+    id: str
+    stage: str
+    bytes: int
+    files: int
+    created: str
+    superseded: int  # 0: live; else which replaced one of its key, as in the id
+    key: str
+    execution: str
+    path: str
+    at: Literal["here", "remote", "both"]
+
+
+class ManifestOutput(BaseModel):
+    """The manifest has more fields, which docs/store.md describes."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    path: str
+    at: Literal["here", "remote", "both"]
+    damaged: list[str]  # names of files
+    kind: str
+    key: str
+    stage: str
+    label: str
+    created: str
+    inputs: dict[str, str]  # name -> full id
+    files: dict[str, JsonValue]
+    facts: dict[str, JsonValue]
+
+
+class Ancestor(Output):
+    depth: int
+    name: str | None  # under which `made` read it
+    made: str | None  # id of the artifact that read this one
+    id: str
+    kind: str
+    stage: str
+    created: str
+    bytes: int
+    commit: str | None
+    calls: int
+    key: str
+    execution: str
+
+
+class PairedTest(BaseModel):
+    """A paired comparison; B leads by `lead`, with its 95 % interval."""
+
+    model_config = ConfigDict(extra="allow")
+    n: int
+    a: float
+    b: float
+    lead: float
+    low: float
+    high: float
+    p: float
+
+
+class ComparisonOutput(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    a: str
+    b: str
+    way: str
+    verdict: str
+    warnings: list[str]
+    common: int
+    only_in_a: int
+    only_in_b: int
+    benchmarks: dict[str, PairedTest]
+    means: dict[str, PairedTest]
+    changed: list[dict[str, JsonValue]]
+
+
+class QuestionOutput(Output):
+    run: str
+    label: str
+    message: str
+    since: str
+    host: str
+    api: str | None  # address of the run's Prefect server
+    pid: int | None
+
+
+class Approved(Output):
+    run: str
+    label: str  # empty where no note of this store names the run
+    message: str
+    api: str | None
+    since: str | None = None
+    host: str | None = None
+    pid: int | None = None
+
+
+class Settled(Output):
+    what: str
+    name: str
+    outcome: str
+
+
+class Verification(Output):
+    artifacts: int
+    damaged: dict[str, list[str]]  # id -> names of files
+    remedies: dict[str, str]  # id -> what to do
+
+
+class GarbageOutput(Output):
+    path: str
+    bytes: int
+    why: str
+
+
+OUTPUTS: dict[str, Any] = {
+    "status": list[StepOutput],
+    "status --why": list[Reason],
+    "artifacts": list[ArtifactOutput],
+    "show": ManifestOutput,
+    "lineage": list[Ancestor],
+    "compare": ComparisonOutput,
+    "sql": list[dict[str, JsonValue]],
+    "params": dict[str, int],
+    "approve": list[QuestionOutput],
+    "approve RUN": Approved,
+    "reconcile": list[Settled],
+    "store verify": Verification,
+    "store rebuild": dict[str, int],
+    "store gc": list[GarbageOutput],
+    "store export": dict[str, int],
+    "store add": list[ArtifactOutput],
+    "store push": list[ArtifactOutput],
+    "store fetch": list[ArtifactOutput],
+    "store snapshot": list[ArtifactOutput],
+}
