@@ -11,7 +11,7 @@ from typing import Literal
 
 from common.errors import ConfigError
 from configs.tune import TuneConfig
-from data.labelled.rows import LabelledRow, read_rows
+from data.labelled.rows import LabelledRow, check_known, read_rows
 from data.screening.text_hash import HASH_RANGE, text_hash
 
 
@@ -103,10 +103,7 @@ def split_rows(
     if labelled:
         labels = tuple(sorted({row.target for row in train}))
         for name in ("validation", "test"):
-            if lacking := {row.target for row in parts[name]} - set(labels):
-                raise ConfigError(
-                    f"tune: label {min(lacking)!r} has rows in {name} and none to learn from; give more rows of it"
-                )
+            check_known(parts[name], labels, f"tune: the {name} split")
         report.balance = {name: dict(Counter(row.target for row in part)) for name, part in parts.items()}
     else:
         report.balance = {name: {"": len(part)} for name, part in parts.items()}

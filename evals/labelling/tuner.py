@@ -38,6 +38,8 @@ from model.tuning.fine_tune import TuningRow, TuningSettings, fine_tune
 from model.tuning.head import fit_head, save_head
 from model.weights.files import save_weights
 
+ABSTAINS = 1.0  # the threshold where no lower one reaches the accuracy that is asked for
+
 
 @dataclass(frozen=True)
 class LabelTuning:
@@ -200,7 +202,7 @@ class LabelTuner:
         threshold: float | None = None
         if self.run.config.accuracy is not None:
             threshold = threshold_for_accuracy(calibrated_VC, self.targets_V, self.run.config.accuracy)
-            threshold = 1.0 if threshold is None else threshold
+            threshold = ABSTAINS if threshold is None else threshold
         else:
             threshold = threshold_for_coverage(calibrated_VC, self.run.config.coverage)
         rows = np.arange(len(self.targets_V))

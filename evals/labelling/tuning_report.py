@@ -12,7 +12,7 @@ from common.files import atomic_path, write_json
 from evals.labelling.calibration import probabilities, reliability
 from evals.labelling.replies import tune_replies
 from evals.labelling.scores import confusion, lead
-from evals.labelling.tuner import ArmRun, LabelTuner, LabelTuning
+from evals.labelling.tuner import ABSTAINS, ArmRun, LabelTuner, LabelTuning
 
 TUNING, ROWS = "tuning.json", "rows.parquet"
 PRETRAINED_ON = "The run's own pretraining has read these articles: a figure here says nothing about unseen text."
@@ -49,6 +49,9 @@ def run_tuning(run: LabelTuning, checkpoint: Path, folder: Path) -> dict[str, An
                 "validation_loss": chosen.validation_loss,
             },
         }
+        if config.accuracy is not None and chosen.threshold == ABSTAINS:
+            wanted = f"No threshold reaches the accuracy {config.accuracy} on the validation rows"
+            report["notes"].append(f"{wanted}: the model always abstains.")
         probabilities_TC = probabilities(chosen.test_TC, chosen.temperature)
         given_T = probabilities_TC.argmax(axis=1)
         report["confusion"] = confusion(given_T, tuner.targets_T, len(splits.labels)).tolist()

@@ -67,7 +67,7 @@ def test_a_split_without_rows():
 
 
 def test_a_label_of_the_test_split_alone_and_a_single_label():
-    with pytest.raises(ConfigError, match="label 'c' has rows in test and none to learn from"):
+    with pytest.raises(ConfigError, match="the test split: row 0 has the label 'c', which was not learnt"):
         split_rows(rows(40), rows(4, text="other {}"), rows(4, lambda i: "c", "new {}"), **SHARES)
     with pytest.raises(ConfigError, match="every row has the label 'a'"):
         split_rows(rows(40, lambda i: "a"), None, None, **SHARES)
