@@ -410,7 +410,6 @@ PANELS = {
     "Model": {
         "params": params,
         "chat": chat,
-        "distill": distill,
         "serve": serve,
         "evaluate": evaluate,
         "bench": bench,
@@ -418,7 +417,7 @@ PANELS = {
         "import": import_,
         "publish": publish,
     },
-    "Use": {"tune": tune, "extract": extract, "simulate": simulate},
+    "Use": {"distill": distill, "tune": tune, "extract": extract, "simulate": simulate},
     "Operate": {
         "deploy": deploy,
         "up": up,
