@@ -116,14 +116,15 @@ def mean_loss(
 
 
 def check_lengths(rows: Sequence[TuningRow], model: ModelConfig) -> None:
-    """Raise `ConfigError` for a row that has nothing to learn, or that is over the model's context."""
-    for number, row in enumerate(rows, 1):
-        longest = len(row.prompt) + max(map(len, row.continuations), default=0)
-        if not row.prompt or not all(row.continuations) or longest > model.context:
-            raise ConfigError(
-                f"tune: row {number} has {longest} tokens, and the model reads {model.context}; lower tune.longest, or "
-                "leave out rows with long replies"
-            )
+    """Raise `ConfigError` for a row without a reply, or over the model's context with its longest."""
+    if not all(row.prompt and row.continuations and all(row.continuations) for row in rows):
+        raise ConfigError("tune: a row has no prompt or no reply")
+    lengths = [len(row.prompt) + max(map(len, row.continuations)) for row in rows]
+    if over := [length for length in lengths if length > model.context]:
+        raise ConfigError(
+            f"tune: {len(over)} of {len(rows)} rows are over the model's context of {model.context} tokens, the "
+            f"longest with {max(over)}; lower tune.longest, shorten tune.instructions, or leave such rows out"
+        )
 
 
 def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:

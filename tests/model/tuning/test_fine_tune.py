@@ -103,5 +103,5 @@ def test_a_batch_weighs_the_continuations_alone():
 
 
 def test_a_row_over_the_context_is_refused(config, params):
-    with pytest.raises(ConfigError, match="row 2 has 70 tokens, and the model reads 64"):
+    with pytest.raises(ConfigError, match="1 of 2 rows are over the model's context of 64 tokens, the longest with 70"):
         mean_loss(params, config, [REPLIES[0], TuningRow([1] * 60, [[2] * 10])], "reply", 2)
