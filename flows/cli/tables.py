@@ -4,7 +4,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.pretty import Pretty
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,7 @@ from rich.tree import Tree
 from common.text import amount, duration, size, visible
 
 SHOWN_INPUTS = 3  # of those that differ, for each step
+READABLE = 32  # characters: a column may fold its texts to that width, and not to less
 _STATES = {
     "made": "green",
     "damaged": "bold red",
@@ -68,11 +70,43 @@ def migration_table(result: dict[str, Any]) -> RenderableType:
     return Group(table, Text(closing))
 
 
-def query_table(columns: list[str], rows: list[tuple[Any, ...]]) -> Table:
+class FittingTable:
+    """A table, or where it does not fit into the terminal's width a paragraph for each row: a name and value a line.
+
+    A value of a paragraph is one line whatever its length, so that a path or a command can be copied.
+    """
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = columns
+        self.rows: list[list[str]] = []
+
+    def add_row(self, *values: object) -> None:
+        """Add a row; None is shown as an empty cell."""
+        self.rows.append(["" if value is None else visible(value) for value in values])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = zip(self.columns, *self.rows, strict=True)
+        widths = [max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in lines]
+        if not self.rows or sum(min(width, READABLE) + 2 for width in widths) - 2 <= options.max_width:
+            table = text_table(*self.columns)
+            for row in self.rows:
+                table.add_row(*map(Text, row))
+            yield table
+            return
+        indent = 2 + max(map(cell_len, self.columns))
+        for number, row in enumerate(self.rows):
+            for name, value in zip(self.columns, row, strict=True):
+                shown = value.replace("\n", f"\n{' ' * indent}")
+                yield Text.assemble((f"{name:<{indent}}", "bold"), shown, no_wrap=True, overflow="ignore")
+            if number + 1 < len(self.rows):
+                yield Text()
+
+
+def query_table(columns: list[str], rows: list[tuple[Any, ...]]) -> FittingTable:
     """Rows of any values, such as those of a query; None is shown as an empty cell."""
-    table = text_table(*columns)
+    table = FittingTable(*columns)
     for row in rows:
-        table.add_row(*(Text("" if value is None else visible(value)) for value in row))
+        table.add_row(*row)
     return table
 
 
@@ -104,12 +138,12 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def waiting_table(rows: list[dict[str, Any]]) -> Table:
+def waiting_table(rows: list[dict[str, Any]]) -> FittingTable:
     """The runs that wait for an approval, with their questions."""
-    table = text_table("run", "stage", "since", "question")
+    table = FittingTable("run", "stage", "since", "question")
     for row in rows:
         since = datetime.fromisoformat(row["since"]).astimezone().strftime("%Y-%m-%d %H:%M")
-        table.add_row(row["run"][:8], row["label"], since, Text(visible(row["message"]), overflow="fold"))
+        table.add_row(row["run"][:8], row["label"], since, row["message"])
     return table
 
 
@@ -183,10 +217,11 @@ def reconciled_view(lines: list[str]) -> Text:
     return Text("\n".join(map(visible, lines)) or "nothing to clean up")
 
 
-def service_table(services: list[Any]) -> Table:
-    table = text_table("service", "address", "process", "log")
+def service_table(services: list[Any]) -> FittingTable:
+    """The services of `nautile up`. Their logs' paths are never broken: they are there to be copied."""
+    table = FittingTable("service", "address", "process", "log")
     for service in services:
-        table.add_row(service.name, service.url.removesuffix("/api"), str(service.pid), service.log)
+        table.add_row(service.name, service.url.removesuffix("/api"), service.pid, relative(Path(service.log)))
     return table
 
 

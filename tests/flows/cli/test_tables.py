@@ -1,0 +1,46 @@
+"""Tables at the width of a usual terminal: none has letters under each other, and what is to be copied is whole."""
+
+from io import StringIO
+from types import SimpleNamespace
+
+from rich.console import Console
+
+from flows.cli.tables import query_table, service_table, waiting_table
+
+
+def shown(table, width=80):
+    out = StringIO()
+    Console(file=out, width=width).print(table)
+    return out.getvalue().splitlines()
+
+
+def test_a_table_that_fits_stands_as_one_and_a_long_text_in_it_folds():
+    lines = shown(query_table(["label", "state", "error"], [("reason", "failed", "no " * 40), ("align", "done", None)]))
+    assert lines[0].split() == ["label", "state", "error"]
+    assert lines[-1].split() == ["align", "done"]
+    assert len(lines) == 4
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_a_wide_one_turns_sideways_with_every_value_in_one_piece():
+    columns = [f"column{number}" for number in range(12)]
+    rows = [tuple(f"value-{row}-{number}" for number in range(12)) for row in range(2)]
+    lines = shown(query_table(columns, rows))
+    assert len(lines) == 25  # a line each, and an empty one between the rows
+    assert lines[0] == "column0   value-0-0"
+    assert lines[13] == "column0   value-1-0"
+    assert len(shown(query_table(columns, rows), width=200)) == 3
+    assert len(shown(query_table(columns, []))) > 0
+
+
+def test_paths_and_questions_are_not_broken():
+    log = f"/{'folder/' * 20}logs/server.log"
+    service = SimpleNamespace(name="server", url="http://127.0.0.1:4200/api", pid=12, log=log)
+    assert f"log      {log}" in shown(service_table([service]))
+    note = {"run": "11112222-3333", "label": "pretrain", "since": "2026-11-22T08:00:00+00:00", "message": "cost? " * 30}
+    (question,) = [line for line in shown(waiting_table([note]), width=60) if line.startswith("question")]
+    assert question.count("cost?") == 30
+
+
+def test_escapes_are_not_printed():
+    assert "\x1b" not in "".join(shown(query_table(["a"], [("\x1b[31mred",)])))
