@@ -106,7 +106,7 @@ def up(
 
         for result in reconcile_if_possible(store):
             console.print(result.line(), soft_wrap=True)
-    console.print(service_table(running))
+    console.print(service_table(running), crop=False)
     if login := services.use_login(store):
         console.print(
             f"the server wants the login in {login}: its page asks for it, other programs have it in "

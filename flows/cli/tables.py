@@ -73,11 +73,12 @@ def migration_table(result: dict[str, Any]) -> RenderableType:
 class FittingTable:
     """A table, or where it does not fit into the terminal's width a paragraph for each row: a name and value a line.
 
-    A value of a paragraph is one line whatever its length, so that a path or a command can be copied.
+    A value of a paragraph is one line whatever its length, so that a path or a command can be copied: print it with
+    `crop=False`. `whole`: a column whose values are not folded in the table either.
     """
 
-    def __init__(self, *columns: str) -> None:
-        self.columns = columns
+    def __init__(self, *columns: str, whole: str | None = None) -> None:
+        self.columns, self.whole = columns, whole
         self.rows: list[list[str]] = []
 
     def add_row(self, *values: object) -> None:
@@ -87,7 +88,11 @@ class FittingTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = zip(self.columns, *self.rows, strict=True)
         widths = [max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in lines]
-        if not self.rows or sum(min(width, READABLE) + 2 for width in widths) - 2 <= options.max_width:
+        least = [
+            width if name == self.whole else min(width, READABLE)
+            for name, width in zip(self.columns, widths, strict=True)
+        ]
+        if not self.rows or sum(least) + 2 * len(least) <= options.max_width:
             table = text_table(*self.columns)
             for row in self.rows:
                 table.add_row(*map(Text, row))
@@ -219,7 +224,7 @@ def reconciled_view(lines: list[str]) -> Text:
 
 def service_table(services: list[Any]) -> FittingTable:
     """The services of `nautile up`. Their logs' paths are never broken: they are there to be copied."""
-    table = FittingTable("service", "address", "process", "log")
+    table = FittingTable("service", "address", "process", "log", whole="log")
     for service in services:
         table.add_row(service.name, service.url.removesuffix("/api"), service.pid, relative(Path(service.log)))
     return table

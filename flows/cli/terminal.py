@@ -67,7 +67,7 @@ def show_as(value: Any, as_json: bool, view: Callable[[Any], Any]) -> None:
     if as_json:
         sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
     else:
-        console_for().print(view(value))
+        console_for().print(view(value), crop=False)  # a line that may be longer than the terminal is not cut
 
 
 def the_store() -> Any:

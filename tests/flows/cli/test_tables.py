@@ -10,7 +10,7 @@ from flows.cli.tables import query_table, service_table, waiting_table
 
 def shown(table, width=80):
     out = StringIO()
-    Console(file=out, width=width).print(table)
+    Console(file=out, width=width).print(table, crop=False)
     return out.getvalue().splitlines()
 
 
