@@ -20,7 +20,7 @@ from configs.schema import RunConfig
 from flows.cli.tables import relative
 from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.operate import prefect_server
-from flows.operate.services import url_of, use_login
+from flows.operate.services import join_server, url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
 from flows.readiness import has_prompt_files, missing_settings, refuse_missing_rows
 from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, prepare_run
@@ -71,7 +71,8 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
     print_forecast(out, prepared, store)
     log_file = prefect_server.configure_prefect(store)
-    use_login(store)
+    if server := join_server(store):
+        out.print(f"runs on the server of `nautile up`: {server.removesuffix('/api')}", soft_wrap=True, highlight=False)
     progress = RunProgress(step.label for step in prepared.steps)
     if "PREFECT_API_URL" not in os.environ:
         progress.heading = "starting the embedded Prefect server (about 20 s the first time, less after)"

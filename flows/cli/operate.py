@@ -127,16 +127,14 @@ def reconcile(as_json: Json = False) -> None:
     """Clean up after dead processes: runs still shown as running, leftover staging folders, lock files."""
     from flows.cli.tables import reconciled_view
     from flows.operate import prefect_server
-    from flows.operate.services import url_of, use_login
+    from flows.operate.services import join_server
 
     store, results = the_store(), []
     if store.root.exists():
         prefect_server.configure_prefect(store)
         with contextlib.ExitStack() as stack:
             if store.lost_runs():  # Prefect shows these as running too: only then is its server needed
-                if url := url_of(store, "server"):
-                    os.environ.setdefault("PREFECT_API_URL", url)
-                use_login(store)
+                join_server(store)
                 stack.enter_context(console_for(stderr=True).status("asking Prefect"))
                 stack.enter_context(prefect_server.prefect_api())
             # Imports Prefect, which reads its settings once: after `configure_prefect` and `prefect_api` have set them.

@@ -134,6 +134,18 @@ def use_login(store: Store) -> Path | None:
     return _login_file(store)
 
 
+def join_server(store: Store) -> str | None:
+    """Have this process use the server that `up` started, unless PREFECT_API_URL names one; its API's address.
+
+    None if it uses another one, or that server does not answer. Prefect reads the setting as it is imported.
+    """
+    url = url_of(store, "server")
+    if "PREFECT_API_URL" not in os.environ and url and prefect_server.healthy(url, timeout_s=5.0):
+        os.environ["PREFECT_API_URL"] = url
+    use_login(store)
+    return url if url == os.environ.get("PREFECT_API_URL") else None
+
+
 def services(store: Store) -> list[Service]:
     """What `up` has started and `down` has not ended, running or not."""
     return [Service(**fields) for fields in (read_json(_record(store)) or {}).get("services", [])]

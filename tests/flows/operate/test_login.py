@@ -19,14 +19,19 @@ API = "http://192.0.2.7:4200/api"
 
 @pytest.fixture
 def login(store, monkeypatch):
-    """The login of a server that `up` has started: this process stands for it."""
+    """The login of a server that `up` has started."""
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # so that it is taken away after the test
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     monkeypatch.setenv("PREFECT_API_URL", API)
-    born = psutil.Process().create_time()
-    server = {"name": "server", "pid": os.getpid(), "born": born, "url": API, "log": ""}
-    write_json(store.root / "services.json", {"services": [server]})
+    record(store, API)
     return services._login(store, API)
+
+
+def record(store, url):
+    """A server that `up` has started: this process stands for it."""
+    born = psutil.Process().create_time()
+    server = {"name": "server", "pid": os.getpid(), "born": born, "url": url, "log": ""}
+    write_json(store.root / "services.json", {"services": [server]})
 
 
 def test_it_is_generated_and_only_its_owner_can_read_it(store, login):
@@ -53,6 +58,22 @@ def test_clients_send_it_to_that_server_alone(store, login, monkeypatch):
     with Asking() as server:
         sent = call("GET", server.url, "/x").json()["sent"]
     assert sent == f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+def test_a_run_joins_the_server_of_up_unless_another_is_named(store, monkeypatch):
+    class Healthy(FakeServer):
+        def respond(self, request):
+            return json_response(True)
+
+    monkeypatch.setenv("PREFECT_API_URL", API)
+    with Healthy() as server:
+        record(store, f"{server.url}/api")
+        assert services.join_server(store) is None
+        monkeypatch.delenv("PREFECT_API_URL")
+        assert services.join_server(store) == os.environ["PREFECT_API_URL"] == f"{server.url}/api"
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert services.join_server(store) is None  # it does not answer any more
+    assert "PREFECT_API_URL" not in os.environ
 
 
 def test_a_server_that_has_ended_has_none(store, login):
