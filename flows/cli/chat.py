@@ -93,19 +93,33 @@ class Chat:
         answer.tokens, answer.seconds = len(ids), time.perf_counter() - started
 
 
-def converse(chat: Chat, console: Console, show_thinking: bool) -> None:
-    """Answer questions from standard input until it ends. Ctrl-C stops a reply, not the conversation."""
+_HELP = """Type a question; each stands alone, for the model knows no conversations. Ctrl-C stops a reply.
+/help  this text
+/exit  end the chat, as Ctrl-D does"""
+
+
+def converse(chat: Chat, console: Console, show_thinking: bool, name: str) -> None:
+    """Answer questions from standard input until it ends. Ctrl-C stops a reply, not the conversation.
+
+    On a terminal `/help` and `/exit` are commands. `name`: what the checkpoint is called.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401 - line editing for input()
 
-        console.print("Each question stands alone. Ctrl-C stops a reply, Ctrl-D ends the chat.", style="dim")
+        console.print(f"{name}. Each question stands alone. Ctrl-C stops a reply, /exit ends the chat.", style="dim")
     while True:
         try:
             query = input("> " if interactive else "").strip()
         except EOFError:
             return
         if not query:
+            continue
+        if interactive and query.startswith("/"):
+            if query in ("/exit", "/quit"):
+                return
+            problem = "" if query == "/help" else f"no command {query}\n"
+            console.print(f"{problem}{_HELP}", style="dim")
             continue
         try:
             stream_answer(chat, query, console, show_thinking)

@@ -176,12 +176,13 @@ def chat(
     if as_json and prompt is None:
         raise ConfigError("--json needs --prompt: a conversation is printed as text only")
     from flows.cli.chat import Chat, ChatSettings, answer_as_json, converse, stream_answer
-    from flows.cli.inspect import checkpoint_folder
+    from flows.cli.inspect import checkpoint_folder, checkpoint_name
 
     settings = ChatSettings(max_tokens, temperature, top_k, top_p, thinking_budget, seed)
-    session = Chat(checkpoint_folder(checkpoint), settings, runtime)
+    folder = checkpoint_folder(checkpoint)
+    session = Chat(folder, settings, runtime)
     if prompt is None:
-        converse(session, console_for(), not hide_thinking)
+        converse(session, console_for(), not hide_thinking, checkpoint_name(folder))
     elif as_json:
         print(json.dumps(answer_as_json(session, prompt), indent=1, ensure_ascii=False))
     else:

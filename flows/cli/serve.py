@@ -7,7 +7,6 @@ seconds to finish.
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,7 +36,7 @@ def serve(
         import uvicorn
 
         from data.tokenizer import tokenizer_for
-        from flows.cli.inspect import checkpoint_folder
+        from flows.cli.inspect import checkpoint_folder, checkpoint_name
         from flows.serve.http import ServedModel, application
         from flows.serve.slow_clients import ImpatientProtocol, raise_descriptor_limit
         from model.compile_cache import enable_compile_cache
@@ -60,7 +59,7 @@ def serve(
         )
     stops = (tokenizer.im_end, tokenizer.end_of_text)
     engine = Engine(loaded.slots(stops, tokenizer.think_end, slots), queue)
-    name = name or _model_name(folder)
+    name = name or checkpoint_name(folder)
     listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     server_config = uvicorn.Config(
@@ -81,11 +80,3 @@ def serve(
     # uvicorn raises the signal again after its shutdown; without a handler that would end us with its exit status.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(server_config).run(sockets=[listener])
-
-
-def _model_name(folder: Path) -> str:
-    """The id of an artifact, the name of any other folder."""
-    folder = folder.resolve()
-    if (folder / "manifest.json").is_file():
-        return f"{folder.parent.name}/{folder.name[:12]}"
-    return folder.name

@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 from common.text import visible
 from configs.model import TokenizerConfig
 from flows.cli import main as cli
+from flows.cli.chat import converse
+from flows.cli.terminal import console_for
 from model.nautile import initialise
 from model.weights.author_layout import author_shapes
 from model.weights.files import load_weights, save_weights
@@ -87,6 +89,25 @@ def test_questions_are_read_until_standard_input_ends(nautile, checkpoint):
     assert code == 0
     assert out.count("tokens long in the chat template, and there is room for 56") == 1
     assert len([line for line in out.splitlines() if line.strip()]) >= 3
+
+
+def test_on_a_terminal_there_are_commands(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    asked = []
+    monkeypatch.setattr("flows.cli.chat.stream_answer", lambda chat, query, *_: asked.append(query))
+    monkeypatch.setattr(sys, "stdin", Terminal("/help\n2 + 2\n/what\n/exit\n3 + 3\n"))
+    converse(None, console_for(), True, "checkpoint/0123456789ab")
+    out = capsys.readouterr().out
+    assert asked == ["2 + 2"]
+    assert out.startswith("checkpoint/0123456789ab. Each question stands alone.")
+    assert out.count("/exit  end the chat") == 2
+    assert "no command /what" in out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/exit\n"))
+    converse(None, console_for(), True, "checkpoint/0123456789ab")
+    assert asked == ["2 + 2", "/exit"]  # in a pipe everything is a question
 
 
 @pytest.mark.parametrize(
