@@ -9,6 +9,7 @@ from data.labelled.label_set import read_label_set
 from flows.cli import main as cli
 from store.artifacts import Store
 from tests.support.labelled import labelled_records, write_checkpoint, write_records
+from tests.support.stage_store import published
 
 CONFIG = """
 [tune]
@@ -64,6 +65,18 @@ def test_a_checkpoint_is_tuned_once_and_has_its_card_and_lineage(nautile, start,
     assert tuned.manifest["inputs"]["checkpoint"].startswith(start.id)
     assert tuned.manifest["facts"]["method"] == "head"
     assert len(store.list("checkpoint")) == 2  # the second command reused the first's
+
+
+@pytest.mark.slow
+def test_labels_of_a_teacher_are_learnt_from_by_their_id(nautile, start, tmp_path):
+    rows = "".join(json.dumps({**row, "request": "0" * 64}) + "\n" for row in labelled_records(60))
+    labels = published(Store(tmp_path / "store"), "labels", "labels", {"labels.jsonl": rows})
+    code, out, err = nautile("tune", "tune.toml", "--json", "--set", f"tune.data={labels.id}", "--set", "tune.seeds=1")
+    assert code == 0, err
+    made = Store(tmp_path / "store").get(json.loads(out)["tuning"])
+    assert made.manifest["inputs"]["labels"] == labels.full_id
+    code, _, err = nautile("tune", "tune.toml", "--set", "tune.data=labels/0123456789ab")
+    assert (code, "no artifact 'labels/0123456789ab'" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
