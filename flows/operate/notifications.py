@@ -41,17 +41,17 @@ class Notifier:
 
     def __init__(self, variable: str, config: str, run_id: str) -> None:
         self._variable, self._config, self._run_id = variable, config, run_id
-        self._sent: set[tuple[Event, str]] = set()
+        self._sent: set[tuple[Event, str, str]] = set()
         self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         # A daemon: a receiver that never answers must not keep the process.
         self._thread = threading.Thread(target=self._post_all, name="notifications", daemon=True)
         if variable:
             self._thread.start()
 
-    def send(self, event: Event, text: str, label: str = "") -> None:
-        """Hand a message to the thread, unless one about this event of this step was sent."""
-        if self._variable and (event, label) not in self._sent:
-            self._sent.add((event, label))
+    def send(self, event: Event, text: str, label: str = "", topic: str = "") -> None:
+        """Hand a message to the thread, unless one about this event of this step, and on this topic, was sent."""
+        if self._variable and (event, label, topic) not in self._sent:
+            self._sent.add((event, label, topic))
             more = {"config": self._config, "run": self._run_id, "label": label}
             self._messages.put(message(event, text, **more))
 
@@ -67,8 +67,8 @@ class Notifier:
             return
         where = f"stage {update.label} of {self._config}"
         if update.question:
-            # Each question of a step is an event: before it begins, and at its budget.
-            self.send("waiting", update.question, f"{update.label} {update.note}")
+            # A step may ask twice: before it begins, and at its budget.
+            self.send("waiting", update.question, update.label, topic=update.question)
         elif update.outage_until is not None:
             until = datetime.fromtimestamp(update.outage_until).astimezone()
             text = f"{where} waits for an outage to end, until {until:%Y-%m-%d %H:%M %Z}: {update.reason}"

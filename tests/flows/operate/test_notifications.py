@@ -90,12 +90,15 @@ def test_each_event_of_a_run_is_one_message_with_the_command_that_helps(webhook)
             update(metrics={"loss": 2.0, "budget_spent_share": 0.84})
         update("retrying", reason="the process was killed")  # a crash is no outage
         update("waiting", note="other steps work")
+        for _ in range(2):
+            update("waiting", note="waits for nautile approve 11112222", question="Stage distill stopped at its budget")
         update(metrics={"budget_spent_share": 0.9}, run_id="another")
         notifier.send("finished", "toy finished")
     events = [entry["event"].partition(".")[2] for entry in webhook.messages]
-    assert events == ["waiting", "outage", "budget", "finished"]
+    assert events == ["waiting", "outage", "budget", "waiting", "finished"]
+    assert [entry["label"] for entry in webhook.messages] == ["distill"] * 4 + [""]
     assert all((entry["config"], entry["run"]) == ("toy", RUN) for entry in webhook.messages)
-    waiting, outage, budget, _ = (entry["text"] for entry in webhook.messages)
+    waiting, outage, budget, _, _ = (entry["text"] for entry in webhook.messages)
     assert waiting == f"Nautile: {question}"
     assert "stage distill of toy waits for an outage to end, until " in outage
     assert "endpoint 'teacher' does not answer\n`nautile logs 11112222`" in outage
