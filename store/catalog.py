@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -64,7 +65,9 @@ _LOCKED = (
     "SET disabled_filesystems = 'LocalFileSystem'",
     "SET lock_configuration = true",
 )
-_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI)  # the last: PIVOT
+_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+# Any statement with a PIVOT whose columns are not listed has the type MULTI, and only its first word says what it is.
+_PIVOTS = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/|\()*(PIVOT|SELECT|FROM|WITH|EXPLAIN)\b", re.IGNORECASE | re.DOTALL)
 _ONLY_READS = (
     "it may only read the catalog's tables: SELECT, FROM, WITH, VALUES, DESCRIBE, SHOW, SUMMARIZE, PIVOT or EXPLAIN, "
     "and no file and no setting. `nautile store export TABLE OUT.parquet` writes a table to a file"
@@ -201,8 +204,7 @@ class Catalog:
                 if not files:
                     for setting in _LOCKED:
                         connection.execute(setting)
-                    if any(statement.type not in _READING for statement in _statements(connection, sql)):
-                        raise ConfigError(f"the query was refused: {_ONLY_READS}")
+                    _refuse_writing(connection, sql)
                 result = connection.execute(sql, list(parameters))
                 return [column[0] for column in result.description or ()], result.fetchall()
             except duckdb.PermissionException:
@@ -315,16 +317,18 @@ class Catalog:
             wait = min(0.3, wait * 1.5)
 
 
-def _statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[duckdb.Statement]:
-    """The statements of a query. Raises `ConfigError` if there is none, or one that the binding has no name for."""
+def _refuse_writing(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raise `ConfigError` unless all statements of a query read, or if there is none."""
+    kinds: list[tuple[duckdb.StatementType | None, str]]
     try:
-        statements = connection.extract_statements(sql)
-        _ = [statement.type for statement in statements]
-    except ValueError:
-        raise ConfigError(f"the query was refused: {_ONLY_READS}") from None
-    if not statements:
+        kinds = [(statement.type, statement.query) for statement in connection.extract_statements(sql)]
+    except ValueError:  # a type that the binding has no name for: UPDATE EXTENSIONS
+        kinds = [(None, "")]
+    if not kinds:
         raise ConfigError('the query is empty: `nautile sql "SELECT * FROM runs"` is an example')
-    return statements
+    for kind, text in kinds:
+        if kind not in _READING and not (kind == duckdb.StatementType.MULTI and _PIVOTS.match(text)):
+            raise ConfigError(f"the query was refused: {_ONLY_READS}")
 
 
 def _unusable(path: Path, error: duckdb.Error) -> str:
