@@ -17,6 +17,7 @@ from configs.distill import DistillConfig, EmbeddingConfig
 from configs.endpoint import OWN_KINDS, EndpointConfig
 from configs.evaluation import EvaluateConfig
 from configs.ingest import IngestPart
+from configs.operation import OperationConfig
 from data.distill.collect_prompts import refuse_short_sets
 from data.distill.prompt_files import check_prompt_set, count_prompt_rows
 from data.sources.hub import COMMIT
@@ -63,6 +64,14 @@ def missing_settings(steps: Sequence[Step]) -> list[str]:
         if not os.environ.get(variable)
     ]
     return list(dict.fromkeys([*lines, *_silent_addresses(dict.fromkeys(addresses))]))
+
+
+def missing_webhook(operation: OperationConfig) -> list[str]:
+    """A line if messages are wanted and the address to send them to is not there."""
+    variable = operation.notify
+    if not variable or os.environ.get(variable):
+        return []
+    return [f"{variable} is not set in the environment: operation.notify has nowhere to send messages"]
 
 
 def has_prompt_files(step: Step) -> bool:

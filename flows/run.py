@@ -22,7 +22,7 @@ from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
 from flows.operate import prefect_server
 from flows.operate.services import join_server, url_of
 from flows.progress_view import LiveView, LogView, RunProgress, summary_table, view_for
-from flows.readiness import has_prompt_files, missing_settings, refuse_missing_rows
+from flows.readiness import has_prompt_files, missing_settings, missing_webhook, refuse_missing_rows
 from flows.selection import PreparedRun, Selection, check_ray_hosts, is_in_store, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -70,6 +70,8 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
         raise ConfigError(with_config(str(error), argument)) from None
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
     print_forecast(out, prepared, store)
+    for line in missing_webhook(config.operation):
+        out.print(Text(line), soft_wrap=True)
     log_file = prefect_server.configure_prefect(store)
     if server := join_server(store):
         out.print(f"runs on the server of `nautile up`: {server.removesuffix('/api')}", soft_wrap=True, highlight=False)

@@ -55,12 +55,12 @@ def plan(
     from flows.cli.capacity import plan_pretraining
     from flows.dag import pipeline_steps
     from flows.forecast import forecast_calls, forecast_lines
-    from flows.readiness import missing_settings, price_differences, refuse_missing_rows
+    from flows.readiness import missing_settings, missing_webhook, price_differences, refuse_missing_rows
 
     store, run_config = the_store(), load(config, settings)
     topology = topology or run_config.launch.topology
     steps = pipeline_steps(run_config)
-    missing = [*refuse_missing_rows(steps), *missing_settings(steps)]
+    missing = [*refuse_missing_rows(steps), *missing_settings(steps), *missing_webhook(run_config.operation)]
     prices = price_differences(steps)
     refused = None
     with console_for(stderr=True).status(f"compiling for {topology}") as spinner:

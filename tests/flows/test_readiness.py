@@ -7,10 +7,17 @@ import pytest
 
 from common.errors import ConfigError, Retryable
 from configs.load import load
+from configs.operation import OperationConfig
 from configs.schema import RunConfig
 from flows import readiness
 from flows.dag import pipeline_steps
-from flows.readiness import has_prompt_files, missing_settings, price_differences, refuse_missing_rows
+from flows.readiness import (
+    has_prompt_files,
+    missing_settings,
+    missing_webhook,
+    price_differences,
+    refuse_missing_rows,
+)
 
 CONFIG = load("nautile_370m")
 VARIABLES = ("GPT_OSS_API_KEY", "MISTRAL_API_KEY", "HF_TOKEN")
@@ -27,6 +34,15 @@ def nothing_answers(monkeypatch):
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
+
+
+def test_an_address_for_messages_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.delenv("CHAT", raising=False)
+    assert missing_webhook(OperationConfig()) == []
+    (line,) = missing_webhook(OperationConfig(notify="CHAT"))
+    assert line.startswith("CHAT is not set in the environment: operation.notify")
+    monkeypatch.setenv("CHAT", "http://127.0.0.1:9/x")
+    assert missing_webhook(OperationConfig(notify="CHAT")) == []
 
 
 def changed(section, update, config=CONFIG):
