@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from configs.base import Operational, Section, Share
 
@@ -40,5 +40,13 @@ class ClassifyConfig(Section):
     labels: tuple[str, ...] = ()  # empty: those that the checkpoint was tuned for
     instructions: str = ""  # for `labels`; empty: a question that names them
     longest: PositiveInt = 128  # tokens of a text, for `labels`; what is longer is cut at its end
+    gold_column: str = ""  # of the right labels, to score against; empty: there is none
     threshold: Share | None = None  # the model abstains below this probability; None: the checkpoint's own, if any
     rows_at_once: Operational[PositiveInt] = 16  # texts of one forward pass
+
+    @field_validator("labels")
+    @classmethod
+    def _distinct(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if labels and (len(set(labels)) < max(2, len(labels)) or not all(label.strip() for label in labels)):
+            raise ValueError(f"{list(labels)}: at least two labels, none empty and no two alike")
+        return labels

@@ -22,11 +22,12 @@ from model.weights.files import load_weights
 class LabelPredictor:
     """A tuned checkpoint's folder as a classifier, `rows` texts at once.
 
-    `labels`: what it was tuned for. Raises `ConfigError` for a folder that is no checkpoint, or not tuned for labels.
+    `labels`: what it was tuned for; given, what it is asked instead, by likelihood. Raises `ConfigError` for a folder
+    that is no checkpoint, or not tuned for labels.
     """
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        labels = read_label_set(folder)
+    def __init__(self, folder: Path, rows: int, labels: LabelSet | None = None) -> None:
+        labels = labels or read_label_set(folder)
         if labels is None or labels.form != "label":
             kind = f"was tuned for {labels.form}" if labels else f"has no {LABELS}"
             raise ConfigError(f"{folder}: {kind}, so it gives no labels; `nautile tune` makes a checkpoint that does")

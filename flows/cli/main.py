@@ -39,7 +39,7 @@ from flows.cli.terminal import (
     show_as,
     the_store,
 )
-from flows.cli.uses.labelling import extract
+from flows.cli.uses.labelling import classify, extract
 from flows.cli.uses.simulate import simulate
 from flows.cli.watch import logs, status
 
@@ -418,7 +418,7 @@ PANELS = {
         "import": import_,
         "publish": publish,
     },
-    "Use": {"distill": distill, "tune": tune, "extract": extract, "simulate": simulate},
+    "Use": {"distill": distill, "tune": tune, "classify": classify, "extract": extract, "simulate": simulate},
     "Operate": {
         "deploy": deploy,
         "up": up,

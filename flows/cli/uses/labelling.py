@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from common.errors import ConfigError
 from flows.cli.terminal import Json, console_for, show_as, the_store
@@ -66,7 +67,6 @@ def extract(
     from configs.model import TokenizerConfig
     from data.json_schema import entity_schema
     from data.labelled.label_set import read_label_set
-    from data.labelled.table import read_table
     from data.tokenizer import tokenizer_for
     from evals.extraction.checks import REASONS
     from model.decoding.constrained import Constraint
@@ -92,13 +92,66 @@ def extract(
     )  # fmt: skip
     made = _run(stage, section, artifact, store, force=force, as_json=as_json)
     if out is not None:
-        named = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
-        rows = [{new: row[old] for old, new in named.items()} for row in read_table(made.path / ROWS).rows]
-        _write_out(out, texts, digest, rows, ("document", "spans"))
+        columns = {"number": "row", "json": "document", "spans": "spans", "reason": "refused", "detail": "detail"}
+        _write_out(out, texts, digest, made.path / ROWS, columns)
 
     def lines(facts: dict[str, Any]) -> list[str]:
         counted = f"{facts['extracted']:,} of {facts['rows']:,} rows extracted, {facts['spans']:,} spans in their texts"
         return [counted, *(f"  {count:,} refused: {REASONS[reason]}" for reason, count in facts["refused"].items())]
+
+    _show(made, out, as_json, lines)
+
+
+def classify(
+    checkpoint: CheckpointOfStore,
+    file: FileArgument,
+    labels: Annotated[
+        str,
+        typer.Option(metavar="A,B,C", help="The labels, of a checkpoint that was not tuned for any; or some of them."),
+    ] = "",
+    text: ColumnOption = "text",
+    gold: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the right labels, to score against.")] = "",
+    out: OutOption = None,
+    instructions: InstructionsOption = "",
+    longest: Annotated[int, typer.Option(min=1, help="With --labels: tokens of a text; the rest is cut off.")] = 128,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Abstain below this probability. Default: as tuned.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Texts of one forward pass.")] = 16,
+    force: ForceOption = False,
+    as_json: Json = False,
+) -> None:
+    """Label every text: by what the checkpoint was tuned for, or zero-shot by the likelihood of --labels."""
+    from configs.labelling import ClassifyConfig
+    from data.labelled.label_set import read_label_set
+    from tasks.classify import ROWS
+    from tasks.classify import classify as stage
+
+    store = the_store()
+    artifact = _checkpoint(store, checkpoint)
+    tuned = read_label_set(artifact.path)
+    if not labels and (tuned is None or tuned.form != "label"):
+        raise ConfigError("--labels: are needed, because this checkpoint was not tuned for labels")
+    texts, digest = _texts(file, text, out)
+    try:
+        section = ClassifyConfig(
+            texts=texts, labels=tuple(label.strip() for label in labels.split(",")) if labels else (),
+            instructions=instructions, longest=longest, gold_column=gold, threshold=threshold, rows_at_once=rows,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise ConfigError(f"--labels: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    made = _run(stage, section, artifact, store, force=force, as_json=as_json)
+    if out is not None:
+        columns = {name: name for name in ("label", "probability", "abstained", "likeliest")}
+        _write_out(out, texts, digest, made.path / ROWS, {"number": "row", **columns, "reason": "refused"})
+
+    def lines(facts: dict[str, Any]) -> list[str]:
+        counts = [f"  {count:,} {label}" for label, count in facts["labelled"].items()]
+        return [
+            f"{facts['rows']:,} rows",
+            *counts,
+            f"  {facts['abstained']:,} abstained, {facts['no_text']:,} without text",
+        ]
 
     _show(made, out, as_json, lines)
 
@@ -158,16 +211,17 @@ def _show(made: "Artifact", out: Path | None, as_json: bool, lines: Callable[[di
     show_as(facts, as_json, lambda facts: "\n".join([*lines(facts), *where]))
 
 
-def _write_out(
-    out: Path, texts: "TextsConfig", digest: str, answers: list[dict[str, Any]], parsed: tuple[str, ...] = ()
-) -> None:
-    """Write the table with the answers to `out`; in JSON lines the columns `parsed` are what their JSON holds."""
+def _write_out(out: Path, texts: "TextsConfig", digest: str, rows: Path, columns: dict[str, str]) -> None:
+    """Write the table with the answers in `rows` to `out`. `columns`: of the answers, and what they are called there.
+
+    In JSON lines a document is what its text holds.
+    """
+    from data.labelled.table import read_table
     from data.labelled.texts import read_texts, with_answers, write_rows
 
     table, _ = read_texts(texts, digest)
+    answers = [{new: row[old] for old, new in columns.items()} for row in read_table(rows).rows]
     if out.suffix.lower() == ".jsonl":
-        answers = [
-            {name: json.loads(value) if value and name in parsed else value for name, value in answer.items()}
-            for answer in answers
-        ]
+        for answer in answers:
+            answer |= {name: json.loads(answer[name]) for name in ("document", "spans") if answer.get(name)}
     write_rows(out, with_answers(table, answers))

@@ -1,0 +1,147 @@
+"""A label for each of many texts, in chunks that are kept as they are done.
+
+A chunk is the same rows whenever it is computed, so a run that was killed leaves the rows of one that was not.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import ConfigError
+from common.events import Emit, silent
+from common.text import markdown_table, markdown_text
+from configs.labelling import ClassifyConfig
+from data.labelled.label_set import LabelSet, read_label_set
+from data.labelled.prompts import instructions_for
+from evals.labelling.predictor import LabelPredictor
+from evals.labelling.scores import intervals
+from evals.running.rows import RowFile
+
+CHUNK = 256  # rows
+
+
+class TextClassifier:
+    """A checkpoint's folder as `config` asks it: with the labels that it was tuned for, or without tuning.
+
+    labels: those that a text may get. threshold: the probability below which the model abstains, None if never.
+    zero_shot: whether the labels are the operator's, scored by their likelihood. Raises `ConfigError` for a label that
+    the checkpoint was not tuned for, and for one without tuning and without labels.
+    """
+
+    def __init__(self, folder: Path, config: ClassifyConfig) -> None:
+        tuned = read_label_set(folder)
+        self.zero_shot = bool(config.labels) and (tuned is None or tuned.form != "label")
+        own = None
+        if self.zero_shot:
+            own = LabelSet(
+                form="label", method="verbalised", labels=config.labels, longest=config.longest,
+                instructions=instructions_for("label", config.instructions, config.labels),
+            )  # fmt: skip
+        self._predictor = LabelPredictor(folder, config.rows_at_once, own)
+        known = self._predictor.labels.labels
+        if unknown := [label for label in config.labels if label not in known]:
+            raise ConfigError(
+                f"classify.labels: {unknown[0]!r} is unknown to this checkpoint, which was tuned for {', '.join(known)}"
+            )
+        self.labels = config.labels or known
+        self._columns = [known.index(label) for label in self.labels]
+        self.threshold = self._predictor.labels.threshold if config.threshold is None else config.threshold
+
+    def run(self, texts: Sequence[str | None], rows_path: Path, emit: Emit = silent) -> list[dict[str, Any]]:
+        """A row for every text, in order: number (from 1), label, probability, abstained, likeliest, reason.
+
+        `label` is None where the model abstains; a row without a text has a `reason` and nothing else. Those that the
+        file at `rows_path` has are not asked again. Emits `progress` and the metric `classify/rows_per_second`.
+        """
+        kept = RowFile(rows_path)
+        done = {row["number"] for row in kept.rows}
+        started, answered = time.monotonic(), 0
+        for first in range(0, len(texts), CHUNK):
+            missing = [row for row in range(first, min(first + CHUNK, len(texts))) if row + 1 not in done]
+            if missing:
+                asked = [
+                    (row, text) for row, text in enumerate(texts[first : first + CHUNK], first) if text is not None
+                ]
+                rows = {
+                    row: self._answer(row, shares) for (row, _), shares in zip(asked, self._shares(asked), strict=True)
+                }
+                kept.append(rows.get(row) or _without_text(row) for row in missing)
+                answered += len(missing)
+                emit("progress", done=len(kept.rows), total=len(texts), unit="rows")
+        if answered:
+            emit("metric", name="classify/rows_per_second", step=0, value=answered / (time.monotonic() - started))
+        return [dict(sorted(row.items())) for row in sorted(kept.rows, key=lambda row: row["number"])]
+
+    def _shares(self, asked: Sequence[tuple[int, str]]) -> np.ndarray:
+        """Probabilities of `labels`, float64 [texts, labels]: over those alone if the checkpoint knows more."""
+        if not asked:
+            return np.zeros((0, len(self.labels)))
+        shares_NC = self._predictor.probabilities([text for _, text in asked])[:, self._columns]
+        return shares_NC / shares_NC.sum(axis=1, keepdims=True)
+
+    def _answer(self, row: int, shares_C: np.ndarray) -> dict[str, Any]:
+        best = int(shares_C.argmax())
+        abstained = self.threshold is not None and bool(shares_C[best] < self.threshold)
+        return {
+            "number": row + 1,
+            "label": None if abstained else self.labels[best],
+            "probability": round(float(shares_C[best]), 6),
+            "abstained": abstained,
+            "likeliest": self.labels[best],
+            "reason": None,
+        }
+
+
+def classification_summary(
+    rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Counts as JSON data: rows, labelled by label, abstained, without a text; against `gold` also scores.
+
+    The scores are of the likeliest label (`accuracy` and `macro_f1` with 95 % intervals), and `accuracy_covered` of the
+    rows that have a label.
+    """
+    given = Counter(row["label"] for row in rows if row["label"] is not None)
+    summary: dict[str, Any] = {
+        "rows": len(rows),
+        "labelled": {label: given[label] for label in labels},
+        "abstained": sum(bool(row["abstained"]) for row in rows),
+        "no_text": sum(row["reason"] is not None for row in rows),
+    }
+    pairs = [(row, right) for row, right in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
+    if pairs:
+        targets_N = np.array([labels.index(right) for _, right in pairs])
+        predicted_N = np.array([labels.index(row["likeliest"]) for row, _ in pairs])
+        accuracy, macro_f1 = intervals(predicted_N[None], targets_N, len(labels), 0)
+        covered = [row["label"] == right for row, right in pairs if not row["abstained"]]
+        summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
+        summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None
+    return summary
+
+
+def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> str:
+    """The card as Markdown."""
+    how = (
+        "by the likelihood of each label's text, without tuning: the probabilities are not calibrated"
+        if classifier.zero_shot
+        else "by a checkpoint that was tuned for them; the probabilities are calibrated on its validation rows"
+    )
+    never = "The model never abstains."
+    below = never if classifier.threshold is None else f"It abstains below a probability of {classifier.threshold:.3f}."
+    rows = [(markdown_text(label), count) for label, count in summary["labelled"].items()]
+    rows += [("(abstained)", summary["abstained"]), ("(no text)", summary["no_text"])]
+    parts = ["# Labels", f"{summary['rows']:,} rows labelled {how}. {below}", markdown_table(("label", "rows"), rows)]
+    if "accuracy" in summary:
+        value = {
+            name: "{value:.3f} [{low:.3f}, {high:.3f}]".format(**summary[name]) for name in ("accuracy", "macro_f1")
+        }
+        parts.append(f"Against the right labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
+    return "\n\n".join(parts) + "\n"
+
+
+def _without_text(row: int) -> dict[str, Any]:
+    unknown = dict.fromkeys(("label", "probability", "abstained", "likeliest"))
+    return {"number": row + 1, **unknown, "reason": "no_text"}

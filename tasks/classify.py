@@ -1,0 +1,47 @@
+"""Classification as a stage: a `checkpoint` and a table of texts in, a label for each row out."""
+
+from common.errors import ConfigError
+from common.files import write_json, write_text
+from configs.keys import FILES
+from configs.labelling import ClassifyConfig
+from data.labelled.table import Table, require_columns
+from data.labelled.texts import read_texts, write_rows
+from tasks.engine.job import Job
+from tasks.engine.stage import stage
+
+ROWS = "rows.parquet"
+
+
+@stage("classify", version=1, outputs=("labelled",), accelerator=True)
+def classify(job: Job) -> None:
+    """Label every row that has no label yet, and publish the rows with their counts."""
+    # Imported here because every command imports this file, and JAX takes seconds.
+    from evals.labelling.classifier import TextClassifier, classification_card, classification_summary
+
+    config = job.part("classify", ClassifyConfig)
+    [[digest]] = (list(files.values()) for files in job.section[FILES].values())
+    table, texts = read_texts(config.texts, digest)
+    classifier = TextClassifier(job.inputs["checkpoint"], config)
+    gold = _right_labels(table, config, classifier.labels) if config.gold_column else None
+    rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)
+    out = job.output("labelled")
+    write_rows(out / ROWS, rows)
+    summary = classification_summary(rows, classifier.labels, gold)
+    write_json(out / "summary.json", summary)
+    write_text(out / "card.md", classification_card(summary, classifier))
+    for name in ("rows", "abstained", "no_text"):
+        job.emit("metric", name=f"classify/{name}", step=0, value=summary[name])
+    job.describe("labelled", **summary, labels=list(classifier.labels), zero_shot=classifier.zero_shot)
+
+
+def _right_labels(table: Table, config: ClassifyConfig, labels: tuple[str, ...]) -> list[str]:
+    """The right label of each row. Raises `ConfigError` for an unknown one."""
+    require_columns(config.texts.path, table.columns, [config.gold_column])
+    gold = [str(row[config.gold_column]) for row in table.rows]
+    for number, label in enumerate(gold, 1):
+        if label not in labels:
+            raise ConfigError(
+                f"{config.texts.path}: row {number}: the label {label!r} in column {config.gold_column!r} is unknown; "
+                f"the labels are {', '.join(labels)}"
+            )
+    return gold
