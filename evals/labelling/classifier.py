@@ -22,6 +22,7 @@ from evals.labelling.scores import intervals
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
+WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
 
 
 class TextClassifier:
@@ -69,7 +70,7 @@ class TextClassifier:
                 rows = {
                     row: self._answer(row, shares) for (row, _), shares in zip(asked, self._shares(asked), strict=True)
                 }
-                kept.append(rows.get(row) or _without_text(row) for row in missing)
+                kept.append(rows.get(row) or {"number": row + 1, **WITHOUT_TEXT} for row in missing)
                 answered += len(missing)
                 emit("progress", done=len(kept.rows), total=len(texts), unit="rows")
         if answered:
@@ -140,8 +141,3 @@ def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> 
         }
         parts.append(f"Against the right labels: accuracy {value['accuracy']}, macro-F1 {value['macro_f1']} (95 %).")
     return "\n\n".join(parts) + "\n"
-
-
-def _without_text(row: int) -> dict[str, Any]:
-    unknown = dict.fromkeys(("label", "probability", "abstained", "likeliest"))
-    return {"number": row + 1, **unknown, "reason": "no_text"}

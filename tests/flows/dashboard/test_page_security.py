@@ -27,6 +27,7 @@ TITLES = {
     "distillation": "Distillation",
     "evaluations": "Evaluations",
     "tuning": "Tuning",
+    "extraction": "Extraction",
     "surveys": "Surveys",
     "lineage": "Lineage",
     "storage": "Storage",
@@ -35,7 +36,7 @@ CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
-LAST |= {"surveys": "text=No simulated survey in the store yet"}
+LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}
 # The elements that no text from outside may become, in the page's own part of the document.
 INJECTED = """() => {
   const page = document.querySelector('[data-testid=stMain]') || document.body;

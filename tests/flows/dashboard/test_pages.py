@@ -30,6 +30,7 @@ PAGES = [
     "distillation",
     "evaluations",
     "tuning",
+    "extraction",
     "surveys",
     "lineage",
 ]

@@ -1,0 +1,74 @@
+"""The extraction page: what became of the rows, and the replies that were refused, with their reasons and texts."""
+
+import json
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.errors import ConfigError
+from common.text import visible
+from evals.extraction.checks import REASONS
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
+from tasks.extract import REFUSED
+
+MOST = 200  # extractions that can be chosen
+SHOWN = 100  # refused rows of a reason
+LONGEST = 400  # characters of a text or a reply
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("Extraction")
+    made = [row for row in shared.ask(queries.ARTIFACTS, "extracted", "extracted", MOST) if not row["replaced"]]
+    if not made:
+        st.caption("No extraction in the store yet: `nautile extract CHECKPOINT FILE --schema S.json` makes one.")
+        return
+    own = chosen.executions("extract") if chosen else []
+    executions = {row["id"]: row["execution"] for row in sorted(made, key=lambda row: row["execution"] not in own)}
+    picked = st.selectbox("Extraction", list(executions), key="extraction") or next(iter(executions))
+    [row] = [row for row in shared.ask(queries.ARTIFACTS_OF, [executions[picked]]) if row["kind"] == "extracted"]
+    facts = json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+    left, middle, right = st.columns(3)
+    left.metric("Rows", f"{facts['rows']:,}")
+    middle.metric(
+        "Extracted", f"{facts['extracted']:,}", f"{facts['extracted'] / facts['rows']:.1%}", delta_color="off"
+    )
+    right.metric("Spans in their texts", f"{facts['spans']:,}")
+    st.link_button("Where these rows come from", shared.lineage_link(picked))
+    if not facts["refused"]:
+        st.caption("Nothing was refused.")
+        return
+    _reasons(facts["refused"])
+    _rows(picked, list(facts["refused"]))
+
+
+def _reasons(refused: dict[str, int]) -> None:
+    st.subheader("Refused, by reason")
+    counts = pd.DataFrame([{"reason": REASONS[reason], "rows": count} for reason, count in refused.items()])
+    rows_axis = alt.Axis(tickMinStep=1, format=",d")
+    reason_axis = alt.Axis(title=None, labelLimit=400)
+    bars = alt.Chart(counts).mark_bar()
+    bars = bars.encode(x=alt.X("rows:Q", axis=rows_axis), y=alt.Y("reason:N", sort="-x", axis=reason_axis))
+    st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+
+
+def _rows(artifact: str, reasons: list[str]) -> None:
+    """The refused rows of a reason, as cells: nothing of a text or a reply is markup."""
+    reason = st.selectbox("Reason", reasons, format_func=lambda name: REASONS[name], key="reason")
+    try:
+        path = open_store().get(artifact).path / REFUSED
+    except ConfigError as error:  # removed since the catalog was updated
+        st.error(shared.escaped(str(error)))
+        return
+    lines = shared.ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
+    rows = [json.loads(line["fields"]) for line in lines]
+    cells = [
+        {"row": row["number"], **{name: visible(row[name] or "", LONGEST) for name in ("detail", "text", "reply")}}
+        for row in rows
+        if row["reason"] == (reason or reasons[0])
+    ]
+    st.dataframe(cells[:SHOWN], hide_index=True, width="stretch")
+    if len(cells) > SHOWN:
+        st.caption(f"The first {SHOWN} of {len(cells):,}; all are in {REFUSED} of the artifact.")
