@@ -24,8 +24,8 @@ def training_rows(
     """(rows, how many people were left out because their group has fewer than `FEWEST`).
 
     A row for each training respondent and question, with the shares of those who are alike in all fields of `by`;
-    without `by`, of all. Published shares: a row for each group and question. Which order the options have goes round
-    with the people. Raises `ConfigError` for a survey without human answers.
+    without `by`, of all. Published shares: a row for each group and question. The order of a row's options is drawn.
+    Raises `ConfigError` for a survey without human answers.
     """
     orders = [option_orders(len(q.options), config.orders, config.seed, q.name) for q in survey.questions]
     rows, people = [], 0
@@ -33,12 +33,13 @@ def training_rows(
     if not targets:
         raise ConfigError(f"survey {survey.name}: has no human answers by group, so there is nothing to learn from")
     preface = " ".join(survey.preface.split())
-    for place, (person, by_question) in enumerate(targets):
+    draw = np.random.default_rng([config.seed, 4])
+    for person, by_question in targets:
         people += by_question is None
         for number, human in enumerate(by_question or ()):
             if human is None:
                 continue
-            question, order = survey.questions[number], orders[number][place % len(orders[number])]
+            question, order = survey.questions[number], orders[number][draw.integers(len(orders[number]))]
             words = [preface, persona_text(survey, person), question_words(question, order, config.answer)]
             answers = [" ".join(question.options[i].split()) for i in order]
             rows.append(

@@ -32,7 +32,8 @@ READING = (
     "1 − JSD: 1 where two distributions are equal. Wasserstein: 0 where equal, 1 at the ends of the scale (ordered "
     "questions only). Gap: between the group of a field that is met best and worst. Slope: 1 where a group's "
     "distribution moves from everybody's as far as that of humans, 0 where it does not; cosine: the direction "
-    "alone. Humans against humans is what chance among so many humans leaves: no arm can be expected to do better."
+    "alone. Humans against humans is what chance among so many humans leaves: an arm within its interval is as close "
+    "as these humans can tell."
 )
 
 
