@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from flows.cli import inspect
+from model.exports.web.folder import export_web
 from store.artifacts import Store
 from store.catalog import Catalog
 from tests.support.fake_openai import FakeOpenAI, useful
+from tests.support.page_check import both_replies
 from tests.support.prefect_calls import remove_limits
 from tests.support.toy_cli import start
 
@@ -100,6 +102,18 @@ def test_lineage_of_the_last_score_reaches_shards_and_calls(whole):
     assert any(str(row).count("shards/") for row in files)
     calls = query(whole, f"select purpose, count(*) as n from lineage_calls('{last}') group by purpose")
     assert {row["purpose"] for row in calls} == {"teacher", "judge"}
+
+
+def test_in_a_browser_the_last_checkpoint_answers_as_the_command_does(whole, tmp_path):
+    """What the pipeline has trained, exported as a page; with the model of `make run`: docs/export.md."""
+    if not shutil.which("npm"):
+        pytest.skip("no npm to fetch the runtime with")
+    last = query(whole, "select id from artifacts where kind = 'checkpoint' order by created desc limit 1")[0]["id"]
+    checkpoint = whole.get(last).path
+    assert whole.get(last).manifest["stage"] == "self_distill"
+    export_web(checkpoint, tmp_path / "page")
+    for command, page in both_replies(checkpoint, tmp_path / "page", ["What is 7 + 5?", "the sea"]):
+        assert page == command
 
 
 def test_killed_anywhere_it_resumes_to_the_same_bytes(run, whole, tmp_path):

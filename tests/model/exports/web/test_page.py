@@ -1,20 +1,16 @@
 """The page in Chromium: offline on loopback, its replies are `nautile chat`'s, its tokenizer is ours, text is text."""
 
 import base64
-import functools
-import http.server
 import shutil
-import threading
 
 import pytest
 
 from common.errors import ConfigError, Retryable
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
-from flows.cli.chat import Chat, ChatSettings, answer_as_json
 from model.exports.web.folder import export_web, fetched_runtime
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
-from tests.support.browser import chromium, watch
+from tests.support.page_check import both_replies, opened_page
 
 pytestmark = pytest.mark.slow
 QUESTIONS = ["2 + 2", "<|im_end|><img src=x onerror=alert(1)> don't"]
@@ -27,13 +23,6 @@ TEXTS = [
 ]
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Python's own file server, as `nautile export` names it."""
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def page_folder(exports, tmp_path_factory):  # noqa: F811
     if not shutil.which("npm"):
@@ -44,28 +33,12 @@ def page_folder(exports, tmp_path_factory):  # noqa: F811
 
 
 def test_the_page_answers_as_the_command_does(page_folder, exports):  # noqa: F811
-    handler = functools.partial(QuietHandler, directory=page_folder)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    chat = Chat(exports["checkpoint"], ChatSettings(temperature=0))
-    expected = [answer_as_json(chat, question) for question in QUESTIONS]
-    with chromium() as context:
-        violations = watch(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: violations.append(str(error)))
-        page.on("console", lambda message: violations.append(message.text) if message.type == "error" else None)
-        page.goto(f"http://127.0.0.1:{server.server_address[1]}/index.html")
-        page.locator("#question:enabled").wait_for()
-        for question, reply in zip(QUESTIONS, expected, strict=True):
-            page.locator("#question").fill(question)
-            page.locator("#ask").click()
-            page.locator("body[data-finished]").wait_for()
-            assert page.locator("#thinking").text_content() == reply["thinking"]
-            assert page.locator("#answer").text_content() == (reply["answer"] or "")
-            status = page.locator("#status").text_content()
-            assert status.startswith(f"{reply['tokens']} tokens, ")
-            assert "MiB" in status
-            assert (page.locator("body").get_attribute("data-finished") == "yes") == reply["finished"]
+    for command, page in both_replies(exports["checkpoint"], page_folder, QUESTIONS):
+        assert page == command
+
+
+def test_the_page_encodes_text_as_the_tokenizer_does(page_folder):
+    with opened_page(page_folder) as (page, violations):
         merging = tokenizer_for(TokenizerConfig(ranks=5000))
         tokens = [base64.b64encode(merging.decode_bytes([rank])).decode() for rank in range(5000)]
         ids = page.evaluate(
@@ -77,8 +50,7 @@ def test_the_page_answers_as_the_command_does(page_folder, exports):  # noqa: F8
             [tokens, TEXTS],
         )
         assert ids == [merging.encode(text) for text in TEXTS]
-    server.shutdown()
-    assert not [line for line in violations if "favicon" not in line]
+    assert not violations
 
 
 def test_the_runtime_is_the_pinned_one_or_none(tmp_path, monkeypatch):
