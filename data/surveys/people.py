@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import ConfigError
-from common.files import read_bounded_text
+from common.files import read_bounded_text, sha256_of
 from configs.survey import SUM_TOLERANCE, PersonasConfig, SurveyConfig
 from data.labelled.table import read_table
 from data.sources.hub import describe, fetch_hub_file, is_parquet, list_hub_files
@@ -48,11 +48,12 @@ def read_people(
 
     Raises `ConfigError` for a table that cannot be read, that has fewer than `n` people, or the same id twice.
     """
+    known = next(iter((digests or {}).get(config.path, {}).values()), "")
     match config.reader:
         case "margins":
             if n is None:
                 raise ConfigError(f"{config.path}: people drawn from margins need a number of them: -n 1000")
-            return draw_from_margins(Path(config.path), n, seed)
+            return draw_from_margins(Path(config.path), n, seed, known)
         case "built_in":
             people = _with_ids(BUILT_IN[config.path](), config)
         case "hub":
@@ -60,8 +61,7 @@ def read_people(
                 raise ConfigError(f"{config.label}: a dataset of the Hub may have millions; say how many: -n 1000")
             people = _with_ids(islice(_hub_rows(config, scratch), n), config)
         case _:
-            known = list((digests or {}).get(config.path, {}).values())
-            people = _with_ids(read_table(config.path, sha256=known[0] if known else "").rows, config)
+            people = _with_ids(read_table(config.path, sha256=known).rows, config)
     if n is not None and n > len(people):
         raise ConfigError(f"{config.label}: has {len(people)} people, and {n} were asked for; give a smaller -n")
     if n is None or n == len(people):
@@ -70,15 +70,18 @@ def read_people(
     return [people[i] for i in sorted(chosen.tolist())]
 
 
-def draw_from_margins(path: Path, n: int, seed: int) -> list[Person]:
+def draw_from_margins(path: Path, n: int, seed: int, sha256: str = "") -> list[Person]:
     """Draw `n` people from a TOML file of margins: `[margins.age]` with a share for each value, which sum to 1.
 
-    Each field is drawn by itself, so that nothing of how fields go together in a population is kept.
+    Each field is drawn by itself, so that nothing of how fields go together in a population is kept. `sha256`: what the
+    file must contain still. Raises `ConfigError` for a file that is none or has changed.
     """
     try:
         table = tomllib.loads(read_bounded_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML ({error})") from None
+    if sha256 and sha256_of(path) != sha256:
+        raise ConfigError(f"{path}: has changed since its digest was taken; run the command again")
     margins = table.get("margins")
     if set(table) != {"margins"} or not isinstance(margins, dict) or not margins:
         raise ConfigError(f"{path}: must have tables [margins.FIELD] with a share for each value, and nothing else")

@@ -60,8 +60,11 @@ class PeopleSample:
         self.members: dict[Cell, np.ndarray] = {(group.by, group.name): group.members for group in (everybody, *groups)}
         self.weights = np.zeros((0, len(people)), np.float32)
 
-    def resample(self, draws: int, seed: Sequence[int]) -> "PeopleSample":
-        """Draw the weights."""
+    def resample(self, draws: int, seed: Sequence[int], whole: bool = False) -> "PeopleSample":
+        """Draw the weights; `whole`: all people in each draw, because they are no sample of anybody."""
+        if whole:
+            self.weights = np.ones((draws, self.size), np.float32)
+            return self
         draw = np.random.default_rng(list(seed))
         counts = (np.bincount(draw.integers(0, self.size, self.size), minlength=self.size) for _ in range(draws))
         self.weights = np.stack([count.astype(np.float32) for count in counts])
@@ -93,7 +96,9 @@ def compare(
     the respondents of `people`, if they are respondents; the humans are then these. Raises `ConfigError` for a field
     to group by that the respondents lack.
     """
-    sample = PeopleSample(people, survey, config.by, "personas").resample(config.draws, (config.seed, 1))
+    # Personas that are the published groups themselves, one each, are no sample.
+    groups = respondents is None and config.personas is None
+    sample = PeopleSample(people, survey, config.by, "personas").resample(config.draws, (config.seed, 1), whole=groups)
     humans, rows = _humans(survey, config, respondents, asked, sample)
     constants = _constants(survey, respondents)
     fitted = _fitted(survey, config, respondents, asked)
@@ -134,7 +139,7 @@ def compare(
             name: arm_scores(survey, config, name, entries, published) for name, entries in scored.items() if entries
         },
         "compared": any(scored.values()),
-        "humans": _description(survey, humans, respondents, asked, scored),
+        "humans": _description(survey, config, sample, humans, respondents, asked, scored),
     }
 
 
@@ -235,15 +240,19 @@ def _published(values: Sequence[float]) -> np.ndarray | None:
 
 def _description(
     survey: SurveyConfig,
+    config: SimulateConfig,
+    sample: PeopleSample,
     humans: PeopleSample | None,
     respondents: Respondents | None,
     asked: np.ndarray | None,
     scored: Mapping[str, Sequence[Any]],
 ) -> dict[str, Any]:
-    """Who the humans are, in plain data: `kind`, counts, and how many groups were too small to be scored."""
+    """Who the humans are, in plain data: `kind`, counts; of published shares the groups that no persona is in."""
     if respondents is None:
         kind = "published shares" if any(scored.values()) else "none"
-        return {"kind": kind, "source": survey.source, "licence": survey.licence}
+        known = {(by, group): None for q in survey.questions for by in config.by for group in q.groups.get(by, {})}
+        unmatched = [f"{by}: {group}" for by, group in known if (by, group) not in sample.members]
+        return {"kind": kind, "source": survey.source, "licence": survey.licence, "unmatched_groups": unmatched}
     return {
         "kind": "the same people" if asked is not None else "held-out respondents",
         "source": survey.source,

@@ -68,14 +68,18 @@ def figures(
 
     def mean(values: Mapping[tuple[int, Cell], np.ndarray], wanted: Callable[[Cell], bool]) -> np.ndarray | None:
         chosen = [(value, weights[number]) for (number, cell), value in values.items() if wanted(cell)]
-        return np.average([v for v, _ in chosen], axis=0, weights=[w for _, w in chosen]) if chosen else None
+        if not chosen:
+            return None
+        # A draw in which nobody of a small group came out has the mean of the other groups.
+        stacked = np.ma.masked_invalid(np.stack([value for value, _ in chosen]))
+        return np.ma.average(stacked, axis=0, weights=[weight for _, weight in chosen]).filled(np.nan)
 
     groups = list(dict.fromkeys(cell for _, cell in cells if cell != EVERYBODY))
     gaps = []
     for field in dict.fromkeys(by for by, _ in groups):
         own: list[Any] = [mean(close, lambda cell, group=group: cell == group) for group in groups if group[0] == field]
         if len(own) > 1:
-            gaps.append(np.max(own, axis=0) - np.min(own, axis=0))
+            gaps.append(np.fmax.reduce(own) - np.fmin.reduce(own))
     steered = _each_draw(_shifts(survey, cells), steerability)
     ranked = _each_draw(_mean_places(survey, cells), lambda a, b: (rank_correlation(a, b),))
     return {
@@ -83,7 +87,7 @@ def figures(
         "wasserstein": mean(far, lambda cell: cell == EVERYBODY),
         "group_similarity": mean(close, lambda cell: cell != EVERYBODY),
         "group_wasserstein": mean(far, lambda cell: cell != EVERYBODY),
-        "gap": np.max(gaps, axis=0) if gaps else None,
+        "gap": np.fmax.reduce(gaps) if gaps else None,
         "slope": None if steered is None else steered[0],
         "cosine": None if steered is None else steered[1],
         "rank": None if ranked is None else ranked[0],
@@ -91,13 +95,18 @@ def figures(
 
 
 def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(shift of the arm, shift of the humans) of each group and question from everybody, weighted by question."""
+    """(shift of the arm, shift of the humans) of each group and question from everybody, weighted by question.
+
+    In a draw in which nobody of a group came out, neither side of it has moved.
+    """
     parts = []
     for (number, cell), (p, q) in cells.items():
         if cell != EVERYBODY and (number, EVERYBODY) in cells:
             everybody_p, everybody_q = cells[number, EVERYBODY]
             root = np.sqrt(survey.questions[number].weight)
-            parts.append((root * (p - everybody_p), root * (q - everybody_q)))
+            arm, human = np.broadcast_arrays(p - everybody_p, q - everybody_q)
+            drawn = np.isfinite(arm) & np.isfinite(human)
+            parts.append((np.where(drawn, root * arm, 0.0), np.where(drawn, root * human, 0.0)))
     return parts
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
+from common.files import sha256_of
 from configs.survey import PersonasConfig
 from data.surveys.people import Person, groups_of, persona_text, read_people
 from data.surveys.reading import parse_survey, personas_config
@@ -43,6 +44,17 @@ def test_margins_are_drawn_with_their_shares(tmp_path):
     assert people == read_people(personas_config(str(path)), tmp_path, 4000, seed=3)
     with pytest.raises(ConfigError, match="need a number of them: -n"):
         read_people(personas_config(str(path)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["people.jsonl", "people.toml"])
+def test_a_file_that_has_changed_since_its_digest_is_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('[margins.age]\n"20" = 1.0\n' if name.endswith("toml") else '{"age": 20}\n', encoding="utf-8")
+    config = personas_config(str(path))
+    known = sha256_of(path)
+    assert len(read_people(config, tmp_path, 1, digests={str(path): {name: known}})) == 1
+    with pytest.raises(ConfigError, match="has changed since its digest was taken"):
+        read_people(config, tmp_path, 1, digests={str(path): {name: "0" * 64}})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from scipy.spatial.distance import jensenshannon
 from common.errors import ConfigError
 from configs.survey import SimulateConfig
 from data.surveys.people import Person
-from data.surveys.reading import MISSING, Respondents, parse_survey
+from data.surveys.reading import MISSING, Respondents, parse_survey, personas_config
 from evals.opinions import baselines
 from evals.opinions.comparison import compare
 from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, card, report, scores_table
@@ -158,6 +158,28 @@ def test_published_shares_are_compared_without_single_people():
     assert human["low"][0] < 0.5 < human["high"][0]
     assert "low" not in summary["questions"][0]["cells"][1]["arms"]["humans"]
     assert "no regression or forest" in report(filled(summary))
+
+
+def test_groups_as_personas_are_no_sample_and_all_are_scored():
+    questions = [{**QUESTIONS[0], "groups": {"side": {"left": [0.6, 0.3, 0.1], "right": [0.4, 0.3, 0.3]}}}]
+    groups = [Person("left", {"side": "left"}), Person("right", {"side": "right"})]
+    same = np.array([[0.6, 0.3, 0.1], [0.4, 0.3, 0.3]])
+    scores = compare(survey(questions=questions), CONFIG, groups, [same], None)["scores"]
+    assert scores["model"]["group_similarity"] == {name: pytest.approx(1) for name in ("value", "low", "high")}
+    assert scores["model"]["gap"]["value"] == pytest.approx(0)
+
+
+def test_a_draw_without_anybody_of_a_small_group_has_the_mean_of_the_others():
+    questions = [{**QUESTIONS[0], "humans": [0.5, 0.3, 0.2], "groups": {
+        "side": {"left": [0.6, 0.3, 0.1], "right": [0.4, 0.3, 0.3], "far": [0.2, 0.3, 0.5]}}}]  # fmt: skip
+    personas = [Person(str(i), {"side": "right" if i == 0 else "left"}) for i in range(20)]
+    asked = CONFIG.model_copy(update={"personas": personas_config("people.csv")})
+    summary = compare(survey(questions=questions), asked, personas, [np.tile([0.5, 0.3, 0.2], (20, 1))], None)
+    for figure in ("group_similarity", "gap", "slope"):
+        score = summary["scores"]["model"][figure]
+        assert score["low"] <= score["value"] <= score["high"], figure
+    assert summary["humans"]["unmatched_groups"] == ["side: far"]
+    assert "No persona is in these published groups, which are not compared: side: far." in report(filled(summary))
 
 
 def test_without_humans_there_is_nothing_to_compare_with():
