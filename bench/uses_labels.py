@@ -25,7 +25,7 @@ from model.weights.files import load_weights
 
 SHOTS = (8, 64)
 TIMED = 100  # texts
-TRAINED = {"epochs": 4, "batch_rows": 16}
+TRAINED = {"epochs": 3, "batch_rows": 16, "longest": 80, "instructions": "Topic?"}
 OPTIMIZER = {"final_learning_rate": 0.0, "weight_decay": 0.0, "warmup_steps": 10}
 ARMS = {
     "head on the last state": {"method": "head", "pooling": "last", "baselines": ("majority", "tfidf", "minilm")},

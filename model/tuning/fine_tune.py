@@ -5,6 +5,7 @@ was killed continues from its last saved state as if it had not been.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,6 @@ from common.events import Emit, silent
 from configs.base import OptimizerConfig
 from configs.model import ModelConfig
 from data.shuffle import permute
-from model.decoding.buckets import length_buckets
 from model.layers.common import Params
 from model.loss import token_logprobs
 from model.nautile import forward
@@ -29,6 +29,7 @@ from model.training.checkpoint import TrainCheckpoints
 from model.tuning.adapters import merged, new_adapters
 
 Batch = dict[str, np.ndarray]
+COLUMNS = 32  # whole chunks of the mixing operator, whose remainder would be compiled apart
 
 
 class TuningRow(NamedTuple):
@@ -76,28 +77,30 @@ def fine_tune(
     frozen = params if scale is not None else {}
     state = (trained, tx.init(trained))
     checkpoints = TrainCheckpoints(folder, 1, {**identity, "seed": seed, "steps": steps, "rows": len(rows)})
-    losses: list[list[float]] = [[] for _ in range(settings.epochs)]
-    first = checkpoints.latest() or 0
-    if first:
-        state, extra = checkpoints.restore(first, state)
-        losses = extra["losses"]
-    program = _program(model, settings.optimizer, steps, settings.loss, scale)
-    shape = _batch_shape(rows, model, settings.batch_rows)
-    per_epoch = steps // settings.epochs
-    for step in range(first, steps):
-        epoch, at = divmod(step, per_epoch)
-        index = np.arange(at * settings.batch_rows, min(len(rows), (at + 1) * settings.batch_rows))
-        chosen = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
-        *state, loss, finite = program(frozen, *state, batch_of(chosen, shape))
-        state = tuple(state)
-        if not finite:
-            raise ConfigError(f"tune: the update of step {step + 1} is not finite; lower tune.optimizer.learning_rate")
-        losses[epoch].append(float(loss))
-        emit("metric", name="loss", step=step + 1, value=losses[epoch][-1])
-        emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
-        if (step + 1) % settings.save_every == 0:
-            checkpoints.save(step + 1, state, {"losses": losses})
-    checkpoints.close()
+    with closing(checkpoints):  # also where the run ends early: the state that is being written is completed
+        losses: list[list[float]] = [[] for _ in range(settings.epochs)]
+        first = checkpoints.latest() or 0
+        if first:
+            state, extra = checkpoints.restore(first, state)
+            losses = extra["losses"]
+        program = _program(model, settings.optimizer, steps, settings.loss, scale)
+        shape = _batch_shape(rows, model, settings.batch_rows)
+        per_epoch = steps // settings.epochs
+        for step in range(first, steps):
+            epoch, at = divmod(step, per_epoch)
+            index = np.arange(at * settings.batch_rows, min(len(rows), (at + 1) * settings.batch_rows))
+            chosen = [rows[i] for i in permute(index, len(rows), f"tune/{seed}/{epoch}")]
+            *state, loss, finite = program(frozen, *state, batch_of(chosen, shape))
+            state = tuple(state)
+            if not finite:
+                raise ConfigError(
+                    f"tune: the update of step {step + 1} is not finite; lower tune.optimizer.learning_rate"
+                )
+            losses[epoch].append(float(loss))
+            emit("metric", name="loss", step=step + 1, value=losses[epoch][-1])
+            emit("progress", done=step + 1, total=steps, unit="steps", note=f"loss {losses[epoch][-1]:.3f}")
+            if (step + 1) % settings.save_every == 0:
+                checkpoints.save(step + 1, state, {"losses": losses})
     tuned = state[0] if scale is None else merged(params, state[0], scale)
     return tuned, [float(np.mean(values)) for values in losses]
 
@@ -154,10 +157,10 @@ def batch_of(rows: Sequence[TuningRow], shape: tuple[int, int, int]) -> Batch:
 
 
 def _batch_shape(rows: Sequence[TuningRow], model: ModelConfig, batch_rows: int) -> tuple[int, int, int]:
-    """The least shape that takes `batch_rows` of any of the rows, its length a bucket."""
+    """The least shape that takes `batch_rows` of any of the rows, its length a multiple of `COLUMNS`."""
     longest = max(len(row.prompt) + max(map(len, row.continuations)) for row in rows)
     options = max(len(row.continuations) for row in rows)
-    return batch_rows, options, next(n for n in length_buckets(model.context) if n >= longest)
+    return batch_rows, options, min(model.context, -(-longest // COLUMNS) * COLUMNS)
 
 
 def _sums(params: Params, model: ModelConfig, batch: dict[str, Array], loss: str) -> Array:
