@@ -6,6 +6,7 @@ dict, with one `lax.scan` over the blocks. Parameters of the blocks are stacked 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -60,7 +61,13 @@ def sca_names(config: ModelConfig) -> list[str]:
 
 def initialise(config: ModelConfig, seed: int) -> Params:
     """Fresh float32 parameters, a pure function of the config and the seed; jit it with out_shardings to shard them."""
-    table_key, blocks_key = jax.random.split(jax.random.key(seed))
+    return _drawn(config, jax.random.key(seed))
+
+
+# Compiled as a whole, because the first call of a process takes a second operation by operation.
+@partial(jax.jit, static_argnums=0)
+def _drawn(config: ModelConfig, key: Array) -> Params:
+    table_key, blocks_key = jax.random.split(key)
     keys = jax.random.split(blocks_key, config.blocks)
     blocks = jax.vmap(lambda key: pure(Block(config, nnx.Rngs(params=key))))(keys)
     return {**pure(Embedding(config, nnx.Rngs(params=table_key))), "blocks": blocks}

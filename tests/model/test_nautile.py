@@ -149,7 +149,7 @@ def test_long_rows_attend_in_blocks_of_queries(config, params, batch, monkeypatc
 def test_rematerialisation_changes_no_gradient(batch):
     """On Transformer layers alone, which compile fast; the golden steps use rematerialised SCA layers."""
     config = tiny_config(sca_per_block=0)
-    params = jax.jit(initialise, static_argnums=0)(config, 0)
+    params = initialise(config, 0)
 
     def gradient(remat):
         changed = config.model_copy(update={"remat": remat})
@@ -202,7 +202,7 @@ def test_golden_train_steps():
         value, slopes = jax.value_and_grad(loss)(params)
         return value, jax.tree.map(lambda leaf, slope: leaf - 0.3 * slope, params, slopes)
 
-    params, losses = jax.jit(initialise, static_argnums=0)(config, 7), []
+    params, losses = initialise(config, 7), []
     for _ in range(3):
         value, params = step(params)
         losses.append(float(value))

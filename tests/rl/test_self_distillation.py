@@ -21,7 +21,7 @@ RATE = 0.1
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.jit(initialise, static_argnums=0)(MODEL, 0)
+    return initialise(MODEL, 0)
 
 
 def row(rng, length, advantage, forced=None):

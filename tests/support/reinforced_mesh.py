@@ -34,10 +34,11 @@ ROLLOUT = RolloutConfig(prompts=4, group=4, prompt_length=60, max_tokens=6)
 def reinforced(mesh: Any, fsdp: int) -> dict[str, Any]:
     """Two updates, each from fresh rollouts rewarded by their share of even ids."""
     model = tiny_model()
+    start = jax.tree.map(np.asarray, initialise(model, 0))  # as weights are read; of a device's arrays each part is cut
     problems = list(enumerate(load(ProblemsConfig(tasks=SUMS, count=4), 0)))
     engine = RolloutEngine(model, tokenizer_for(TOKENIZER), ROLLOUT, 3, mesh)
     settings = policy(kl=0.1, micro_rows=8, fsdp=fsdp)
-    learner = Learner(model, settings, ROLLOUT, initialise(model, 0), Balance(), mesh)
+    learner = Learner(model, settings, ROLLOUT, start, Balance(), mesh)
     results: dict[str, Any] = {"ids": [], "logprobs": [], "measured": []}
     for draw in range(2):
         groups = engine.sample(learner.params, problems, draw)
@@ -64,7 +65,7 @@ def distilled(folder: Path, mesh: Any, fsdp: int) -> float:
     folder.mkdir(parents=True)
     inputs = StageInputs(tiny_model(), TOKENIZER, load(problems, 0))
     run = self_distillation.SelfDistillation(inputs, config, {}, folder, folder / "traces.jsonl", 5)
-    _, facts = self_distillation.self_distil(run, initialise(inputs.model, 0))
+    _, facts = self_distillation.self_distil(run, jax.tree.map(np.asarray, initialise(inputs.model, 0)))
     return facts["rounds"][0]["last_loss"]
 
 

@@ -29,7 +29,7 @@ NAME = "tiny"
 
 def save_checkpoint(folder: Path) -> Path:
     """Save random weights, scaled up so that greedy and sampled replies differ."""
-    params = jax.jit(initialise, static_argnums=0)(MODEL, 0)
+    params = initialise(MODEL, 0)
     save_weights(folder, jax.tree.map(lambda leaf: leaf * 1.5, params), MODEL, TOKENIZER)
     return folder
 
@@ -49,11 +49,11 @@ class Server:
         return OpenAI(base_url=f"{self.root}/v1", api_key=key, max_retries=0, timeout=60, **more)
 
     def health(self) -> dict[str, Any]:
-        return httpx.get(f"{self.root}/health", timeout=30).json()
+        return httpx.get(f"{self.root}/health", timeout=120).json()
 
     def wait_idle(self) -> dict[str, Any]:
         """Wait until no request is in a slot or in the queue."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while (state := self.health())["busy"] or state["waiting"]:
             assert time.monotonic() < deadline, state
             time.sleep(0.01)

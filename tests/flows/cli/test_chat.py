@@ -26,7 +26,7 @@ MODEL = tiny_config(vocabulary=TOKENIZER.vocabulary)
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
-    params = jax.jit(initialise, static_argnums=0)(MODEL, 0)
+    params = initialise(MODEL, 0)
     # Scaled up so that greedy and sampled replies differ.
     save_weights(folder, jax.tree.map(lambda leaf: leaf * 1.5, params), MODEL, TOKENIZER)
     return folder

@@ -30,7 +30,7 @@ def test_prefill_and_steps_equal_forward(params, changes):
     """Prompts of 1 to 9 tokens (the convolution reaches back 3), and a ring of columns that grows and comes round."""
     config = tiny_config(**changes)
     if changes:
-        params = jax.tree.map(lambda leaf: leaf * 1.5, jax.jit(initialise, static_argnums=0)(config, 0))
+        params = jax.tree.map(lambda leaf: leaf * 1.5, initialise(config, 0))
     tokens = np.random.default_rng(0).integers(0, config.vocabulary, (4, 9 + STEPS)).astype(np.int32)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     expected = jax.jit(lambda: forward(params, config, jnp.asarray(tokens), jnp.ones_like(positions), positions))()

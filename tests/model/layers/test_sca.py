@@ -17,7 +17,7 @@ from tests.model.conftest import tiny_config
 @pytest.mark.parametrize("samples", [1, 2, 4])
 def test_the_spectrum_at_the_start(samples):
     config = tiny_config(spectral_samples=samples, memory_heads=4)
-    params = jax.tree.map(lambda leaf: leaf[0], jax.jit(initialise, static_argnums=0)(config, 0)["blocks"]["sca_0"])
+    params = jax.tree.map(lambda leaf: leaf[0], initialise(config, 0)["blocks"]["sca_0"])
     decay_K, grid_KHM, weights_KHM = spectrum(params)
     np.testing.assert_allclose(decay_K, np.geomspace(0.001, 0.1, 4), rtol=1e-3)
     assert float(grid_KHM.min()) >= 0.001

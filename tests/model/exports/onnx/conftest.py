@@ -19,7 +19,7 @@ MODEL = tiny_config(vocabulary=TOKENIZER.vocabulary, width=64, context=256)
 def weights():
     """Moved away from their initial values, so that each has an effect."""
     rng = np.random.default_rng(1)
-    start = jax.jit(initialise, static_argnums=0)(MODEL, 0)
+    start = initialise(MODEL, 0)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf + 0.05 * rng.normal(size=leaf.shape), jnp.float32), start)
 
 
