@@ -127,9 +127,11 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
         _join_hosts(rank, request["launch"]["silent_s"])
     if stage.accelerator:
         with collector_paused():
-            from model.compile_cache import enable_compile_cache  # imports JAX, which the other stages do not need
+            from model import compile_cache  # imports JAX, which the other stages do not need
 
-        enable_compile_cache(Path(request["store"]) / "compiled")
+        compile_cache.enable_compile_cache(Path(request["store"]) / "compiled")
+        if rank:
+            compile_cache.keep_on_every_process()
     if rank:
         # Only process 0 reports and publishes.
         stage.work(_job(request, stage, silent, rank, remote_files))

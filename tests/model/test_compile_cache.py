@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax._src import compiler, distributed
 from jax.experimental.compilation_cache import compilation_cache
 
 from model import compile_cache
@@ -38,3 +39,20 @@ def test_an_operators_cache_wins(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
     compile_cache.enable_compile_cache(tmp_path / "ours")
     assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_process_that_is_not_the_first_keeps_its_programs_too(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compile_cache, "MIN_COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(distributed.global_state, "process_id", 1)
+    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
+    compile_cache.enable_compile_cache(tmp_path)
+
+    def kept():
+        return [path.name for path in tmp_path.glob("*/jit_*-cache")]
+
+    assert jax.jit(lambda x: x * 7 - 1)(np.float32(1)) == 6
+    assert kept() == []
+    compile_cache.keep_on_every_process()
+    assert jax.jit(lambda x: x * 9 - 1)(np.float32(1)) == 8
+    assert len(kept()) == 1

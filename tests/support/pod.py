@@ -2,7 +2,7 @@
 
 As a program: `python -m tests.support.pod ROOT NAME FSDP PORT COUNT INDEX [STEP SIGNAL]` trains 12 steps of 8 rows
 under ROOT/NAME (COUNT 1: by itself) and sends SIGNAL to itself once STEP steps are reported; the first process writes
-what it reported to ROOT/NAME/losses.json. The run called "whole" also samples text.
+what it reported to ROOT/NAME/losses.json.
 """
 
 import json
@@ -16,6 +16,7 @@ import jax
 from common.errors import Retryable
 from common.processes import relax_collector
 from configs.training import PretrainConfig
+from model.compile_cache import keep_on_every_process
 from tests.support.training import run, settings
 
 
@@ -26,6 +27,7 @@ def pod_settings(fsdp: int, sample_every: int = 100) -> PretrainConfig:
 def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, step: int, number: int) -> int:
     if count > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+        keep_on_every_process()
     losses: dict[int, float] = {}
 
     def emit(kind: str, **fields: Any) -> None:
@@ -35,7 +37,7 @@ def main(root: Path, name: str, fsdp: int, port: int, count: int, index: int, st
             os.kill(os.getpid(), number)
 
     try:
-        run(root, pod_settings(fsdp, **({"sample_every": 6} if name == "whole" else {})), emit, name)
+        run(root, pod_settings(fsdp), emit, name)
     except Retryable as error:
         sys.stdout.write(str(error))
         return 75
