@@ -40,7 +40,8 @@ def run(endpoint, prefect_url, prefect_home, tmp_path_factory):
     teacher = f'kind = "openai"\nmodel = "fake"\nurl = "{endpoint.url}"\nstand_in = true\n'
     text = f"{CHAIN.read_text(encoding='utf-8')}\n[endpoints.teacher]\n{teacher}"
     (folder / "chain.toml").write_text(text, encoding="utf-8")
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home), "NAUTILE_DAG": ""}
+    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(prefect_home)}
+    more |= {"NAUTILE_DAG": "tests.support.toy_dag:chain_dag"}
     return partial(start, "run", str(folder / "chain.toml"), cwd=folder, **more)
 
 

@@ -17,3 +17,10 @@ def toy_dag(config: RunConfig) -> list[Step]:
     *steps, last = pipeline_steps(config)
     steps = [replace(step, stage=toy_stage(step.stage.name)) for step in steps]
     return [*steps, replace(last, needs=all_outputs(steps))]
+
+
+def chain_dag(config: RunConfig) -> list[Step]:
+    """The real steps with the evaluations of the first and the last checkpoint alone: the others show nothing more."""
+    *steps, last = pipeline_steps(config)
+    steps = [step for step in steps if step.label not in ("evaluate:align", "evaluate:reason")]
+    return [*steps, replace(last, needs=all_outputs(steps))]
