@@ -36,7 +36,7 @@ def judge_of(tmp_path):
     pools = []
 
     def make(server, config=CONFIG, **fields):
-        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, timeout_s=0.7, **fields)
+        endpoint = EndpointConfig(kind="openai", model="fake", url=server.url, **{"timeout_s": 60.0, **fields})
         pools.append(EndpointPool({"judge": endpoint}, tmp_path / "replies", silent))
         return Judge(pools[-1], config)
 
@@ -178,7 +178,8 @@ def test_what_cannot_be_read_is_unscored_and_the_rest_is_scored(judge_of):
 @pytest.mark.parametrize("fault", ["429", "500", "hang", "cut", "invalid"])
 def test_a_fault_that_passes_costs_no_score(judge_of, fault):
     with FakeOpenAI(reply=reply_with(), faults=script(fault, None, fault)) as server:
-        assert None not in judge_of(server).score(ITEMS[:3])
+        judge = judge_of(server, timeout_s=4.0 if fault == "hang" else 60.0)
+        assert None not in judge.score(ITEMS[:3])
 
 
 def test_a_reply_that_is_refused_is_unscored(judge_of):

@@ -32,4 +32,4 @@ def running_server(home: Path) -> Iterator[str]:
         yield url
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(120)

@@ -55,7 +55,7 @@ def cluster(nodes: list[dict[str, Any]], folder: Path) -> Iterator[str]:
     finally:
         process.stdin.close()
         try:
-            process.wait(30)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

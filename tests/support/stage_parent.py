@@ -24,7 +24,7 @@ def start(root: Path, section: dict[str, Any], run_id: str = "r1") -> subprocess
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     """The first true value of `condition`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

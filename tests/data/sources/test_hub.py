@@ -95,7 +95,7 @@ def client(tmp_path_factory):
         client = Client(server, tmp_path_factory.mktemp("client"))
         yield client
         client.process.stdin.close()
-        client.process.wait(timeout=30)
+        client.process.wait(timeout=120)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_a_log_is_followed_through_its_move_into_the_store_and_shown_safely(stor
         lock.release()
         wait_for(lambda: "é" in "".join(output))
         assert reader.is_alive()  # the run is not over
-    reader.join(30)
+    reader.join(120)
     assert not reader.is_alive()
     assert "".join(output) == "begun\n�[31mred é\n"
     assert log.path(store) == store.root / "logs" / "pretrain-made-pretrain.txt"

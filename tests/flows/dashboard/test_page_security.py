@@ -76,7 +76,7 @@ def base(hostile):
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.fixture(scope="module")

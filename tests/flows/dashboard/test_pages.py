@@ -143,7 +143,7 @@ def test_every_page_is_drawn(made, page, monkeypatch):
     store, _ = made
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
+    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
     assert not shown.exception
     assert shown.title
 
@@ -157,7 +157,7 @@ def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure
     note = "trying again at 12:00:00, until 2026-11-23 12:00 (operation.distill.outage_hours), after: no *answer*"
     for pause_s, texts, failures in ((5.0, [note], []), (-2 * LATE_S, [], ["distill failed"])):
         write_retry_note(store.staging(key), note, pause_s)
-        shown = AppTest.from_function(_draw, kwargs={"page": "overview"}, default_timeout=30).run()
+        shown = AppTest.from_function(_draw, kwargs={"page": "overview"}, default_timeout=240).run()
         assert not shown.exception
         assert [element.value for element in shown.warning] == [f"distill waits: {escaped(text)}" for text in texts]
         assert [element.value for element in shown.subheader if "failed" in element.value] == failures
@@ -167,7 +167,7 @@ def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure
 @pytest.mark.parametrize("page", [*PAGES, "storage"])
 def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
-    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=30).run()
+    shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()
     assert not shown.exception
     assert shown.caption
 
@@ -176,7 +176,7 @@ def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
     store, _ = made
     Catalog(store).ingest()
     monkeypatch.setenv("NAUTILE_STORE", str(store.root))
-    shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=30).run()
+    shown = AppTest.from_function(_draw, kwargs={"page": "distillation"}, default_timeout=240).run()
     (choice,) = (box for box in shown.selectbox if box.label == "Set")
     shown = choice.select(next(option for option in choice.options if option.startswith("file "))).run()
     assert not shown.exception

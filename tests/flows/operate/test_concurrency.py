@@ -72,7 +72,7 @@ def test_one_that_waits_ends_when_its_run_is_cancelled(name, second):
         assert waits.wait(60)
         with pytest.raises(KeyboardInterrupt), cancelling():
             raise KeyboardInterrupt
-        thread.join(30)
+        thread.join(120)
         assert events == ["cancelled"]
     with cancelling():
         """Nothing is cancelled any more."""

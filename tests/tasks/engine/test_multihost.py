@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -164,7 +163,7 @@ def test_no_host_stays_when_the_launcher_is_killed(store, hosts):
     launcher.send_signal(signal.SIGKILL)
     thread.join()
     assert "was ended by signal 9" in failed[0]
-    gone, alive = psutil.wait_procs(left, timeout=10)
+    gone, alive = psutil.wait_procs(left, timeout=120)
     assert not alive, gone
 
 
@@ -205,14 +204,11 @@ def test_a_stage_that_runs_in_one_process_only_is_refused(store):
 
 def test_a_host_without_its_launcher_ends():
     """By the end of its standard input, whatever it is doing."""
-    program = (
-        "from tasks.engine.child_main import obey_launcher as o; import time; o(); print(1, flush=True); time.sleep(60)"
-    )
+    program = "import time; from tasks.engine import child_main; child_main.obey_launcher(); "
+    program += "print(1, flush=True); time.sleep(600)"
     member = subprocess.Popen(
         [sys.executable, "-c", program], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert member.stdout.readline() == b"1\n"
-    began = time.monotonic()
     member.stdin.close()
-    assert member.wait(timeout=30) == -signal.SIGKILL
-    assert time.monotonic() - began < 30
+    assert member.wait(timeout=240) == -signal.SIGKILL

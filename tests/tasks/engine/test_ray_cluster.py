@@ -115,7 +115,7 @@ def test_an_interrupted_run_leaves_no_process_on_the_cluster(store, gate, addres
         through_a_flow(store, section(2, gate=str(gate), gated=["piece-1"]), address)
     assert stopped
     running = map(int, (gate / "piece-1").read_text().split())
-    wait_for(lambda: not any(map(is_alive, running)), 10)
+    wait_for(lambda: not any(map(is_alive, running)))
     assert signal.getsignal(signal.SIGTERM) == handler
 
 

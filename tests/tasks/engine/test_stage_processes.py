@@ -123,7 +123,7 @@ def test_cancelling_reaches_stages_in_other_threads(store, gate, config):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted_flow()
-    thread.join(30)
+    thread.join(120)
     assert len(ended) == 1
     assert not is_alive(workers[0])
     with child.cancelling():
