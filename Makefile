@@ -101,8 +101,9 @@ $(HARNESS): requirements-harness.lock $(READY)
 	@touch $@
 
 # torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of what is exported for them. An
-# environment of its own: nothing in the project uses it. By pip, without digests: which build of torch there is differs
-# between machines and package indexes, and so does what it needs.
+# environment of its own: nothing in the project uses it. By pip, without digests: the default index has torch for CUDA
+# alone on Linux, with some 20 packages of NVIDIA's. A CPU build has another version (2.13.0+cpu), which `==2.13.0` lets
+# pip take from an index or a folder that the machine names, and other digests: a lock would refuse it.
 torch: $(TORCH)
 
 $(TORCH): requirements-torch.txt $(READY)

@@ -1,6 +1,7 @@
 """`digests.json` of an export: the sha256 of each of its files, by which a reader notices a missing or changed one."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -9,9 +10,10 @@ from common.files import read_bounded_json, sha256_of, write_text
 DIGESTS = "digests.json"
 
 
-def write_digests(folder: Path) -> None:
-    """List every file that `folder` holds now."""
-    digests = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+def write_digests(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """List every file that `folder` holds now; `known`: digests by file name, which are not computed again."""
+    known = known or {}
+    digests = {path.name: known.get(path.name) or sha256_of(path) for path in sorted(folder.iterdir())}
     write_text(folder / DIGESTS, json.dumps({"sha256": digests}, indent=1) + "\n")
 
 

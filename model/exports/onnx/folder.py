@@ -55,11 +55,12 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     for name, graph in ((PROMPT, prompt_graph), (STEP, step_graph)):
         onnx.save(graph(weights, model, INT8_ACTIVATIONS), out / name)
     write_text(out / TOKENIZER, json.dumps(tokenizer_json(tokenizer), ensure_ascii=False, indent=1))
+    weights_sha256 = sha256_of(out / WEIGHTS)
     settings = {
         "format": FORMAT,
         "model": model.model_dump(mode="json"),
         "tokenizer": tokenizer_config.model_dump(mode="json"),
-        "onnx": {"bits": bits, "weights_sha256": sha256_of(out / WEIGHTS)},
+        "onnx": {"bits": bits, "weights_sha256": weights_sha256},
         "chat": {
             "prompt": tokenizer.decode(encode_prompt(tokenizer, "{query}")),
             "stop_ids": [tokenizer.im_end, tokenizer.end_of_text],
@@ -68,7 +69,7 @@ def export_onnx(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
     }
     write_text(out / CONFIG, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
     shutil.copyfile(Path(__file__).parent / EXAMPLE, out / EXAMPLE)
-    write_digests(out)
+    write_digests(out, {WEIGHTS: weights_sha256})
     write_text(out / CARD, _card(model, bits, (out / WEIGHTS).stat().st_size))
     return sorted(out.iterdir())
 

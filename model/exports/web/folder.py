@@ -19,7 +19,7 @@ from common.text import first_line
 from data.chat_template import encode_prompt
 from data.tokenizer import Tokenizer, tokenizer_for
 from model.exports.onnx.folder import PROMPT, STEP, WEIGHTS, export_onnx
-from model.weights.digests import write_digests
+from model.weights.digests import read_digests, write_digests
 from model.weights.files import CONFIG, read_config, refuse_occupied
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
@@ -40,6 +40,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         export_onnx(checkpoint, exported, bits)
         archive = fetched_runtime()
         out.mkdir(parents=True, exist_ok=True)
+        digests = read_digests(exported)
         for name in (PROMPT, STEP, WEIGHTS):
             shutil.move(exported / name, out / name)
         model, tokenizer_config = read_config(exported / CONFIG)
@@ -52,7 +53,7 @@ def export_web(checkpoint: Path, out: Path, bits: int = 32) -> list[Path]:
         shutil.copyfile(Path(__file__).parent / name, out / name)
     settings = _settings(tokenizer_for(tokenizer_config), model.context)
     write_text(out / "settings.json", json.dumps(settings, ensure_ascii=False) + "\n")
-    write_digests(out)
+    write_digests(out, {name: digests[name] for name in (PROMPT, STEP, WEIGHTS)})
     return sorted(out.iterdir())
 
 

@@ -9,6 +9,7 @@ from common.errors import ConfigError, Retryable
 from configs.model import TokenizerConfig
 from data.tokenizer import tokenizer_for
 from model.exports.web.folder import export_web, fetched_runtime
+from model.weights.digests import DIGESTS, first_fault, read_digests
 from tests.model.exports.onnx.conftest import exports, weights  # noqa: F401 - fixtures
 from tests.support.page_check import both_replies, opened_page
 
@@ -35,6 +36,12 @@ def page_folder(exports, tmp_path_factory):  # noqa: F811
 def test_the_page_answers_as_the_command_does(page_folder, exports):  # noqa: F811
     for command, page in both_replies(exports["checkpoint"], page_folder, QUESTIONS):
         assert page == command
+
+
+def test_every_file_of_the_page_has_its_digest(page_folder):
+    listed = read_digests(page_folder)
+    assert set(listed) == {path.name for path in page_folder.iterdir()} - {DIGESTS}
+    assert first_fault(page_folder, listed) is None
 
 
 def test_the_page_encodes_text_as_the_tokenizer_does(page_folder):
