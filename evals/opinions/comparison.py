@@ -124,8 +124,10 @@ def compare(
             shown.append({"by": cell[0], "group": cell[1], "arms": fields})
             enough = human is not None and (human.people is None or human.people >= SMALLEST_GROUP)
             if enough and arms["model"] is not None:
+                # Shares of a number of people that is not published have no bound: their draws are all alike.
+                bounded = np.ptp(np.nan_to_num(human.draws), axis=0).max() > 0
                 for name in ARMS:
-                    if arms.get(name) is not None:
+                    if arms.get(name) is not None and (name != "humans" or bounded):
                         arm = arms[name]
                         scored[name].append(ScoredCell(number, cell, arm.shares, arm.draws, human.shares, human.draws))
         questions.append(

@@ -97,12 +97,19 @@ def figures(
 def _shifts(survey: SurveyConfig, cells: Mapping[tuple[int, Cell], Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     """(shift of the arm, shift of the humans) of each group and question from everybody, weighted by question.
 
+    Where everybody's shares are not published, they are taken for the mean of the groups, on both sides.
     In a draw in which nobody of a group came out, neither side of it has moved.
     """
     parts = []
+    means: dict[int, Any] = {}
+    for number in {number for number, _ in cells}:
+        groups = [pair for (other, cell), pair in cells.items() if other == number and cell != EVERYBODY]
+        if groups:
+            mean = tuple(np.mean(np.stack(np.broadcast_arrays(*side)), axis=0) for side in zip(*groups, strict=True))
+            means[number] = cells.get((number, EVERYBODY), mean)
     for (number, cell), (p, q) in cells.items():
-        if cell != EVERYBODY and (number, EVERYBODY) in cells:
-            everybody_p, everybody_q = cells[number, EVERYBODY]
+        if cell != EVERYBODY:
+            everybody_p, everybody_q = means[number]
             root = np.sqrt(survey.questions[number].weight)
             arm, human = np.broadcast_arrays(p - everybody_p, q - everybody_q)
             drawn = np.isfinite(arm) & np.isfinite(human)

@@ -141,6 +141,10 @@ def _who(summary: Mapping[str, Any]) -> str:
             "They are compared with published shares. There are no single respondents, so no regression or forest "
             "could be fitted, and the overall arm is made of the figures that it is compared with."
         )
+        if "humans" not in summary["scores"]:
+            lines.append(
+                "How many humans answered is not published, so nothing says how far chance moves their shares."
+            )
     if humans.get("unmatched_groups"):
         named = "; ".join(markdown_text(group) for group in humans["unmatched_groups"])
         lines.append(f"No persona is in these published groups, which are not compared: {named}.")

@@ -167,6 +167,10 @@ def test_groups_as_personas_are_no_sample_and_all_are_scored():
     scores = compare(survey(questions=questions), CONFIG, groups, [same], None)["scores"]
     assert scores["model"]["group_similarity"] == {name: pytest.approx(1) for name in ("value", "low", "high")}
     assert scores["model"]["gap"]["value"] == pytest.approx(0)
+    # Measured from the mean of the groups, for everybody's shares are not published; nor is how many answered.
+    assert scores["model"]["slope"]["value"] == pytest.approx(1)
+    assert scores["overall"]["slope"]["value"] == pytest.approx(0)
+    assert "humans" not in scores
 
 
 def test_a_draw_without_anybody_of_a_small_group_has_the_mean_of_the_others():

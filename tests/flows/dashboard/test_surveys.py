@@ -23,7 +23,8 @@ def summary(humans: bool):
     survey = parse_survey({"name": "p", "title": HOSTILE, "persona": "{side}", "questions": [question]}, "t")
     people = [Person(str(i), {"side": ("left", HOSTILE)[i % 2]}) for i in range(20)]
     draw = np.random.default_rng(0)
-    result = compare(survey, SimulateConfig(by=("side",), draws=50), people, [draw.dirichlet([2, 2], 20)], None)
+    config = SimulateConfig(personas="people.csv", by=("side",), draws=50)
+    result = compare(survey, config, people, [draw.dirichlet([2, 2], 20)], None)
     return result | {"title": HOSTILE, "model": HOSTILE, "personas": 20, "personas_source": HOSTILE, "left_out": 1}
 
 
