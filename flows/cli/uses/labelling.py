@@ -146,7 +146,7 @@ def classify(
         _write_out(out, texts, digest, made.path / ROWS, {"number": "row", **columns, "reason": "refused"})
 
     def lines(facts: dict[str, Any]) -> list[str]:
-        counts = [f"  {count:,} {label}" for label, count in facts["labelled"].items()]
+        counts = [f"  {facts['labelled'][label]:,} {label}" for label in facts["labels"]]
         return [
             f"{facts['rows']:,} rows",
             *counts,
