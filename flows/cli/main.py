@@ -240,7 +240,12 @@ def export(
             help="nautile: our own; transformers: for Hugging Face libraries; onnx: for onnxruntime; web: a page.",
         ),
     ] = "nautile",
-    bits: Annotated[int | None, typer.Option(help="With --format onnx or web: 32, 8 or 4 for each weight.")] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            help="With --format onnx or web: 32, 8 or 4 for a weight (with 4, sensitive parts keep 8). Default: 32."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint for other programs: weights, configuration and tokenizer files."""
@@ -258,9 +263,13 @@ def export(
             raise ConfigError(f"--bits {bits}: goes with --format {' or '.join(WITH_BITS)}, not {format_}")
         write = partial(write, bits=bits)
     show_as([str(path) for path in write(checkpoint_folder(checkpoint), out)], as_json, file_table)
-    if format_ == "web" and not as_json:
-        command = f"python -m http.server --bind 127.0.0.1 --directory {out} 8000"
-        console_for().print(f"serve it with `{command}`, and open http://127.0.0.1:8000/", soft_wrap=True)
+    next_step = {
+        "onnx": f"ask it with `nautile chat {out} --runtime onnx`, or without this project with `python {out}/chat.py`",
+        "web": f"serve it with `python -m http.server --bind 127.0.0.1 --directory {out} 8000`, and open "
+        "http://127.0.0.1:8000/",
+    }
+    if format_ in next_step and not as_json:
+        console_for().print(next_step[format_], soft_wrap=True)
 
 
 def import_(

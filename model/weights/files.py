@@ -68,6 +68,10 @@ def load_weights(folder: Path) -> tuple[Params, ModelConfig, TokenizerConfig]:
     """
     model, tokenizer = read_config(folder / CONFIG)
     path = folder / WEIGHTS
+    if not path.exists():
+        raise ConfigError(
+            f"{path}: is missing, so {folder} is no checkpoint; of an export, name the checkpoint that it was made from"
+        )
     expected = flatten_dict(shapes(model), sep=".")
     try:
         with safe_open(path, framework="numpy") as tensors:

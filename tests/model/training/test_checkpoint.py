@@ -78,7 +78,7 @@ FAULTS = {
     r"config\.json: lacks one of": lambda folder: (folder / "config.json").write_text("{}"),
     r"config\.json: format 7": config(format=7),
     r"config\.json: `width`": config(width=-1),
-    r"weights\.safetensors: cannot be read": lambda folder: (folder / "weights.safetensors").unlink(),
+    r"weights\.safetensors: is missing, so ": lambda folder: (folder / "weights.safetensors").unlink(),
     r"cannot be read as weights": lambda folder: (folder / "weights.safetensors").write_bytes(b"\x08\x00"),
     r"lacks the parameter `blocks\.attention\.norm1`": tensors(lambda arrays: arrays.pop(NORM)),
     r"unknown parameter `extra`": tensors(lambda arrays: arrays.update(extra=np.zeros(3, np.float32))),
