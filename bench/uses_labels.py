@@ -107,8 +107,9 @@ Measured by `python bench/uses_labels.py` with the checkpoint of `make run` (0.9
 {counts["train"]:,} articles to draw shots from, {result["rows"][0]["rows"]} of {counts["test"]:,} held-out articles
 asked, {seeds} seeds, each with shots and an order of its own. 95 % intervals over seeds and articles. Every arm is
 calibrated by one temperature fitted on the validation articles; "before" is without it. "Accuracy covered": of the
-articles over the threshold that lets 80 % of the validation articles through. The articles are in part what the
-checkpoint was pretrained on.
+articles over the threshold that lets 80 % of the validation articles through. A head and the likelihoods see the first
+96 tokens of an article, all weights and LoRA 80, the baselines all of it. The articles are in part what the checkpoint
+was pretrained on.
 
 {markdown_table(columns, lines)}
 
