@@ -87,7 +87,7 @@ def run(store, monkeypatch):
 
         def call(config, run_id, **selection):
             prepared = prepare_run(config, Selection(only="distill", **selection), store, "mine.toml")
-            return _StepRunner(store, config, prepared, run_id, {}).run()["distill"]
+            return _StepRunner(store, config, prepared, run_id, str, {}).run()["distill"]
 
         yield call
 

@@ -81,7 +81,7 @@ def test_by_default_a_shipped_run_is_in_order_one_step_at_a_time(name, store):
     """Two at a time on two cores would be slower."""
     config = load(name)
     dag = build_dag(config)
-    runner = _StepRunner(store, config, PreparedRun(name, Selection(), dag, set()), "run", {})
+    runner = _StepRunner(store, config, PreparedRun(name, Selection(), dag, set()), "run", str, {})
     started = []
     while step := runner._next_step():
         started.append(step)

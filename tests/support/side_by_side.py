@@ -19,7 +19,7 @@ PATIENCE_S = 120.0
 def marked(job: Job) -> None:
     """Write LABEL.begun, wait for the markers that the section names, fail if it says so, write LABEL.ended."""
     section, folder = job.section, Path(job.section["folder"])
-    begun = folder / f"{section['label']}.begun"
+    begun = folder / f"{section['step']}.begun"
     begun.write_text(f"{os.getpid()} {section['resource']}")
     deadline = time.monotonic() + PATIENCE_S
     while missing := [name for name in section["waits_for"] if not (folder / name).exists()]:
@@ -27,7 +27,7 @@ def marked(job: Job) -> None:
             raise RuntimeError(f"{missing} did not come")
         time.sleep(0.02)
     if section["fails"]:
-        raise ConfigError(f"{section['label']} has bad input")
+        raise ConfigError(f"{section['step']} has bad input")
     time.sleep(section["seconds"])
     users = [path for path in folder.glob("*.begun") if path.read_text().endswith(f" {section['resource']}")]
     at_work = [path for path in users if not path.with_suffix(".ended").exists()]
@@ -39,5 +39,5 @@ def section(label: str, resource: str, *waits_for: str, fails: bool = False, sec
     """The section of a step of the stage `marked`."""
     folder, waiting = os.environ["NAUTILE_MARKERS"], list(waits_for)
     return {
-        "label": label, "resource": resource, "folder": folder, "waits_for": waiting, "fails": fails, "seconds": seconds
+        "step": label, "resource": resource, "folder": folder, "waits_for": waiting, "fails": fails, "seconds": seconds
     }  # fmt: skip
