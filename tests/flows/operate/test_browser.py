@@ -212,10 +212,9 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
     prefect.page.get_by_role("button", name="Confirm").click()
     until(lambda: not child.is_running(), "the stage's process gone", 120)
     until(lambda: prefect.state(waiting_run) == "CANCELLED", "the run cancelled")
-    limits = {
-        entry["name"]: entry["active_slots"] for entry in fetch(f"{prefect.api}/v2/concurrency_limits/filter", {})
-    }
-    assert limits == dict.fromkeys(("nautile-accelerator", "nautile-cpu", "nautile-network"), 0)
+    limits = fetch(f"{prefect.api}/v2/concurrency_limits/filter", {})
+    assert {entry["name"] for entry in limits} >= {"nautile-accelerator", "nautile-cpu", "nautile-network"}
+    assert {entry["active_slots"] for entry in limits} == {0}
     prefect.page.get_by_text("Cancelled", exact=True).first.wait_for()
     save_screenshot(prefect.page, "prefect a cancelled run")
     until(lambda: "ingest:wikipedia■ cancelled" in table_text(dashboard), "the cancelled stage's row")
