@@ -3,7 +3,7 @@
     python bench/shapes.py [--store .nautile] [--work .nautile/shapes] [--seeds 1 2 3] [--report]
 
 Each arm is pretrained on the same tokens, those that the default run has ingested (`nautile run local --until
-ingest:answers`), with as many parameters as the first arm: the feed-forward width of its Transformer layers is set
+ingest:answers`), with as many parameters as the largest arm: the feed-forward width of its Transformer layers is set
 so. Then it is asked the held-out problems of the default run, greedily. Stopped and started again it goes on where it
 was; `--report` writes docs/results-shapes.md from what there is.
 """
@@ -29,7 +29,6 @@ from flows.dag import build_dag
 from store.artifacts import Store
 
 ROOT = Path(__file__).parents[1]
-SMALLEST, LARGEST = 16, 4096  # feed-forward widths that are tried
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,15 @@ ARMS = (
 
 
 def shaped(base: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
-    """`base` with `changes`, and the feed-forward width at which it has as many parameters as can be."""
+    """`base` with `changes`, and the feed-forward width at which it has as many parameters as the largest arm."""
     from model.nautile import parameter_counts
 
-    wanted = sum(parameter_counts(base).values())
+    def size(width: int, fields: dict[str, Any]) -> int:
+        return sum(parameter_counts(base.model_copy(update={**fields, "feed_forward": width})).values())
 
-    def size(width: int) -> int:
-        return sum(parameter_counts(base.model_copy(update={**changes, "feed_forward": width})).values())
-
-    smaller = size(SMALLEST)
-    width = SMALLEST + round((wanted - smaller) / ((size(LARGEST) - smaller) / (LARGEST - SMALLEST)))
-    if not SMALLEST <= width <= LARGEST:
-        raise SystemExit(f"{changes}: no feed-forward width gives {wanted:,} parameters")
+    wanted = max(size(base.feed_forward, arm.model) for arm in ARMS)
+    a_column = size(base.feed_forward + 1, changes) - size(base.feed_forward, changes)
+    width = base.feed_forward + round((wanted - size(base.feed_forward, changes)) / a_column)
     return base.model_copy(update={**changes, "feed_forward": width})
 
 
@@ -79,7 +75,7 @@ def train(arm: Arm, seed: int, config: RunConfig, sources: dict[str, Path], work
     from model.training.loop import train as pretrain
     from model.weights.files import load_weights
 
-    model = shaped(config.model, arm.model) if arm.model else config.model
+    model = shaped(config.model, arm.model)
     optimizer = config.pretrain.optimizer.model_copy(update=arm.optimizer)
     settings = config.pretrain.model_copy(
         update={"optimizer": optimizer, "validate_every": 10**6, "sample_every": 10**6, "save_every": 200}
@@ -117,8 +113,8 @@ def report(rows: list[dict[str, Any]], names: list[str]) -> str:
     lines = [
         "# Layers, samples and the grid at the local size",
         "",
-        f"Written by `bench/shapes.py`: {rows[0]['tokens']:,} tokens, {rows[0]['parameters']:,} parameters, the same "
-        "for all arms (the feed-forward width differs). Bits per byte of held-out text, and the share of the held-out "
+        f"Written by `bench/shapes.py`: {rows[0]['tokens']:,} tokens, about {rows[0]['parameters']:,} parameters in "
+        "every arm (the feed-forward width differs). Bits per byte of held-out text, and the share of the held-out "
         "problems that a base model solves greedily. Differences from the first arm are paired by seed, with 95 % "
         "intervals by Student's t.",
         "",
