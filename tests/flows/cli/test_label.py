@@ -109,7 +109,7 @@ def test_a_teacher_that_disagrees_with_people_labels_nothing(nautile, tmp_path):
         (["--set", "label.gold=missing.csv"], "missing.csv"),
         (
             ["--set", "label.labels=['good', 'fair']"],
-            "gold.csv: row 2 has the label 'bad', which is none of label.labels",
+            "labelled data 'gold.csv': row 2 has the label 'bad', which is none of label.labels",
         ),
         (["--set", "label.datum=1"], "unknown key `label.datum`"),
         (["--set", "labels=1"], "unknown key `labels`"),
