@@ -50,7 +50,9 @@ class PretrainConfig(StartSection):
 
     phases: tuple[PhaseConfig, ...]
     batch_rows: PositiveInt  # rows in an update, over all devices
-    micro_rows: Operational[PositiveInt | None] = None  # rows at a time, gradients summed; None: all of `batch_rows`
+    micro_rows: Operational[PositiveInt | None] = (
+        None  # rows at a time, at least one a device; None: all of `batch_rows`
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     loss_chunk: Operational[PositiveInt] = 128  # positions whose logits are in memory together
     z_loss: NonNegativeFloat = 0.0  # weight of the squared log-partition, which keeps logits small

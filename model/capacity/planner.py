@@ -20,7 +20,7 @@ from model.capacity.flops import training_flops
 from model.capacity.topology import GIB, Topology, devices
 from model.nautile import parameter_counts
 from model.sharding import make_mesh
-from model.training.step import Program, check_rows
+from model.training.step import Program, check_rows, rows_at_once
 
 Notify = Callable[[str], None]
 MAX_DOUBLINGS = 6  # the largest batch that is tried is 64 times the configured one
@@ -63,7 +63,7 @@ def plan_training(
     """
     mesh = make_mesh(config.fsdp, devices(topology))
     limit = topology.chip.memory if topology.chip else None
-    micro = config.micro_rows or config.batch_rows
+    micro = rows_at_once(config, mesh.size)
     check_rows(config, mesh.size)
     tokens = sum(phase.tokens for phase in config.phases)
     steps = sum(math.ceil(phase.tokens / (config.batch_rows * length)) for phase in config.phases)
@@ -103,7 +103,7 @@ def compile_step(config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: 
     """Compile the step of this config for the devices of `mesh`, without running it."""
     sources = len({name for phase in config.phases for name in phase.mixture})
     program = Program(config, model, mesh, steps, sources, length, seed=0)
-    rows = config.micro_rows or config.batch_rows
+    rows = rows_at_once(config, mesh.size)
     started = time.perf_counter()
     try:
         executable = program.step.lower(program.state_shapes(), program.batch_shapes()).compile()

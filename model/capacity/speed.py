@@ -19,7 +19,7 @@ from model.capacity.flops import Direction, kernel_work, training_flops
 from model.capacity.topology import Chip, Topology
 from model.layers.mixing.kernels import gpu, tpu
 from model.nautile import parameter_counts
-from model.training.step import check_rows
+from model.training.step import check_rows, rows_at_once
 
 CHUNKS = (32, 128)
 # A float32 product at the highest precision is six bfloat16 ones on a TPU.
@@ -68,7 +68,7 @@ def compare(
     if topology.chip is None:
         raise ConfigError(f"topology {topology.name!r}: settings are compared for chips by name, as v4:2x4x4 or h100:8")
     check_rows(config, topology.chips)
-    rows = (config.micro_rows or config.batch_rows) // topology.chips
+    rows = rows_at_once(config, topology.chips) // topology.chips
     head = compiled_head(model, rows, length, config.loss_chunk, topology, folder, notify)
 
     def row_of(setting: Setting) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def whole_step(
     part of parameters, gradients and moments.
     """
     state = _UPDATE_BYTES * sum(parameter_counts(model).values()) / config.fsdp
-    update = state / topology.chip.bandwidth * (config.micro_rows or config.batch_rows) / config.batch_rows
+    update = state / topology.chip.bandwidth * rows_at_once(config, topology.chips) / config.batch_rows
     parts = (times["forward"], times["backward"], times["head"])
     totals = []
     for values in zip(*((part.bound, part.estimate) for part in parts), strict=True):

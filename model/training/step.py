@@ -26,9 +26,14 @@ from model.training.optimizer import applied, build, finite_update, schedule
 BATCH = ("tokens", "targets", "segments", "positions", "weights", "source")
 
 
+def rows_at_once(config: PretrainConfig, devices: int) -> int:
+    """`pretrain.micro_rows`, or all of a batch; at least one row for each device where a batch has so many."""
+    return max(config.micro_rows or config.batch_rows, min(devices, config.batch_rows))
+
+
 def check_rows(config: PretrainConfig, devices: int) -> None:
     """Raise ConfigError unless the rows of a batch divide into micro-batches, and those among the devices."""
-    micro = config.micro_rows or config.batch_rows
+    micro = rows_at_once(config, devices)
     if config.batch_rows % micro:
         raise ConfigError(f"pretrain.batch_rows {config.batch_rows} is not a multiple of pretrain.micro_rows {micro}")
     if micro % devices:
@@ -76,7 +81,7 @@ class Program:
         self, config: PretrainConfig, model: ModelConfig, mesh: Mesh, steps: int, sources: int, length: int, seed: int
     ) -> None:
         self.mesh, self.rows, self.length = mesh, config.batch_rows, length
-        self.micro_rows = config.micro_rows or config.batch_rows
+        self.micro_rows = rows_at_once(config, mesh.size)
         tx, rate = build(config.optimizer, steps), schedule(config.optimizer, steps)
         abstract = shapes(model)
         params = parameter_shardings(abstract, mesh)

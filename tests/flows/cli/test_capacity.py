@@ -20,6 +20,7 @@ name = "small"
 sca_per_block = 1
 [pretrain]
 batch_rows = 16
+micro_rows = 16
 fsdp = 4
 # Rollouts of one size, whose programs are then compiled once for three stages.
 [align.rollout]

@@ -19,7 +19,7 @@ from model.capacity.flops import forward_flops, training_flops
 from model.nautile import parameter_counts, shapes
 from model.sharding import make_mesh, put_rows
 from model.training import loop as training
-from model.training.step import BATCH, Program
+from model.training.step import BATCH, Program, check_rows, rows_at_once
 from model.weights.files import load_weights
 from tests.model.conftest import tiny_config
 from tests.support.stage_store import flip_byte
@@ -297,6 +297,20 @@ def test_settings_that_cannot_work_are_refused_at_once(finished, message):
     root, _, _ = finished
     with pytest.raises(ConfigError, match=message):
         run(root, settings(**REFUSED[message]), name="refused")
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro", "devices", "expected"),
+    [(16, 4, 1, 4), (16, 4, 8, 8), (16, None, 4, 16), (16, 16, 4, 16), (4, 2, 8, 4)],
+)
+def test_every_device_has_a_row_at_once(rows, micro, devices, expected):
+    config = settings(batch_rows=rows, micro_rows=micro)
+    assert rows_at_once(config, devices) == expected
+    if rows >= devices:
+        check_rows(config, devices)
+    else:
+        with pytest.raises(ConfigError, match=r"does not divide among 8 devices"):
+            check_rows(config, devices)
 
 
 def test_a_model_that_does_not_fit_the_tokens_is_refused(finished):
