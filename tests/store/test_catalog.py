@@ -212,7 +212,7 @@ def test_a_query_leaves_every_file_alone_and_reads_none(store, catalog):
     before = files()
     seen = set()
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     @given(statements(store.root.parent))
     def refused(sql):
         with pytest.raises(ConfigError, match="the query was refused: ") as error:

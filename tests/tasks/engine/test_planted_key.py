@@ -30,7 +30,8 @@ def test_a_planted_key_is_in_no_file_no_row_and_no_log(tmp_path, monkeypatch, ca
     faults = {0: "500", 2: "400", 3: "cut"}
 
     def reply(body):
-        return f"you said {KEY}" if body["messages"][0]["content"] == "1" else "nothing"
+        # Faults go by arrival: at most one of these gets the status that is not tried again.
+        return f"you said {KEY}" if body["messages"][0]["content"] in "145" else "nothing"
 
     with FakeOpenAI(key=KEY, reply=reply, faults=faults.get, fault_message=f"no, {KEY}") as server:
         server.batches.row_fault = lambda text, times: {"0": "500", "2": "400"}.get(text) if times == 1 else None
