@@ -2,7 +2,6 @@
 
 from common.errors import ConfigError
 from common.files import write_json, write_text
-from configs.keys import FILES
 from configs.labelling import ClassifyConfig
 from data.labelled.table import Table, require_columns
 from data.labelled.texts import read_texts, write_rows
@@ -19,8 +18,7 @@ def classify(job: Job) -> None:
     from evals.labelling.classifier import TextClassifier, classification_card, classification_summary
 
     config = job.part("classify", ClassifyConfig)
-    [[digest]] = (list(files.values()) for files in job.section[FILES].values())
-    table, texts = read_texts(config.texts, digest)
+    table, texts = read_texts(config.texts, job.file_digests[config.texts.path])
     classifier = TextClassifier(job.inputs["checkpoint"], config)
     gold = _right_labels(table, config, classifier.labels) if config.gold_column else None
     rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)

@@ -3,7 +3,6 @@
 import json
 
 from common.files import write_json, write_text
-from configs.keys import FILES
 from configs.labelling import ExtractConfig
 from data.labelled.texts import read_texts, write_rows
 from evals.extraction.report import card_of, summary_of
@@ -20,8 +19,7 @@ def extract(job: Job) -> None:
     from evals.extraction.runner import Extractor
 
     config = job.part("extract", ExtractConfig)
-    [[digest]] = (list(files.values()) for files in job.section[FILES].values())
-    _, texts = read_texts(config.texts, digest)
+    _, texts = read_texts(config.texts, job.file_digests[config.texts.path])
     extractor = Extractor(job.inputs["checkpoint"], config, json.loads(config.json_schema))
     rows = extractor.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("extracted")

@@ -10,7 +10,6 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import write_atomically, write_json
 from common.text import markdown_table, markdown_text, visible
-from configs.keys import FILES
 from configs.label import LabelConfig
 from configs.tune import LabelledDataConfig
 from data.endpoints.embedded import STAND_IN
@@ -72,10 +71,9 @@ def label(job: Job) -> None:
 
 
 def _read(job: Job, config: LabelledDataConfig, form: Any) -> list[LabelledRow]:
-    files = {path: sha256 for path, by_file in job.section.get(FILES, {}).items() for sha256 in by_file.values()}
     work = job.scratch / "hub"
     try:
-        return read_rows(config, form, work, files)
+        return read_rows(config, form, work, job.file_digests)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from common.events import Emit
 from common.files import atomic_path, write_json, write_text
-from configs.keys import FILES
 from configs.survey import SimulateConfig, SurveyConfig
 from data.surveys.people import Person, group_name, is_missing
 from data.surveys.reading import choose_people, read_respondents
@@ -31,7 +30,7 @@ ROWS = "opinions.parquet"
 def simulate(job: Job) -> None:
     """Ask every persona that has no row yet, then compare and publish."""
     survey, config = job.part("survey", SurveyConfig), job.part("simulate", SimulateConfig)
-    digests = job.section.get(FILES)
+    digests = job.file_digests
     respondents = read_respondents(survey, job.scratch, digests)
     people, asked = choose_people(survey, config, respondents, job.scratch, digests)
     scorer = OpinionScorer(job.inputs["checkpoint"], survey, config)

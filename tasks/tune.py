@@ -1,7 +1,6 @@
 """Tuning as a stage: a `checkpoint` and labelled rows in, a tuned `checkpoint` and its scores (`tuning`) out."""
 
 from common.files import write_text
-from configs.keys import FILES
 from configs.tune import TuneConfig
 from data.labelled.splits import read_splits
 from tasks.engine.job import Job
@@ -23,8 +22,7 @@ def tune(job: Job) -> None:
         own = config.data.model_copy(update={"reader": "jsonl", "path": str(job.inputs["labels"] / LABELS)})
         config = config.model_copy(update={"data": own})
     # The rows first: what is wrong with them is seen before the weights are read.
-    files = {path: sha256 for path, names in job.section.get(FILES, {}).items() for sha256 in names.values()}
-    splits = read_splits(config, job.scratch / "fetched", files)
+    splits = read_splits(config, job.scratch / "fetched", job.file_digests)
     params, model, tokenizer = load_weights(job.inputs["checkpoint"])
     run = LabelTuning(params, model, tokenizer, config, splits, job.scratch, {"execution": job.key}, job.emit)
     report = run_tuning(run, job.output("checkpoint"), job.output("tuning"))

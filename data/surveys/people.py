@@ -21,7 +21,7 @@ from data.surveys.built_in import BUILT_IN
 MOST_GROUPS = 60  # of one field
 LONGEST_PERSONA = 20_000  # characters
 
-Digests = Mapping[str, Mapping[str, str]]  # path as configured -> file -> sha256, as keys of steps have them
+Digests = Mapping[str, str]  # path as configured -> sha256
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_people(
 
     Raises `ConfigError` for a table that cannot be read, that has fewer than `n` people, or the same id twice.
     """
-    known = next(iter((digests or {}).get(config.path, {}).values()), "")
+    known = (digests or {}).get(config.path, "")
     match config.reader:
         case "margins":
             if n is None:

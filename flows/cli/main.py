@@ -362,22 +362,17 @@ def distill(
         raise ConfigError(f"distill: give --label; documents are distilled by `nautile run {config} --only distill`")
     from configs.label import LabelRun
     from configs.load import load_part
-    from flows.cli.label import label_texts
-    from flows.single_step import StepFailed
+    from flows.cli.uses.label import label_texts
 
     words = shlex.join(["nautile", "distill", "--label", *(["--questions", questions] if questions else [])])
     command = f"{words} {config_words(config, settings)}"
-    out, err = console_for(stderr=as_json), console_for(stderr=True)
     run_config = load_part(config, LabelRun, settings)
-    try:
-        made = label_texts(the_store(), run_config, questions, command, force, out, err)
-    except StepFailed as error:
-        raise typer.Exit(error.code) from None
+    made = label_texts(the_store(), run_config, questions, command, force, as_json)
     if as_json:
         print(json.dumps({"id": made.id, "path": str(made.path), **made.manifest["facts"]}, indent=1))
         return
     print_markdown((made.path / "card.md").read_text(encoding="utf-8"))
-    out.print(f"{made.id}: `nautile tune` takes it as data", soft_wrap=True)
+    console_for().print(f"{made.id}: `nautile tune` takes it as data", soft_wrap=True)
 
 
 def tune(
@@ -391,16 +386,11 @@ def tune(
     """Fine-tune a checkpoint on labelled rows, and compare it with baselines on the same rows."""
     from configs.load import load_part
     from configs.tune import TuneRun
-    from flows.cli.tune import run_tune, tuning_view
-    from flows.single_step import StepFailed
+    from flows.cli.uses.tune import run_tune, tuning_view
 
     section = load_part(config, TuneRun, settings)
     command = f"nautile tune {config_words(config, settings)}"
-    out, err = console_for(stderr=as_json), console_for(stderr=True)
-    try:
-        result = run_tune(the_store(), section, command, force, out, err)
-    except StepFailed as error:
-        raise typer.Exit(error.code) from None
+    result = run_tune(the_store(), section, command, force, as_json)
     show_as(result, as_json, tuning_view)
 
 

@@ -21,14 +21,13 @@ LONGEST = 400  # characters of a text or a reply
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Extraction")
-    made = [row for row in shared.ask(queries.ARTIFACTS, "extracted", "extracted", MOST) if not row["replaced"]]
-    if not made:
+    own = chosen.executions("extract") if chosen else []
+    artifact = shared.choose_artifact("extracted", "Extraction", "extraction", MOST, own)
+    if artifact is None:
         st.caption("No extraction in the store yet: `nautile extract CHECKPOINT FILE --schema S.json` makes one.")
         return
-    own = chosen.executions("extract") if chosen else []
-    executions = {row["id"]: row["execution"] for row in sorted(made, key=lambda row: row["execution"] not in own)}
-    picked = st.selectbox("Extraction", list(executions), key="extraction") or next(iter(executions))
-    [row] = [row for row in shared.ask(queries.ARTIFACTS_OF, [executions[picked]]) if row["kind"] == "extracted"]
+    picked = artifact["id"]
+    [row] = [r for r in shared.ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if r["kind"] == "extracted"]
     facts = json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
     left, middle, right = st.columns(3)
     left.metric("Rows", f"{facts['rows']:,}")

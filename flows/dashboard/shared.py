@@ -112,6 +112,18 @@ def prefect_link(run: str) -> str | None:
     return f"{base.rstrip('/')}/runs/flow-run/{run}" if base else None
 
 
+def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[str] = ()) -> CatalogRow | None:
+    """The artifact of `kind` picked on the page, of the newest `most` that are not replaced; None if there is none.
+
+    Those of the executions in `first` stand before the others.
+    """
+    rows = [row for row in ask(queries.ARTIFACTS, kind, kind, most) if not row["replaced"]]
+    by_id = {row["id"]: row for row in sorted(rows, key=lambda row: row["execution"] not in first)}
+    if not by_id:
+        return None
+    return by_id[st.selectbox(label, list(by_id), key=key) or next(iter(by_id))]
+
+
 def lineage_link(artifact: str) -> str:
     """The address of an artifact's lineage, relative to any page."""
     return f"lineage?artifact={quote(artifact, safe='')}"

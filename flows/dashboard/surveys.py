@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from evals.opinions.comparison import ARMS
 from evals.opinions.tables import FIGURES, NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard import queries, shared
+from flows.dashboard import shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
@@ -22,12 +22,11 @@ SHORT = {"model": "the model", "overall": "all humans"}
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Surveys")
-    simulations = [row for row in shared.ask(queries.ARTIFACTS, "opinions", "opinions", MOST) if not row["replaced"]]
-    if not simulations:
+    artifact = shared.choose_artifact("opinions", "Simulated survey", "survey", MOST)
+    if artifact is None:
         st.caption("No simulated survey in the store yet: `nautile simulate SURVEY CHECKPOINT` makes one.")
         return
-    names = [row["id"] for row in simulations]
-    picked = st.selectbox("Simulated survey", names, key="survey") or names[0]
+    picked = artifact["id"]
     try:
         summary = _read_summary(str(open_store().get(picked).path))
     except ConfigError as error:  # removed since the catalog was updated

@@ -11,7 +11,7 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from evals.labelling.titles import TITLES, arm_rows
-from flows.dashboard import queries, shared
+from flows.dashboard import shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
@@ -23,15 +23,14 @@ RATE: dict[str, Any] = {"axis": alt.Axis(format=".0%"), "scale": alt.Scale(domai
 
 def page(chosen: ChosenRun | None) -> None:
     st.title("Tuning")
-    tunings = [row for row in shared.ask(queries.ARTIFACTS, "tuning", "tuning", MOST) if not row["replaced"]]
-    if not tunings:
+    own = chosen.executions("tune") if chosen else []
+    artifact = shared.choose_artifact("tuning", "Tuning", "tuning", MOST, own)
+    if artifact is None:
         st.caption("No tuning in the store yet: `nautile tune CONFIG` makes one.")
         return
-    own = chosen.executions("tune") if chosen else []
-    names = [row["id"] for row in sorted(tunings, key=lambda row: row["execution"] not in own)]
-    picked = st.selectbox("Tuning", names, key="tuning")
+    picked = artifact["id"]
     try:
-        folder = str(open_store().get(picked or names[0]).path)
+        folder = str(open_store().get(picked).path)
     except ConfigError as error:  # removed since the catalog was updated
         st.error(shared.escaped(str(error)))
         return
@@ -40,7 +39,7 @@ def page(chosen: ChosenRun | None) -> None:
         st.caption("Its files are not on this machine.")
         return
     _scores(report)
-    st.link_button("Where these scores come from", shared.lineage_link(picked or names[0]))
+    st.link_button("Where these scores come from", shared.lineage_link(picked))
     if report["form"] == "label":
         _labels(report, folder)
 

@@ -17,6 +17,7 @@ from common.events import Emit
 from common.files import RemoteFiles, read_json, write_json
 from configs.base import Section
 from configs.endpoint import EndpointConfig
+from configs.keys import FILES
 from data.endpoints.reply_source import ReplySource
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -54,6 +55,11 @@ class Job:
     def seed(self) -> int:
         """The run's seed, 0 for a section without one."""
         return int(self.section.get("seed", 0))
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        """The sha256 that each local file of the section has in the key, by its path as configured."""
+        return {path: sha256 for path, files in self.section.get(FILES, {}).items() for sha256 in files.values()}
 
     @property
     def endpoints(self) -> dict[str, EndpointConfig]:

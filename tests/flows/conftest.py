@@ -12,6 +12,7 @@ import pytest
 
 from configs.load import load
 from configs.schema import RunConfig
+from flows.cli.main import main
 from tests.support.prefect_server import running_server
 from tests.support.sockets import watch_sockets
 from tests.support.toy_cli import nautile, start
@@ -25,6 +26,20 @@ def own_main():
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
+
+
+@pytest.fixture
+def command_line(monkeypatch, capsys):
+    """Run `nautile` in this process; returns exit code, standard output, standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return exit_.value.code or 0, out, err
+
+    return call
 
 
 @pytest.fixture(scope="session")

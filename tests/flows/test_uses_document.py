@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import jax
 import pytest
 
 from configs.model import TokenizerConfig
-from flows.cli import main as cli
 from model.nautile import initialise
 from model.weights.files import save_weights
 from store.add import add_files
@@ -101,22 +99,8 @@ def shell(folder, store, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture
-def nautile(monkeypatch, capsys):
-    """Run a command in this process; returns exit code, standard output, standard error."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
-
-    return call
-
-
 @pytest.mark.parametrize("title", SECTIONS)
-def test_every_command_of_the_section_runs(title, checkpoint_store, teacher, nautile, tmp_path, monkeypatch):
+def test_every_command_of_the_section_runs(title, checkpoint_store, teacher, command_line, tmp_path, monkeypatch):
     store = shutil.copytree(checkpoint_store, tmp_path / "store")
     folder = tmp_path / "work"
     folder.mkdir()
@@ -125,7 +109,7 @@ def test_every_command_of_the_section_runs(title, checkpoint_store, teacher, nau
     monkeypatch.setenv("COLUMNS", "200")
     assert any(isinstance(item, Command) for item in SECTIONS[title])
     with ExitStack() as stack:
-        section = Section(folder, store, teacher, stack, nautile)
+        section = Section(folder, store, teacher, stack, command_line)
         for item in SECTIONS[title]:
             if isinstance(item, ShownFile):
                 section.write(item)

@@ -15,15 +15,13 @@ import typer
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from flows.cli.terminal import Json, console_for, show_as, the_store
+from flows.cli.terminal import Json, show_as, the_store
 
 if TYPE_CHECKING:
     from configs.base import Section
     from configs.labelling import TextsConfig
     from store.artifacts import Artifact, Store
     from tasks.engine.stage import Stage
-
-READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 CheckpointOfStore = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id, or its folder.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A table of texts: .csv, .tsv, .jsonl or .parquet.")]
@@ -169,16 +167,17 @@ def _checkpoint(store: "Store", name: str) -> "Artifact":
 def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", str]:
     """The table of texts, and its digest. Raises `ConfigError` for a file that is none, or an unusable `--out`."""
     from configs.labelling import TextsConfig
+    from configs.tune import SUFFIXES
     from data.labelled.texts import check_writable, read_texts
 
-    if file.suffix.lower() not in READERS:
-        raise ConfigError(f"{file}: is none of {', '.join(READERS)}")
+    if file.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{file}: is none of {', '.join(SUFFIXES)}")
     if out is not None:
         check_writable(out)
         if out.resolve() == file.resolve():
             raise ConfigError(f"--out {out}: is the table of texts itself")
     texts = TextsConfig.model_validate(
-        {"reader": READERS[file.suffix.lower()], "path": str(file), "text_column": column}
+        {"reader": SUFFIXES[file.suffix.lower()], "path": str(file), "text_column": column}
     )
     table, _ = read_texts(texts)  # what is wrong with it is said before a process is started
     return texts, table.sha256
@@ -187,18 +186,13 @@ def _texts(file: Path, column: str, out: Path | None) -> tuple["TextsConfig", st
 def _run(
     stage: "Stage", section: "Section", checkpoint: "Artifact", store: "Store", *, force: bool, as_json: bool
 ) -> "Artifact":
-    """Run or reuse the step; its artifact. Ends the command where the step fails."""
-    from flows.single_step import StepFailed, run_single_step
+    """Run or reuse the step; its artifact."""
+    from flows.cli.uses.step import run_step
 
-    err = console_for(stderr=True)
-    try:
-        outputs = run_single_step(
-            stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
-            command=shlex.join(["nautile", *sys.argv[1:]]), out=err if as_json else console_for(), err=err, force=force,
-        )  # fmt: skip
-    except StepFailed as failed:
-        raise typer.Exit(failed.code) from None
-    [made] = outputs.values()
+    [made] = run_step(
+        stage, {stage.name: section.model_dump(mode="json")}, {"checkpoint": checkpoint.id}, store,
+        command=shlex.join(["nautile", *sys.argv[1:]]), force=force, as_json=as_json,
+    ).values()  # fmt: skip
     return made
 
 

@@ -70,7 +70,7 @@ def simulate(
     from data.surveys.reading import load_survey, personas_config
     from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE, question_tables, scores_table
     from flows.cli.inspect import checkpoint_id, named_or_newest
-    from flows.single_step import StepFailed, run_single_step
+    from flows.cli.uses.step import run_step
     from tasks.simulate import ROWS
     from tasks.simulate import simulate as stage
 
@@ -97,19 +97,9 @@ def simulate(
     for name, value in {"personas": personas, "n": n, "by": by, **settings}.items():
         if value is not None and (name not in settings or value != SimulateConfig.model_fields[name].default):
             words += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", str(value)]
-    try:
-        artifacts = run_single_step(
-            stage,
-            section,
-            {"checkpoint": checkpoint_id(store, checkpoint)},
-            store,
-            command=f"nautile simulate {shlex.join(words)}",
-            out=console_for(stderr=as_json),
-            err=console_for(stderr=True),
-            force=force,
-        )
-    except StepFailed as failure:
-        raise typer.Exit(failure.code) from None
+    command = f"nautile simulate {shlex.join(words)}"
+    inputs = {"checkpoint": checkpoint_id(store, checkpoint)}
+    artifacts = run_step(stage, section, inputs, store, command=command, force=force, as_json=as_json)
     folder = artifacts["opinions"].path
     if out is not None:
         shutil.copyfile(folder / ROWS, out)

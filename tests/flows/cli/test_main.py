@@ -25,17 +25,13 @@ pytestmark = pytest.mark.usefixtures("toy_stages")
 
 
 @pytest.fixture
-def nautile(made, monkeypatch, capsys):
+def nautile(made, monkeypatch, command_line):
     """Run a command in the toy chain's store; returns exit code, standard output, standard error."""
 
     def call(*arguments: str, store=made[0].root):
         monkeypatch.setenv("NAUTILE_STORE", str(store))
         monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
+        return command_line(*arguments)
 
     return call
 

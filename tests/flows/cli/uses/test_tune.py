@@ -1,12 +1,10 @@
 """`nautile tune`: from a checkpoint of the store to a tuned one, reused the second time, and bad input."""
 
 import json
-import sys
 
 import pytest
 
 from data.labelled.label_set import read_label_set
-from flows.cli import main as cli
 from store.artifacts import Store
 from tests.support.labelled import labelled_records, write_checkpoint, write_records
 from tests.support.stage_store import published
@@ -22,7 +20,7 @@ baselines = ["majority"]
 
 
 @pytest.fixture
-def nautile(tmp_path, monkeypatch, capsys):
+def nautile(tmp_path, monkeypatch, command_line):
     """Run a command in a folder with the configuration and its rows; exit code, standard output, standard error."""
     (tmp_path / "tune.toml").write_text(CONFIG)
     write_records(tmp_path / "rows.jsonl", labelled_records(60))
@@ -30,14 +28,7 @@ def nautile(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
-
-    return call
+    return command_line
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from flows.cli import main as cli
 from store.artifacts import Store
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.toy_cli import ROOT, environment
@@ -38,21 +37,14 @@ def answer(body):
 
 
 @pytest.fixture
-def nautile(tmp_path, monkeypatch, capsys):
+def nautile(tmp_path, monkeypatch, command_line):
     """Run a command in a folder with the two files; returns exit code, standard output, standard error."""
     (tmp_path / "gold.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in GOLD))
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
 
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["nautile", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit_.value.code or 0, out, err
-
-    return call
+    return command_line
 
 
 @pytest.mark.slow

@@ -8,13 +8,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
+import typer
 from rich.text import Text
 
-from common.errors import ConfigError, Retryable
 from configs.keys import with_local_files
-from configs.operation import StageOperation
-from configs.schema import RunConfig
+from flows.cli.terminal import console_for
 from flows.progress_view import RunProgress, view_for
 from flows.run import ProgressListener, exit_code
 from store.artifacts import Artifact, Store
@@ -25,48 +23,30 @@ from tasks.engine.progress import subscribe
 from tasks.engine.stage import RunContext, Stage
 
 
-class StepFailed(Exception):
-    """The step did not succeed, which has been printed. `code`: the exit code of the command."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"the step failed with exit code {code}")
-        self.code = code
-
-
-def run_single_step(
+def run_step(
     stage: Stage,
     section: Mapping[str, Any],
     inputs: Mapping[str, str],
     store: Store,
     *,
     command: str,
-    out: Console,
-    err: Console,
-    config: RunConfig | None = None,
-    force: bool = False,
+    force: bool,
+    as_json: bool,
 ) -> dict[str, Artifact]:
     """Run `stage`, or reuse what it has made of the same section and inputs. Returns its artifacts by kind.
 
-    `inputs`: name -> artifact id. `command`: the shell command that resumes it, which a failure prints. `config` gives
-    the operation of endpoints and telemetry, and its name for the catalog. Progress goes to `out`. Raises `ConfigError`
-    for bad input, and `StepFailed` after any other failure has been printed on `err`.
+    `inputs`: name -> artifact id. `command`: the shell command that resumes it, which a failure prints. Progress goes
+    to standard output, to standard error where that is for JSON. Raises `ConfigError` and `Retryable` as the stage
+    does, and `typer.Exit` after a crash has been printed.
     """
-    operation = {} if config is None else {
-        "config": config.name,
-        "launch": config.launch,
-        "telemetry": config.telemetry,
-        "operation": getattr(config.operation, stage.name, StageOperation()),
-    }  # fmt: skip
-    run = f"{stage.name}-{uuid.uuid4().hex[:8]}"
-    context = RunContext(run, str(store.root), force, stage.name, resume=command, **operation)
+    out, err = console_for(stderr=as_json), console_for(stderr=True)
+    context = RunContext(f"{stage.name}-{uuid.uuid4().hex[:8]}", str(store.root), force, stage.name, resume=command)
     progress = RunProgress([stage.name])
     view = view_for(progress, out)
     unsubscribe = subscribe(ProgressListener(progress, view))
     try:
         with view:
             outputs = run_stage(stage, with_local_files(dict(section), store.digest_memory), dict(inputs), context)
-    except (ConfigError, Retryable):
-        raise
     except KeyboardInterrupt:
         err.print(Text(f"stopped; what was finished is kept. Continue with: {command}"), soft_wrap=True)
         raise
@@ -74,7 +54,7 @@ def run_single_step(
         err.print(Text(f"{stage.name} failed: {error}", style="red"), soft_wrap=True)
         err.print(Text(advice(error)), soft_wrap=True)
         err.print(Text(f"{RESUME_HEADING} {command}"), soft_wrap=True)
-        raise StepFailed(exit_code(error)) from None
+        raise typer.Exit(exit_code(error)) from None
     finally:
         unsubscribe()
     return {kind: store.get(artifact_id) for kind, artifact_id in outputs.items()}

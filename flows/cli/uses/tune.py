@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from common.errors import ConfigError
@@ -10,16 +10,16 @@ from common.files import read_json
 from configs.tune import TuneRun
 from evals.labelling.titles import arm_rows
 from flows.cli.tables import query_table
-from flows.single_step import run_single_step
+from flows.cli.uses.step import run_step
 from flows.starts import checkpoint_named
 from store.artifacts import Store
 from tasks.tune import tune
 
 
-def run_tune(store: Store, run: TuneRun, command: str, force: bool, out: Console, err: Console) -> dict[str, Any]:
+def run_tune(store: Store, run: TuneRun, command: str, force: bool, as_json: bool) -> dict[str, Any]:
     """Tune, or reuse what the same section made; the ids of what was made, and the report.
 
-    Raises `ConfigError` for bad input, `StepFailed` after another failure has been printed.
+    Raises as `run_step`.
     """
     config = run.tune
     try:
@@ -33,7 +33,7 @@ def run_tune(store: Store, run: TuneRun, command: str, force: bool, out: Console
         inputs["labels"] = labels.id
         update["data"] = config.data.model_copy(update={"path": labels.full_id})
     section = {"tune": config.model_copy(update=update).model_dump(mode="json")}
-    made = run_single_step(tune, section, inputs, store, command=command, out=out, err=err, force=force)
+    made = run_step(tune, section, inputs, store, command=command, force=force, as_json=as_json)
     report = read_json(made["tuning"].path / "tuning.json") or {}
     return {"checkpoint": made["checkpoint"].id, "tuning": made["tuning"].id, "start": checkpoint.id, "report": report}
 
