@@ -53,7 +53,7 @@ def shown(tmp_path, monkeypatch):
 
 
 def _draw() -> None:
-    from flows.dashboard import extraction
+    from flows.dashboard.evaluation import extraction
 
     extraction.page(None)
 

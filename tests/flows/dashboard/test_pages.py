@@ -8,9 +8,10 @@ from streamlit.testing.v1 import AppTest
 from common.errors import ConfigError
 from common.processes import free_port
 from flows.dashboard import queries
+from flows.dashboard.artifacts.lineage import graph
 from flows.dashboard.command import arguments
-from flows.dashboard.evaluations import history
-from flows.dashboard.lineage import graph
+from flows.dashboard.evaluation.evaluations import history
+from flows.dashboard.pages import PAGES
 from flows.dashboard.shared import STATE_MARKS, escaped, split_thinking
 from store.artifacts import Store
 from store.catalog import Catalog
@@ -21,19 +22,6 @@ from tasks.engine.attempt_log import write_attempt_row
 from tasks.engine.staging import LATE_S, write_retry_note
 from tests.support.stage_store import key_of
 
-PAGES = [
-    "overview",
-    "training",
-    "samples",
-    "reinforcement",
-    "rollouts",
-    "distillation",
-    "evaluations",
-    "tuning",
-    "extraction",
-    "surveys",
-    "lineage",
-]
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
 
 
@@ -127,18 +115,13 @@ def test_thinking_is_split_from_the_answer(text, parts):
 
 def _draw(page: str) -> None:
     """Draw one page as app.py does. Runs inside Streamlit."""
-    from importlib import import_module
-
     from flows.dashboard import shared
+    from flows.dashboard.pages import PAGES
 
-    functions = {"training": ("curves", "training"), "reinforcement": ("curves", "reinforcement")}
-    functions |= {"samples": ("samples", "training_samples"), "rollouts": ("samples", "rollouts")}
-    module, name = functions.get(page, (page, "page"))
-    run = shared.choose_run(shared.run_titles())
-    getattr(import_module(f"flows.dashboard.{module}"), name)(shared.chosen_run(run))
+    PAGES[page].draw(shared.chosen_run(shared.choose_run(shared.run_titles())))
 
 
-@pytest.mark.parametrize("page", [*PAGES, "storage"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_page_is_drawn(made, page, monkeypatch):
     store, _ = made
     Catalog(store).ingest()
@@ -164,7 +147,7 @@ def test_an_outage_that_is_waited_for_is_shown_with_its_end_and_not_as_a_failure
         assert list(shown.dataframe[0].value["state"]) == [STATE_MARKS["waiting" if texts else "failed"]]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "storage"])
+@pytest.mark.parametrize("page", PAGES)
 def test_an_empty_store_shows_captions(tmp_path, page, monkeypatch):
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "none"))
     shown = AppTest.from_function(_draw, kwargs={"page": page}, default_timeout=240).run()

@@ -10,7 +10,7 @@ from data.surveys.people import Person
 from data.surveys.reading import parse_survey
 from evals.opinions.comparison import compare
 from evals.opinions.tables import NOT_FOR, NOTHING_TO_COMPARE
-from flows.dashboard.surveys import distribution, score_rows
+from flows.dashboard.evaluation.surveys import distribution, score_rows
 from store.catalog import Catalog
 
 HOSTILE = "<script>alert(1)</script> ![x](http://example.invalid/x.png)"
@@ -46,7 +46,7 @@ def publish(store, content):
 
 
 def _draw() -> None:
-    from flows.dashboard import surveys
+    from flows.dashboard.evaluation import surveys
 
     surveys.page(None)
 

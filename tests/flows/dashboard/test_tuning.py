@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from flows.dashboard.tuning import confusion_chart, learning_curves
+from flows.dashboard.training.tuning import confusion_chart, learning_curves
 from store.artifacts import Store
 from store.catalog import Catalog
 
@@ -57,7 +57,7 @@ def store(tmp_path, monkeypatch):
 
 
 def _draw() -> None:
-    from flows.dashboard import tuning
+    from flows.dashboard.training import tuning
 
     tuning.page(None)
 

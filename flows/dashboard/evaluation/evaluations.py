@@ -11,8 +11,9 @@ import streamlit as st
 from common.errors import ConfigError
 from common.files import read_json
 from evals.tables.results import ResultTable, table_1, table_2
-from flows.dashboard import queries, samples, shared
+from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
+from flows.dashboard.training import samples
 from store.catalog import CatalogRow
 from store.mirror import open_store
 

@@ -8,8 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from common.text import dollars
-from flows.dashboard import queries, samples, shared
+from flows.dashboard import queries, shared
 from flows.dashboard.shared import ChosenRun
+from flows.dashboard.training import samples
 from store.catalog import CatalogRow
 
 

@@ -1,0 +1,1 @@
+"""Pages about what the store holds: lineage and sizes."""

@@ -1,0 +1,1 @@
+"""Pages about runs: how the chosen run stands, and all of them."""
