@@ -136,6 +136,7 @@ class _StepRunner:
             self.config.operation.of(step.stage.name),
             resume=self.resume(step.label),
             limit=self.server_limits.get(step.resource, ""),
+            slots=concurrency.shared_slots(self.store, step.resource, self.config.resources.limits()[step.resource]),
             ask_again=self.prepared.selection.ask_again,
         )
         try:

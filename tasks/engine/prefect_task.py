@@ -24,6 +24,7 @@ from prefect.context import TaskRunContext
 
 from common.errors import Retryable
 from common.text import visible
+from store.locks import KeyLock
 from store.mirror import open_store
 from tasks.engine.attempt import run_stage
 from tasks.engine.child_process import pause
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 SHOW_EVERY_S = 5.0
 LEASE_S = 60.0  # of a slot: the least that Prefect accepts
 SLOT_TRY_S = 3.0
+LOCK_TRY_S = 0.5
 FIRST_SHOWN_AFTER_S = 1.0  # a stage quicker than that has no progress to show
 
 _pages: dict[UUID, "_TaskRunPage"] = {}  # of the task runs that have not succeeded
@@ -83,11 +85,12 @@ def as_prefect_task(stage: Stage) -> Task[..., dict[str, str]]:
 
 @contextmanager
 def _slot(context: RunContext) -> Iterator[None]:
-    """Hold a slot of the server's limit for the length of the block, if the context names one.
+    """Hold a slot of the server's limit, or else one of the lock files, for the length of the block.
 
-    It is held by a lease: a process that is killed gives it back within a minute. A lease that cannot be renewed for a
-    moment must not fail hours of work.
+    A limit's slot is held by a lease: a process that is killed gives it back within a minute. A lease that cannot be
+    renewed for a moment must not fail hours of work.
     """
+    locks = [] if context.limit else [KeyLock(Path(path)) for path in context.slots]
     with ExitStack() as stack:
         while context.limit:
             try:
@@ -100,10 +103,20 @@ def _slot(context: RunContext) -> Iterator[None]:
                 stack.enter_context(slot)
                 break
             except TimeoutError:
-                stage, note = context.label.partition(":")[0], f"other steps work: it waits for {context.limit}"
-                notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
-                pause(0)  # raises if the run was cancelled meanwhile
+                _wait_for_slot(context, context.limit, 0.0)  # which has waited already
+        while locks:
+            if held := next((lock for lock in locks if lock.try_acquire()), None):
+                stack.callback(held.release)
+                break
+            _wait_for_slot(context, "a slot of this sweep", LOCK_TRY_S)
         yield
+
+
+def _wait_for_slot(context: RunContext, what: str, seconds: float) -> None:
+    """Say that a step waits for its turn, and pause. Raises `StageCancelled` if the run was cancelled meanwhile."""
+    stage, note = context.label.partition(":")[0], f"other steps work: it waits for {what}"
+    notify(StageUpdate(stage, context.label, "waiting", run_id=context.run_id, note=note))
+    pause(seconds)
 
 
 def should_retry(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

@@ -36,6 +36,7 @@ class RunContext:
     operation: StageOperation = field(default_factory=StageOperation)
     resume: str = ""  # the command that continues after a failure
     limit: str = ""  # the Prefect server's concurrency limit to hold a slot of while working; empty: none
+    slots: tuple[str, ...] = ()  # lock files, one of which to hold while working where there is no such limit
     ask_again: bool = False  # with `force`: pay again for replies that other executions have paid for
 
 

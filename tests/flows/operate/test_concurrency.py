@@ -3,12 +3,15 @@
 import threading
 import time
 from contextvars import copy_context
+from pathlib import Path
 
 import pytest
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.operate import concurrency
+from store.artifacts import Store
+from store.locks import KeyLock
 from tasks.engine import prefect_task
 from tasks.engine.child_process import cancelling
 from tasks.engine.errors import StageCancelled
@@ -76,3 +79,29 @@ def test_one_that_waits_ends_when_its_run_is_cancelled(name, second):
         assert events == ["cancelled"]
     with cancelling():
         """Nothing is cancelled any more."""
+
+
+def test_runs_of_a_sweep_take_turns_by_lock_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefect_task, "LOCK_TRY_S", 0.01)
+    store, waits, events = Store(tmp_path), threading.Event(), []
+    assert concurrency.shared_slots(store, "cpu", 2) == ()  # an ordinary run has none
+    monkeypatch.setenv(concurrency.SHARED, "1")
+    (slot,) = slots = concurrency.shared_slots(store, "accelerator", 1)
+    assert len(concurrency.shared_slots(store, "cpu", 2)) == 2
+    other = KeyLock(Path(slot))  # as another process holds it
+    assert other.try_acquire()
+    unsubscribe = subscribe(lambda update: update.run_id == "r2" and waits.set())
+
+    def work():
+        with prefect_task._slot(RunContext("r2", str(tmp_path), label="pretrain", slots=slots)):
+            events.append(other.try_acquire())
+
+    thread = threading.Thread(target=copy_context().run, args=(work,))
+    thread.start()
+    assert waits.wait(60)
+    assert events == []
+    other.release()
+    thread.join(60)
+    unsubscribe()
+    assert events == [False]  # it held the slot
+    assert other.try_acquire()
