@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,11 +30,27 @@ def load(name: str | Path, settings: Sequence[str] | None = None) -> RunConfig:
     """
     path = locate(name)
     try:
-        return RunConfig.model_validate(changed(_read(path, seen=()), settings or ()))
+        return RunConfig.model_validate(changed(_read(path), settings or ()))
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(error, RunConfig)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deep") from None
+
+
+def load_base(name: str | Path) -> RunConfig:
+    """The configuration that a file builds on: of the files that it extends the farthest that is whole by itself.
+
+    A file that extends none builds on itself. Raises `ConfigError` as `load` does.
+    """
+    files = _files(locate(name))
+    table: dict[str, Any] = {}
+    for _, own in files[:-1]:
+        table = _merged(table, own)
+        try:
+            return RunConfig.model_validate(table)
+        except ValidationError:
+            continue  # a part that others share
+    return load(name)
 
 
 def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str] | None = None) -> SectionPart:
@@ -42,7 +59,7 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
     Raises `ConfigError` as `load` does.
     """
     path = locate(name)
-    table = changed(_read(path, seen=()), settings or ())
+    table = changed(_read(path), settings or ())
     if unknown := sorted(set(table) - set(model.model_fields) - set(RunConfig.model_fields)):
         raise ConfigError(f"{path}: unknown key `{unknown[0]}`; it may have {', '.join(model.model_fields)}")
     try:
@@ -56,7 +73,7 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
 def _from_prefect(value: Any) -> Any:
     if isinstance(value, str):
         return load(value)
-    shipped = (_read(path, seen=()) for path in sorted(_SHIPPED.glob("*.toml")))  # read only if they are needed
+    shipped = (_read(path) for path in sorted(_SHIPPED.glob("*.toml")))  # read only if they are needed
     return as_on_worker(value, this_worker(), shipped) if isinstance(value, dict) else value
 
 
@@ -82,27 +99,33 @@ def locate(name: str | Path) -> Path:
     )
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's table merged into that of the file it `extends`: tables merge, everything else is replaced.
+def _read(path: Path) -> dict[str, Any]:
+    """The file's table merged into that of the file it `extends`: tables merge, everything else is replaced."""
+    return reduce(_merged, (own for _, own in _files(path)))
 
-    `seen`: the files that extended this one, by which a circle is noticed.
-    """
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: `extends` goes in a circle through {', '.join(p.name for p in seen)}")
-    if len(seen) > MOST_EXTENDED:
-        raise ConfigError(f"{path}: a chain of `extends` through more than {MOST_EXTENDED} files")
-    try:
-        table = tomllib.loads(read_bounded_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    if "extends" not in table:
-        return table
-    parent = table.pop("extends")
-    if not isinstance(parent, str):
-        raise ConfigError(f"{path}: `extends` must be the name of one file")
-    base = path.parent / parent
-    return _merged(_read(base if base.is_file() else locate(parent), (*seen, path)), table)
+
+def _files(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The file and those that it extends, the farthest first, each with its own table."""
+    files: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        path = path.resolve()
+        if any(path == other for other, _ in files):
+            names = ", ".join(other.name for other, _ in reversed(files))
+            raise ConfigError(f"{path}: `extends` goes in a circle through {names}")
+        if len(files) > MOST_EXTENDED:
+            raise ConfigError(f"{path}: a chain of `extends` through more than {MOST_EXTENDED} files")
+        try:
+            table = tomllib.loads(read_bounded_text(path))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: is not TOML: {error}") from None
+        files.insert(0, (path, table))
+        if "extends" not in table:
+            return files
+        parent = table.pop("extends")
+        if not isinstance(parent, str):
+            raise ConfigError(f"{path}: `extends` must be the name of one file")
+        base = path.parent / parent
+        path = base if base.is_file() else locate(parent)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
