@@ -22,6 +22,7 @@ from configs.schema import RunConfig
 from flows.dag import Need, Step
 from flows.operate import approval, concurrency
 from flows.operate.notifications import notifying
+from flows.plans import recorded
 from flows.selection import PreparedRun, Selection, check_ray_hosts, prepare_run
 from store.artifacts import Store
 from store.mirror import open_store
@@ -66,7 +67,11 @@ def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root
             prepared = prepare_run(config, selection, store)
             check_ray_hosts(store, config.launch, prepared)
         _link_dashboard(run_id)
-        with store.run_lock(run_id).for_life(), cancelling():
+        with (
+            store.run_lock(run_id).for_life(),
+            recorded(store, config, prepared, run_id, str(flow_run.name or config.name), resume("")),
+            cancelling(),
+        ):
             outputs = _StepRunner(store, config, prepared, run_id, resume, concurrency.declared_limits()).run()
         notifier.send(
             "finished", f"{config.name} finished, {len(outputs)} steps. `nautile status` lists what they made."

@@ -1,4 +1,4 @@
-"""The catalog: six DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
+"""The catalog: eight DuckDB tables over the manifests and event files, which can be rebuilt from them at any time.
 
 While one process has a DuckDB file open for writing, every other attempt to open it fails, read-only ones too. So no
 process keeps it open: each transaction opens the file, works, and closes it (about 50 ms). Before that it takes a lock

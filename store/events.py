@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 LIVE_EVERY_S = 0.3
 LARGEST_FILE = 256 * 10**6  # bytes: then the next file begins, so that a mirror need not send old events again
+NAMED_BY_FIELD = ("run", "plan", "note")  # events whose field `id` is the id of a row, which a later event replaces
 READ_LIMIT = 8 * 2**20  # bytes read at a time
 
 
@@ -64,7 +65,8 @@ class EventWriter:
         return descriptor
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Write one event: `metric`, `sample`, `call`, `run` or `progress` (which only updates the live file)."""
+        """Write one event: `metric`, `sample`, `call`, `run`, `plan`, `note` or `progress` (which only updates the live
+        file)."""
         if kind == "progress":
             with self._lock:
                 self._live.update(fields)
@@ -98,7 +100,7 @@ class EventWriter:
             "time": self._last_us,
             "fields": fields,
         }
-        if kind == "run":
+        if kind in NAMED_BY_FIELD:
             event["id"] = str(fields["id"])
         line = to_json(event).encode() + b"\n"
         if len(line) > LARGEST_EVENT:
@@ -157,12 +159,14 @@ class EventWriter:
             if kind == "sample":
                 group = "" if fields.get("set") is None else str(fields["set"])
                 return [self.execution, kind, group, int(fields["index"])]
-            if kind == "run":
+            if kind in NAMED_BY_FIELD:
                 return [fields["id"]]
         except (KeyError, TypeError) as error:
             raise ValueError(f"event {kind!r} of {self.stage or 'a stage'}: {error!r} in {sorted(fields)}") from None
         if kind != "call":
-            raise ValueError(f"event of unknown kind {kind!r}: there are metric, sample, call, progress and run")
+            raise ValueError(
+                f"event of unknown kind {kind!r}: there are metric, sample, call, progress, run, plan and note"
+            )
         return None
 
     def _update_live(self, *, now: bool) -> None:

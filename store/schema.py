@@ -19,11 +19,11 @@ import duckdb
 
 from common.errors import ConfigError
 from store.artifacts import Artifact
-from store.events import with_finite
+from store.events import NAMED_BY_FIELD, with_finite
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 2  # a new version needs an entry in MIGRATIONS
+SCHEMA = 3  # a new version needs an entry in MIGRATIONS
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,31 @@ SAMPLES = CatalogTable(
     id VARCHAR, execution VARCHAR, stage VARCHAR, set VARCHAR, index BIGINT, fields JSON, time TIMESTAMP
     """,
 )
-TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES)
-TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES}
+PLANS = CatalogTable(
+    "plans",
+    """
+    id VARCHAR,  -- of one start of a run: a run that is retried or resumed starts again
+    run VARCHAR, config VARCHAR, name VARCHAR,
+    state VARCHAR,  -- running, done, failed, cancelled, suspended (it waits for an answer, without a process)
+    steps JSON,  -- in order: label, stage, key, after (the labels whose outputs it reads)
+    settings JSON,  -- the whole configuration
+    changes JSON,  -- what it changes in its base configuration: field, before, after
+    resume VARCHAR,  -- the command that continues it
+    started TIMESTAMP, ended TIMESTAMP, error VARCHAR, commit VARCHAR, host VARCHAR, time TIMESTAMP
+    """,
+    open_state="running",
+)
+NOTES = CatalogTable(
+    "notes",
+    """
+    id VARCHAR,  -- of the run
+    text VARCHAR,
+    tags JSON,  -- a list
+    time TIMESTAMP
+    """,
+)
+TABLES = (ARTIFACTS, INPUTS, RUNS, METRICS, CALLS, SAMPLES, PLANS, NOTES)
+TABLE_OF_EVENT = {"run": RUNS, "metric": METRICS, "call": CALLS, "sample": SAMPLES, "plan": PLANS, "note": NOTES}
 
 
 def artifact_row(artifact: Artifact) -> dict[str, Any]:
@@ -160,13 +183,13 @@ def input_rows(artifact: Artifact) -> list[dict[str, Any]]:
 
 
 def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    """The row of a run, metric, call or sample event. Raises `ValueError` or `TypeError` if a value does not fit."""
+    """The row of an event. Raises `ValueError` or `TypeError` if a value does not fit."""
     kind, fields = event["kind"], event["fields"]
     table = TABLE_OF_EVENT[kind]
     seconds, us = divmod(int(event["time"]), 10**6)
     time = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=us)
     common = {"id": str(event["id"]), "time": time}
-    if kind != "run":
+    if kind not in NAMED_BY_FIELD:
         common |= {"execution": str(event["execution"]), "stage": event.get("stage") or None}
     named = [name for name in table.columns if name not in common and name != "fields" and name in fields]
     cast = {name: _CASTS[table.columns[name]](fields[name]) for name in named if fields[name] is not None}
@@ -256,6 +279,7 @@ FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
 # manifest is deleted, so that it is read again.
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: ("ALTER TABLE artifacts ADD COLUMN label VARCHAR", "DELETE FROM ingested WHERE path LIKE 'artifacts/%'"),
+    2: (PLANS.create(), NOTES.create()),
 }
 
 

@@ -37,14 +37,19 @@ _lock = threading.Lock()
 
 
 def write_attempt_row(store: Store, row: dict[str, Any]) -> None:
-    """Write the row of an attempt as it now stands; the newest event with a row's `id` is what the catalog shows."""
+    """Write the row of an attempt as it now stands."""
+    write_row(store, "run", row)
+
+
+def write_row(store: Store, kind: str, row: dict[str, Any]) -> None:
+    """Write a row of a `run`, `plan` or `note`; the newest event with a row's `id` is what the catalog shows."""
     # One file per process (a forked one gets its own), and a new one where the store was deleted and created again.
     with _lock:
         writer = _writers.get((store.root, os.getpid()))
         if writer is None or not writer.path.exists():
             path = store.root / "events" / f"runs-{os.getpid()}-{uuid.uuid4().hex[:12]}.jsonl"
             writer = _writers[store.root, os.getpid()] = EventWriter(path, execution="")
-    writer("run", **row)
+    writer(kind, **row)
 
 
 class AttemptLog:

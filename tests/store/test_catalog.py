@@ -56,6 +56,8 @@ def fill(store):
     row |= {"attempt": 1, "started": "2026-01-02T03:04:05.000006+00:00", "forced": False, "reused": False}
     emit("run", state="running", **row)
     emit("run", state="done", ended="2026-01-02T03:04:09+00:00", outputs={"checkpoint": "checkpoint/x"}, **row)
+    emit("plan", id="p1", run="r1", state="done", steps=[{"label": "toy:x", "after": []}], settings={"seed": 0})
+    emit("note", id="r1", text="the first", tags=["kept"])
 
 
 def test_manifests_and_events_become_rows(store, catalog):

@@ -83,6 +83,7 @@ def test_an_older_catalog_is_migrated_and_a_copy_of_it_stays(store, old, first):
     assert labels(catalog) == [("evaluate:align",), ("ingest",)]
     assert catalog.query("SELECT id FROM metrics WHERE name = 'kept'") == [{"id": "only here"}]
     assert len(catalog.query("SELECT * FROM metrics")) == 2
+    assert catalog.query("SELECT run FROM plans UNION ALL SELECT text FROM notes") == []
     assert len(catalog.lineage(store.list("evaluation")[0].id)) == 2
     assert backup(store) == ([(1,)], [("only here",)], [(2,)])
     before = catalog.query("SELECT * FROM artifacts ORDER BY id")

@@ -1,0 +1,48 @@
+"""The record of a run: its steps and settings as it starts, and how it ended."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+from prefect.exceptions import Pause
+
+from flows.plans import recorded
+from flows.selection import Selection, prepare_run
+from store.artifacts import Store
+from store.catalog import Catalog
+
+pytestmark = pytest.mark.usefixtures("toy_stages")
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "error"),
+    [
+        (None, "done", None),
+        (RuntimeError("align: no *reply*"), "failed", "align: no *reply*"),
+        (KeyboardInterrupt(), "cancelled", None),
+        (Pause(), "suspended", None),
+    ],
+    ids=["done", "failed", "cancelled", "suspended"],
+)
+def test_a_run_is_recorded_as_it_starts_and_as_it_ends(tmp_path, toy, end, state, error):
+    store = Store(tmp_path / "store")
+    run = prepare_run(toy, Selection(last="evaluate:align"), store)
+    catalog = Catalog(store)
+    with (
+        pytest.raises(type(end)) if end else nullcontext(),
+        recorded(store, toy, run, "r1", "a name", "nautile run toy"),
+    ):
+        catalog.ingest()
+        assert [row["state"] for row in catalog.query("SELECT state FROM plans")] == ["running"]
+        if end:
+            raise end
+    (row,) = catalog.query("SELECT * FROM plans")
+    assert (row["run"], row["name"], row["state"], row["error"]) == ("r1", "a name", state, error)
+    assert row["ended"] >= row["started"]
+    steps = {step["label"]: step for step in json.loads(row["steps"])}
+    assert list(steps) == [step.label for step in run.steps]
+    assert steps["evaluate:align"]["after"] == ["align"]
+    assert json.loads(row["settings"])["seed"] == toy.seed
+    with recorded(store, toy, run, "r1", "a name", "nautile run toy"):  # a retry is another start of the same run
+        pass
+    assert len(catalog.query("SELECT * FROM plans WHERE run = 'r1'")) == 2
