@@ -37,7 +37,7 @@ from common.files import read_json, write_json
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
-from flows.operate.prefect_calls import call
+from flows.operate.prefect_calls import call, wants_login
 from flows.selection import is_in_store
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
@@ -190,6 +190,8 @@ def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
         result = response.json() if response.content else {}
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(f"run {run}: {wants_login(url)}")
     if result.get("status") != "ACCEPT":
         reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
         raise ConfigError(f"run {run} was not resumed: {reason}")

@@ -34,3 +34,11 @@ def call(method: str, api: str, path: str, **options: Any) -> httpx.Response:
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(send, LOCKED, should_retry=lambda error: isinstance(error, httpx.HTTPStatusError))
+
+
+def wants_login(api: str) -> str:
+    """What to tell the operator of a server that answers 401."""
+    return (
+        f"the server at {api} wants a login, and that in the environment variable PREFECT_API_AUTH_STRING "
+        "(user:password) is not it or is not set"
+    )

@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 from common.errors import ConfigError
 from common.processes import collector_paused, die_with_parent, free_port
 from flows.operate.own_page import OwnPageOnly
+from flows.operate.prefect_calls import call, wants_login
 from store.artifacts import Store
 
 log = logging.getLogger(__name__)
@@ -58,12 +61,21 @@ def configure_prefect(store: Store) -> Path:
 
 
 def require_api() -> str:
-    """The API that PREFECT_API_URL names. Raises `ConfigError` if it names none, or one that does not answer."""
+    """The API that PREFECT_API_URL names.
+
+    Raises `ConfigError` if it names none, one that does not answer, or one that refuses the login.
+    """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set: start a server with `nautile up`, or name your own")
     if not healthy(url, timeout_s=10.0):
         raise ConfigError(f"PREFECT_API_URL: {url} does not answer; start that server, or unset the variable")
+    try:
+        status = call("GET", url, "/admin/version", timeout=10.0).status_code
+    except httpx.HTTPError as error:
+        raise ConfigError(f"PREFECT_API_URL: {url} does not answer ({type(error).__name__})") from None
+    if status == httpx.codes.UNAUTHORIZED and "PREFECT_API_KEY" not in os.environ:  # a key is for Prefect Cloud
+        raise ConfigError(f"PREFECT_API_URL: {wants_login(url)}")
     return url
 
 

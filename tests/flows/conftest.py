@@ -63,6 +63,7 @@ class Bench:
     sockets: Path  # the log of the first run's connections
     url: str = ""
     key: str = "sk-planted-2718281828459045"  # of the endpoint that the configuration names
+    login: str = "nautile:planted-1414213562373095"  # of the server of later runs
 
     @property
     def store(self) -> Path:
@@ -78,13 +79,17 @@ class Bench:
     def start(self, *arguments: str, store: Path | None = None, **more: str) -> subprocess.Popen[str]:
         return start(*arguments, store=store or self.store, cwd=self.folder, **self._prefect() | more)
 
+    def server(self) -> dict[str, str]:
+        """The settings of the server's clients."""
+        return {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": self.login}
+
     def _prefect(self) -> dict[str, str]:
-        return {"PREFECT_HOME": self.home, "PREFECT_API_URL": self.url, "TOY_KEY": self.key}
+        return {"PREFECT_HOME": self.home, "TOY_KEY": self.key, **self.server()}
 
 
 @pytest.fixture(scope="session")
 def bench(build_once) -> Iterator[Bench]:
-    """The first run brings its own server. The later ones share one, for each would take seconds to start."""
+    """The first run brings its own server. The later ones share one with a login: each would take seconds to start."""
 
     def build(folder: Path) -> None:
         (folder / "cwd" / "home").mkdir(parents=True)
@@ -96,7 +101,7 @@ def bench(build_once) -> Iterator[Bench]:
     copy = build_once("bench", build)
     first = subprocess.CompletedProcess(**json.loads((copy / "first.json").read_text(encoding="utf-8")))
     bench = Bench(copy / "cwd", first, copy / "sockets.log")
-    with running_server(bench.store / "prefect") as url:
+    with running_server(bench.store / "prefect", bench.login) as url:
         yield replace(bench, url=url)
 
 

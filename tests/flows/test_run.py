@@ -13,17 +13,19 @@ import psutil
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running, Scheduled
 from rich.console import Console
 
 from common.errors import ConfigError, Retryable
 from flows.cli import inspect
-from flows.operate import reconcile
+from flows.operate import approval, reconcile
+from flows.operate.prefect_server import require_api
 from flows.run import exit_code, print_failure
 from flows.selection import PreparedRun, Selection
 from store.artifacts import Store
 from tasks.engine.errors import StageCrash
+from tests.support.fake_webhook import FakeWebhook
 from tests.support.prefect_calls import fetch
 from tests.support.sockets import events_to_other_hosts, socket_events
 from tests.support.stage_store import flip_byte
@@ -95,7 +97,7 @@ def test_the_flow_of_a_stage_reuses_what_is_there_and_runs_nothing_else(bench):
     before = {a.id: a.execution for a in Store(bench.store).list()}
     done = subprocess.run(
         [sys.executable, "-c", EVALUATE, str(TOY), str(bench.store)],
-        env=environment(bench.store, PREFECT_API_URL=bench.url, PREFECT_HOME=bench.home, **TOY_DAG),
+        env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -212,6 +214,41 @@ def test_a_run_killed_with_all_its_processes_is_crashed_in_prefect_with_its_task
     assert list(reconcile.reconcile(Store(store))) == []
 
 
+def test_a_run_waits_says_so_and_goes_on_when_it_is_approved_with_the_login(bench, tmp_path, monkeypatch):
+    config, store = tmp_path / "asks.toml", Store(tmp_path / "store")
+    operation = '[operation]\nnotify = "HOOK"\n[operation.held_out]\napprove = true\n'
+    config.write_text(f'extends = "{TOY}"\nname = "approved"\n{operation}', encoding="utf-8")
+    with FakeWebhook(503, 204) as webhook:
+        run = bench.start("run", str(config), "--only", "held_out", store=store.root, HOOK=webhook.secret_url)
+        try:
+            until(lambda: run.poll() is not None or approval.waiting(store))
+            (note,) = approval.waiting(store)
+            assert note["label"] == "held_out"
+            state = fetch(f"{bench.url}/flow_runs/{note['run']}")["state"]
+            assert state["type"] == "PAUSED"
+            assert "held_out of approved asks for approval" in state["message"]
+            assert "Expected cost: it never ran here" in state["message"]
+            with pytest.raises(ConfigError, match=r"wants a login.*PREFECT_API_AUTH_STRING"):
+                approval.approve(store, note["run"][:8], None)
+            monkeypatch.setenv("PREFECT_API_URL", bench.url)
+            with pytest.raises(ConfigError, match=r"PREFECT_API_URL: .*wants a login"):
+                require_api()
+            monkeypatch.setenv("PREFECT_API_AUTH_STRING", bench.login)
+            assert require_api() == bench.url
+            approval.approve(store, note["run"][:8], None)
+            out, err = run.communicate(timeout=300)
+        finally:
+            run.kill()
+    assert run.returncode == 0, err
+    assert f"waits for nautile approve {note['run'][:8]}" in out
+    assert approval.waiting(store) == []
+    assert len(store.list("questions")) == 1
+    # The first is sent again after its 503.
+    messages = [(entry["event"], entry["run"]) for entry in webhook.messages]
+    assert messages == [(f"nautile.{event}", note["run"]) for event in ("waiting", "waiting", "finished")]
+    assert f"`nautile approve {note['run'][:8]}`" in webhook.messages[1]["text"]
+
+
 def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     store = Store(tmp_path / "store")
 
@@ -219,7 +256,8 @@ def test_only_dead_runs_of_this_store_are_touched(bench, tmp_path):
     def empty():
         """Never run."""
 
-    with temporary_settings({PREFECT_API_URL: bench.url}), get_client(sync_client=True) as client:
+    server = {PREFECT_API_URL: bench.url, PREFECT_API_AUTH_STRING: bench.login}
+    with temporary_settings(server), get_client(sync_client=True) as client:
         states = {"dead": Running(), "other": Running(), "waiting": Scheduled(), "stopping": Cancelling()}
         runs = {name: client.create_flow_run(empty, state=state) for name, state in states.items()}
         runs["restarting"] = client.create_flow_run(empty, state=Running())
@@ -255,18 +293,19 @@ def test_by_default_nothing_leaves_the_machine(bench):
 
 
 def test_a_planted_key_is_in_no_file_no_parameter_and_no_line(bench):
-    """The key that the environment of every run here holds, in the store, on the server and in what runs print."""
+    """What the environment of every run here holds: a key, and the login of the server."""
     fault = {"NAUTILE_TOY_FAULT": "distill:crash", "PREFECT_LOGGING_LEVEL": "DEBUG"}
     failed = bench.run("run", str(TOY), "--only", "distill", "--force", **fault)
     assert failed.returncode == 1
-    assert bench.key not in bench.first.stdout + failed.stdout + failed.stderr
+    secrets = (bench.key, bench.login)
+    assert not any(secret in bench.first.stdout + failed.stdout + failed.stderr for secret in secrets)
     written = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
     assert any(b"TOY_KEY" in content for path, content in written.items() if path.name == "manifest.json")
-    assert not [path for path, content in written.items() if bench.key.encode() in content]
+    assert not [path for path, content in written.items() if any(secret.encode() in content for secret in secrets)]
     for what in ("flow_runs", "task_runs", "artifacts", "logs"):
         shown = json.dumps(fetch(f"{bench.url}/{what}/filter", {}))
         assert len(shown) > 10
-        assert bench.key not in shown
+        assert not any(secret in shown for secret in secrets)
 
 
 def read_run(url: str, run_id: str) -> tuple[dict, list[dict]]:

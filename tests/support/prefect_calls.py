@@ -11,12 +11,17 @@ TIMEOUT_S = 120.0  # a call that timed out may have had its effect, so it is not
 # Without a context for TLS, which takes 20 ms of processor time to make, for each call if each has a client of its own.
 CLIENT = httpx.Client(verify=False, timeout=TIMEOUT_S, limits=httpx.Limits(max_keepalive_connections=0))
 
+LOGINS: dict[str, str] = {}  # address of an API -> the login that its server wants, user:password
+
 
 def request(url: str, body: dict[str, Any] | None = None, method: str = "") -> httpx.Response:
     """The response to a GET, to a POST of `body`, or to another method. Its status may be of an error, but not 503."""
 
+    user, separator, password = next((LOGINS[api] for api in LOGINS if url.startswith(api)), "").partition(":")
+    auth = httpx.BasicAuth(user, password) if separator else None
+
     def send() -> httpx.Response:
-        response = CLIENT.request(method or ("GET" if body is None else "POST"), url, json=body)
+        response = CLIENT.request(method or ("GET" if body is None else "POST"), url, json=body, auth=auth)
         return response.raise_for_status() if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else response
 
     return retry(

@@ -10,17 +10,24 @@ from pathlib import Path
 
 from common.processes import free_port
 from flows.operate.prefect_server import healthy
+from tests.support.prefect_calls import LOGINS
 from tests.support.toy_cli import ROOT, environment
 
 
 @contextmanager
-def running_server(home: Path) -> Iterator[str]:
-    """The address of the API, for the length of the block. Its files are in `home`."""
+def running_server(home: Path, login: str = "") -> Iterator[str]:
+    """The address of the API, for the length of the block. Its files are in `home`; it wants `login` (user:password).
+
+    The calls of `tests.support.prefect_calls` send that login.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
+    more = {"PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    if login:
+        more["PREFECT_SERVER_API_AUTH_STRING"] = LOGINS[url] = login
     server = subprocess.Popen(
         [sys.executable, "-m", "flows.operate.prefect_server", str(port), str(os.getpid())],
-        env=environment(home, PREFECT_HOME=str(home), PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1"),
+        env=environment(home, **more),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

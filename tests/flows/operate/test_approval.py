@@ -15,7 +15,6 @@ from flows.dag import build_dag
 from flows.operate import approval
 from flows.operate.approval import before_step, expected_cost, question_at_budget
 from store.artifacts import Store
-from tests.support.fake_webhook import FakeWebhook
 from tests.support.http_server import FakeServer, json_response
 from tests.support.prefect_calls import fetch, request
 from tests.support.toy_cli import start
@@ -154,37 +153,9 @@ def waiting_run(store, process):
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "asks.toml"
-    operation = '[operation]\nnotify = "HOOK"\n[operation.held_out]\napprove = true\n'
+    operation = "[operation.held_out]\napprove = true\n"
     path.write_text(f'extends = "{TOY}"\nname = "approved"\n{operation}', encoding="utf-8")
     return path
-
-
-@pytest.mark.slow
-def test_a_run_waits_says_so_and_goes_on_when_it_is_approved(config, prefect_url, tmp_path):
-    store = Store(tmp_path / "store")
-    more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
-    with FakeWebhook(503, 204) as webhook:
-        more["HOOK"] = webhook.secret_url
-        process = start("run", str(config), "--only", "held_out", store=store.root, cwd=tmp_path, **more)
-        try:
-            note = waiting_run(store, process)
-            assert note["label"] == "held_out"
-            state = state_of(prefect_url, note["run"])
-            assert state["type"] == "PAUSED"
-            assert "held_out of approved asks for approval" in state["message"]
-            assert "Expected cost: it never ran here" in state["message"]
-            approval.approve(store, note["run"][:8], None)
-            out, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert f"waits for nautile approve {note['run'][:8]}" in out
-    assert approval.waiting(store) == []
-    assert len(store.list("questions")) == 1
-    # The first is sent again after its 503.
-    messages = [(entry["event"], entry["run"]) for entry in webhook.messages]
-    assert messages == [(f"nautile.{event}", note["run"]) for event in ("waiting", "waiting", "finished")]
-    assert f"`nautile approve {note['run'][:8]}`" in webhook.messages[1]["text"]
 
 
 @pytest.mark.slow
