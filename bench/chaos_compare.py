@@ -48,7 +48,7 @@ def rows(query: Any) -> dict[str, Counter[str]]:
     columns = "key: a.key, name: t.name, step: t.step, source: t.source, value: t.value"
     every = query(
         f"SELECT 'metrics' AS of, to_json({{{columns}}}) AS row "
-        f"FROM metrics t {LIVE} UNION ALL "
+        f"FROM metrics t {LIVE} WHERE NOT starts_with(t.name, 'system/') UNION ALL "
         f"""SELECT 'samples', to_json({{key: a.key, "set": t."set", "index": t."index", fields: t.fields}}) """
         f"FROM samples t {LIVE} UNION ALL "
         f"SELECT 'calls', to_json({{key: a.key, purpose: t.purpose, digest: t.digest}}) "

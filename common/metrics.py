@@ -262,28 +262,28 @@ GLOSSARY: dict[str, dict[str, Metric]] = {
         "update_tokens_per_second": Metric("Speed of updates", SPEED, "Tokens learnt from in a second.", "Flat."),
     },
     "System": {
-        "process_memory_bytes": Metric(
+        "system/memory_bytes": Metric(
             "Memory of the processes",
             "bytes",
             "Resident memory of the stage's process and its children.",
             "Flat after the start, below the machine's memory.",
             smooth=False,
         ),
-        "process_cpu_cores": Metric(
+        "system/cpu_cores": Metric(
             "Cores in use",
             "cores",
             "Processor time of the stage's processes in each second.",
             "Near the number of cores while it computes; low while it waits for a network or a device.",
             smooth=False,
         ),
-        "device_memory_bytes": Metric(
+        "system/device_bytes": Metric(
             "Memory of the device",
             "bytes",
             "Memory in use on the first device, where it reports that.",
             "Flat, with room to the device's limit.",
             smooth=False,
         ),
-        "store_free_bytes": Metric(
+        "system/store_free_bytes": Metric(
             "Free disk under the store",
             "bytes",
             "Free space of the file system that has the store.",

@@ -27,6 +27,7 @@ from tasks.engine.errors import NotWritable
 from tasks.engine.fanout.items import Markers, emit_with_source, process_item, write_item_list
 from tasks.engine.job import Job
 from tasks.engine.stage import Stage
+from tasks.engine.usage import usage_reported
 
 STOP = b"stop\n"  # on standard input of a host's process: save and exit
 JOIN_S = 300  # that the hosts wait for each other at the start
@@ -138,7 +139,8 @@ def _run_stage_function(request: dict[str, Any], rank: int | None, remote_files:
         return
     emit = EventWriter(Path(request["events"]), request["execution"], stage=stage.name, live=staging / "live.json")
     try:
-        stage.work(_job(request, stage, emit, 0, remote_files))
+        with usage_reported(request):
+            stage.work(_job(request, stage, emit, 0, remote_files))
         outputs = _written_outputs(stage, staging)
         write_json(staging / "done.json", {"outputs": outputs, "environment": environment()})
     finally:
@@ -155,7 +157,8 @@ def _run_fan_out_part(request: dict[str, Any], name: str, item: str, slot: str) 
     emit = EventWriter(path, request["execution"], stage=stage.name, live=live)
     try:
         if item:
-            process_item(fan_out, _job(request, stage, emit_with_source(emit, name, item), 0), item)
+            with usage_reported(request, source=f"worker {slot}"):
+                process_item(fan_out, _job(request, stage, emit_with_source(emit, name, item), 0), item)
         else:
             write_item_list(fan_out, _job(request, stage, emit, 0))
     finally:

@@ -44,7 +44,8 @@ FROM calls WHERE list_contains(?, execution) GROUP BY ALL ORDER BY ALL
 """
 _METRICS = """
 SELECT execution, name, coalesce(source, '') AS source, list([step, value] ORDER BY step) AS points
-FROM metrics WHERE list_contains(?, execution) AND isfinite(value) GROUP BY ALL ORDER BY ALL
+FROM metrics WHERE list_contains(?, execution) AND isfinite(value) AND NOT starts_with(name, 'system/')
+GROUP BY ALL ORDER BY ALL
 """
 _ROLLOUTS = """
 WITH drawn AS (

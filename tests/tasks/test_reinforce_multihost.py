@@ -126,7 +126,10 @@ def _rows(path):
 
 
 def _metrics(catalog, execution):
-    rows = catalog.query("SELECT name, source, step, value FROM metrics WHERE execution = ?", [execution])
+    rows = catalog.query(
+        "SELECT name, source, step, value FROM metrics WHERE execution = ? AND NOT starts_with(name, 'system/')",
+        [execution],
+    )
     values = {(row["name"], row["source"], row["step"]): row["value"] for row in rows}
     assert len(values) == len(rows), "each process but the first is silent"
     return values

@@ -38,7 +38,7 @@ def finish(store, gate, config, states):
     runs = catalog.query("SELECT state, attempt, execution FROM runs ORDER BY started")
     assert [(run["state"], run["attempt"]) for run in runs] == states
     assert {run["execution"] for run in runs} == {artifact.execution}
-    rows = catalog.query("SELECT count(*) AS n, count(DISTINCT step) AS steps FROM metrics")
+    rows = catalog.query("SELECT count(*) AS n, count(DISTINCT step) AS steps FROM metrics WHERE name = 'value'")
     assert rows == [{"n": 6, "steps": 6}]
     assert list((store.root / "staging").iterdir()) == []
 

@@ -1,0 +1,37 @@
+"""What a stage's processes use: reported while they work, under the execution's own steps, and only then."""
+
+import json
+import time
+
+from tasks.engine import usage
+
+
+def request_in(folder):
+    for name in ("store", "staging"):
+        (folder / name).mkdir()
+    named = {name: str(folder / name) for name in ("store", "staging")}
+    return {**named, "events": str(folder / "events" / "align-e1-1.jsonl"), "execution": "e1", "stage": "align"}
+
+
+def rows_of(path):
+    return [json.loads(line)["fields"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_memory_cores_and_disk_are_measured_until_the_work_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "EVERY_S", 0.01)
+    file = tmp_path / "events" / "align-e1-1-worker-0-usage.jsonl"
+    with usage.usage_reported(request_in(tmp_path), source="worker 0"):
+        until = time.monotonic() + 60
+        while not (file.exists() and len(file.read_text().splitlines()) >= 3):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    rows = rows_of(file)
+    assert {row["name"] for row in rows} >= {"system/memory_bytes", "system/cpu_cores", "system/store_free_bytes"}
+    assert all(row["source"] == "worker 0" and row["step"] >= 0 for row in rows)
+    assert all(row["value"] > 0 for row in rows if row["name"] != "system/cpu_cores")
+
+
+def test_work_that_ends_at_once_leaves_no_file(tmp_path):
+    with usage.usage_reported(request_in(tmp_path)):
+        pass
+    assert not (tmp_path / "events").exists()
