@@ -72,13 +72,13 @@ def approve(
 ) -> None:
     """Approve the stage that a run is waiting for. Without RUN: list the waiting runs and their questions."""
     from flows.cli.tables import waiting_table
-    from flows.operate import approval, services
+    from flows.operate import questions, services
 
     services.use_login(the_store())
     if run is None:
-        show_as(approval.waiting(the_store()), as_json, waiting_table)
+        show_as(questions.waiting(the_store()), as_json, waiting_table)
         return
-    approved = approval.approve(the_store(), run, os.environ.get("PREFECT_API_URL"))
+    approved = questions.approve(the_store(), run, os.environ.get("PREFECT_API_URL"))
     stage = f" with {approved['label']}" if approved["label"] else ""
     show_as(approved, as_json, lambda _: f"approved: run {approved['run'][:8]} continues{stage}")
 

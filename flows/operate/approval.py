@@ -22,7 +22,6 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-import psutil
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.responses import SetStateStatus
@@ -33,11 +32,11 @@ from prefect.settings import get_current_settings
 from prefect.states import Paused, State, Suspended
 
 from common.errors import ConfigError
-from common.files import read_json, write_json
+from common.files import write_json
 from common.text import amount, duration
 from configs.schema import RunConfig
 from flows.dag import Step
-from flows.operate.prefect_calls import call, wants_login
+from flows.operate.questions import NOTES
 from flows.selection import is_in_store
 from store.artifacts import Store
 from store.catalog import Catalog, CatalogBusy
@@ -48,7 +47,6 @@ from tasks.engine.progress import StageUpdate, notify
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-NOTES = "waiting"  # the folder of the store with a note of each run that waits
 _LAST_TIME = """
 SELECT r.config, max(r.ended) AS ended, sum(r.seconds) AS seconds,
     (SELECT sum(c.dollars) FROM calls c WHERE c.execution = r.execution) AS dollars
@@ -152,52 +150,6 @@ def ask(
             note.unlink(missing_ok=True)
 
 
-def waiting(store: Store) -> list[dict[str, Any]]:
-    """The notes of the runs that wait, oldest first: run, label, message, since, api (the server's address).
-
-    A run that waits in a process of this machine waits no more when that process is gone, a suspended one when its
-    server has it in another state.
-    """
-    notes = []
-    for path in (store.root / NOTES).glob("*.json"):
-        note = read_json(path)
-        if isinstance(note, dict):
-            if _still_waits(note):
-                notes.append(note)
-            elif note["pid"] is None:
-                path.unlink(missing_ok=True)
-    return sorted(notes, key=lambda note: note["since"])
-
-
-def approve(store: Store, run: str, api: str | None) -> dict[str, Any]:
-    """Resume the waiting run whose id begins with `run`; returns its note. `api`: the server of a run without a note.
-
-    Raises `ConfigError` if no such run waits, several match, or its server refuses.
-    """
-    matches = [note for note in waiting(store) if note["run"].startswith(run)]
-    if len(matches) > 1:
-        raise ConfigError(f"{len(matches)} waiting runs begin with {run!r}: give more digits")
-    note = matches[0] if matches else {"run": run, "api": api, "label": "", "message": ""}
-    try:
-        run_id = UUID(note["run"])
-    except ValueError:
-        raise ConfigError(f"no run {run!r} waits in {store.root}: `nautile approve` lists those that do") from None
-    url = note["api"]
-    if not url:
-        raise ConfigError(f"run {run!r} is not one of {store.root}: PREFECT_API_URL must name its server")
-    try:
-        response = call("POST", url, f"/flow_runs/{run_id}/resume", json={}, timeout=30.0)
-        result = response.json() if response.content else {}
-    except (httpx.HTTPError, ValueError) as error:
-        raise ConfigError(f"run {run}: its server at {url} does not answer ({type(error).__name__})") from None
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ConfigError(f"run {run}: {wants_login(url)}")
-    if result.get("status") != "ACCEPT":
-        reason = (result.get("details") or {}).get("reason") or result.get("detail") or f"status {response.status_code}"
-        raise ConfigError(f"run {run} was not resumed: {reason}")
-    return note
-
-
 def expected_cost(store: Store, config: RunConfig, step: Step) -> str:
     """One line: what the step may spend by its configuration, and what it took the last time."""
     return f"{'; '.join([*_allowed(config, step), _last_time(store, config, step)])}."
@@ -229,16 +181,6 @@ def _create_artifact(label: str, message: str) -> None:
         create_markdown_artifact(message, key="approval", description=f"{label} waits for an answer")
     except Exception as error:  # the state's message has it as well
         logger.warning("Prefect refused the artifact with the question about %s: %s", label, error)
-
-
-def _still_waits(note: dict[str, Any]) -> bool:
-    if note["pid"] is not None:
-        return note["host"] != host() or psutil.pid_exists(note["pid"])
-    try:
-        response = call("GET", note["api"], f"/flow_runs/{note['run']}", timeout=5.0)
-        return response.status_code != httpx.codes.NOT_FOUND and response.json()["state"]["type"] == "PAUSED"
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return True  # its server does not answer, which does not end the wait
 
 
 def _allowed(config: RunConfig, step: Step) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from flows.cli.compare import compare_evaluations
 from flows.cli.document.outputs import OUTPUTS, VERSION
 from flows.cli.document.page import document, schema_of
-from flows.operate import approval
+from flows.operate import questions
 from flows.operate.reconcile import Reconciled
 from store.artifacts import Store
 from tests.support.evaluations import checkpoint, evaluation
@@ -59,4 +59,4 @@ def test_a_comparison_an_approval_and_a_cleanup_have_their_documented_fields(toy
         TypeAdapter(OUTPUTS[name]).validate_json(json.dumps(value, default=str), strict=True)
     with pytest.raises(ValidationError, match="extra_forbidden"):
         TypeAdapter(OUTPUTS["reconcile"]).validate_python([{**rows["reconcile"][0], "more": 1}])
-    assert approval.waiting(Store(store.root)) == []
+    assert questions.waiting(Store(store.root)) == []

@@ -14,6 +14,7 @@ from configs.operation import OperationConfig
 from flows.dag import build_dag
 from flows.operate import approval
 from flows.operate.approval import before_step, expected_cost, question_at_budget
+from flows.operate.questions import NOTES, approve, waiting
 from store.artifacts import Store
 from tests.support.http_server import FakeServer, json_response
 from tests.support.prefect_calls import fetch, request
@@ -101,9 +102,9 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
 def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):
     store = Store(tmp_path / "store")
     store.prepare()
-    assert approval.waiting(store) == []
+    assert waiting(store) == []
     with pytest.raises(ConfigError, match="no run 'abc' waits"):
-        approval.approve(store, "abc", None)
+        approve(store, "abc", None)
 
 
 class LockedServer(FakeServer):
@@ -118,7 +119,7 @@ class LockedServer(FakeServer):
 
 def test_a_server_whose_database_is_locked_is_asked_again(tmp_path):
     with LockedServer() as server:
-        approval.approve(Store(tmp_path), str(uuid4()), server.url)
+        approve(Store(tmp_path), str(uuid4()), server.url)
     assert server.requests == 3
 
 
@@ -140,11 +141,11 @@ class TokenServer(FakeServer):
 
 def test_a_server_that_asks_for_a_token_gets_it(tmp_path):
     with TokenServer() as server:
-        approval.approve(Store(tmp_path), str(uuid4()), server.url)
+        approve(Store(tmp_path), str(uuid4()), server.url)
 
 
 def waiting_run(store, process):
-    while not (notes := approval.waiting(store)):
+    while not (notes := waiting(store)):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     return notes[0]
@@ -196,11 +197,11 @@ def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config,
         until(lambda: not any(run in " ".join(p.info["cmdline"] or []) for p in processes_below(server)), server)
         assert store.begun_runs() == []
 
-        approval.approve(store, run[:8], None)
+        approve(store, run[:8], None)
         until(lambda: state_of(prefect_url, run)["type"] in ("COMPLETED", "FAILED", "CRASHED"), server)
         ended = state_of(prefect_url, run)
         assert ended["type"] == "COMPLETED", ended["message"]
-        assert approval.waiting(store) == []
+        assert waiting(store) == []
         (made,) = store.list("questions")
         assert made.manifest["run"] == run
     finally:
@@ -212,7 +213,7 @@ def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config,
 def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, tmp_path):
     store = Store(tmp_path / "store")
     store.prepare()
-    (store.root / approval.NOTES).mkdir()
+    (store.root / NOTES).mkdir()
     note = {
         "run": "1" * 8 + "-1111-1111-1111-" + "1" * 12,
         "since": "2026",
@@ -220,9 +221,9 @@ def test_a_suspended_run_that_was_cancelled_waits_no_more(config, prefect_url, t
         "host": "x",
         "pid": None,
     }
-    (store.root / approval.NOTES / "note.json").write_text(json.dumps(note))
-    assert approval.waiting(store) == []
-    assert list((store.root / approval.NOTES).iterdir()) == []
+    (store.root / NOTES / "note.json").write_text(json.dumps(note))
+    assert waiting(store) == []
+    assert list((store.root / NOTES).iterdir()) == []
 
 
 def processes_below(process):
