@@ -1,0 +1,140 @@
+"""How a run stands: the plan counts, not what was begun; waiting, retried, killed and cancelled runs are named so."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from common.files import write_json
+from flows.operate.questions import NOTES
+from flows.run_state import RUNS, newest_with_content, questions_by_run, run_state
+from store.catalog import Catalog
+from store.manifest import host, now
+from tasks.engine.attempt_log import write_attempt_row, write_row
+from tasks.engine.staging import write_retry_note
+from tests.support.stage_store import key_of
+
+STEPS = ("ingest", "pretrain", "align", "report")
+BEGUN = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+def at(minutes):
+    return (BEGUN + timedelta(minutes=minutes)).isoformat()
+
+
+def plan(store, run="r1", **fields):
+    steps = [
+        {"label": label, "stage": label, "key": key_of(label), "after": [*STEPS[max(0, place - 1) : place]]}
+        for place, label in enumerate(STEPS)
+    ]
+    row = {"id": f"{run}-1", "run": run, "config": "toy", "state": "running", "steps": steps, "started": at(0)}
+    write_row(store, "plan", row | {"host": host(), "resume": "nautile run toy"} | fields)
+
+
+def attempt(store, label, state, minutes, seconds=60.0, run="r1", **fields):
+    row = {"id": f"{run}-{label}-{minutes}", "run": run, "config": "toy", "stage": label, "label": label}
+    row |= {"key": key_of(label), "execution": f"e-{label}", "attempt": 1, "reused": state == "reused"}
+    row |= {"state": state, "started": at(minutes), "host": host()}
+    if state != "running":
+        row |= {"ended": at(minutes + 1), "seconds": seconds}
+    write_attempt_row(store, row | fields)
+
+
+def shown(store, run="r1"):
+    """The run's state, and its steps by label."""
+    catalog = Catalog(store)
+    catalog.ingest()
+    questions = questions_by_run(store)
+    summary = next(row for row in catalog.query(RUNS, [9]) if row["run"] == run)
+    state = run_state(store, lambda sql, *parameters: catalog.query(sql, list(parameters)), summary, questions)
+    return state, {step.label: step for step in state.steps}
+
+
+@pytest.fixture
+def at_work(store):
+    """The process of run r1 is alive."""
+    with store.run_lock("r1").for_life():
+        yield store
+
+
+def test_the_steps_to_come_are_counted_and_have_a_time(at_work):
+    plan(at_work)
+    for label, seconds in (("ingest", 10.0), ("pretrain", 100.0), ("align", 50.0)):
+        attempt(at_work, label, "done", -60, seconds, run="r0")
+    attempt(at_work, "ingest", "done", 0)
+    attempt(at_work, "pretrain", "running", 1, started=now())
+    staging = at_work.staging(key_of("pretrain"))
+    write_json(staging / "live.json", {"done": 3, "total": 12, "unit": "steps", "note": "loss 2.1"})
+    state, steps = shown(at_work)
+    assert (state.state, state.finished, len(state.steps)) == ("running", 1, 4)
+    assert [step.state for step in state.steps] == ["done", "running", "coming", "coming"]
+    assert (steps["pretrain"].share, steps["pretrain"].note) == (0.25, "loss 2.1")
+    seconds, unknown = state.time_left()
+    assert unknown == 1  # nobody knows how long the report takes
+    assert seconds == pytest.approx(3 * steps["pretrain"].elapsed_s + 50.0)
+
+
+def test_a_run_that_waits_for_an_answer_is_not_done(at_work):
+    plan(at_work)
+    attempt(at_work, "ingest", "done", 0)
+    note = {
+        "run": "r1",
+        "label": "pretrain",
+        "message": "Stage pretrain asks",
+        "since": now(),
+        "host": "other",
+        "pid": 1,
+    }
+    write_json(at_work.root / NOTES / "r1.json", note | {"api": None})
+    state, steps = shown(at_work)
+    assert (state.state, steps["pretrain"].state, steps["align"].state) == ("waiting", "waiting", "coming")
+    assert state.question["message"] == "Stage pretrain asks"
+
+
+def test_after_a_retry_times_and_attempts_are_those_of_this_run(at_work):
+    plan(at_work, state="cancelled", ended=at(9))
+    attempt(at_work, "ingest", "done", 0, 22.0, peak_bytes=1100)
+    attempt(at_work, "pretrain", "cancelled", 2)
+    plan(at_work, id="r1-2", started=at(10))
+    attempt(at_work, "ingest", "reused", 10, 0.0)
+    _, steps = shown(at_work)
+    assert steps["pretrain"].state == "coming"  # the retry has not come to it yet
+    attempt(at_work, "pretrain", "running", 11, started=now(), attempt=2)
+    _, steps = shown(at_work)
+    ingest, pretrain = steps["ingest"], steps["pretrain"]
+    assert (ingest.state, ingest.row["attempts"], ingest.elapsed_s, ingest.row["peak_bytes"]) == ("done", 1, 22.0, 1100)
+    assert (pretrain.state, pretrain.row["attempts"]) == ("running", 2)
+    assert pretrain.elapsed_s < 60  # since the second attempt began
+
+
+def test_a_step_between_two_attempts_waits(at_work):
+    plan(at_work)
+    attempt(at_work, "ingest", "failed", 0)
+    write_retry_note(at_work.staging(key_of("ingest")), "trying again at 12:00", 60.0)
+    ingest = shown(at_work)[0].steps[0]
+    assert (ingest.state, ingest.note) == ("waiting", "trying again at 12:00")
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "left"),
+    [("cancelled", "cancelled", "left out"), ("failed", "failed", "left out"), ("running", "interrupted", "left out")],
+)
+def test_a_run_whose_process_is_gone_has_no_steps_to_come(store, ended, state, left):
+    plan(store, state=ended, ended=None if ended == "running" else at(9))
+    attempt(store, "ingest", "done", 0)
+    attempt(store, "pretrain", "running", 1)  # killed before it could record its end
+    shown_state, steps = shown(store)
+    assert (shown_state.state, steps["pretrain"].state, steps["align"].state) == (state, "interrupted", left)
+    assert shown_state.time_left() is None
+    assert shown_state.resume == "nautile run toy"
+
+
+def test_an_estimate_and_a_single_use_are_no_runs(store):
+    attempt(store, "ingest", "done", 0)
+    plan(store)
+    plan(store, run="r2", started=at(5), id="r2")  # begun, without an attempt yet
+    attempt(store, "plan", "failed", 7, run="plan-12345678")
+    catalog = Catalog(store)
+    catalog.ingest()
+    rows = catalog.query(RUNS, [9])
+    assert [row["run"] for row in rows] == ["r2", "r1"]
+    assert newest_with_content(rows)["run"] == "r1"
