@@ -84,6 +84,7 @@ def test_a_run_that_waits_for_an_answer_is_not_done(at_work):
         "host": "other",
         "pid": 1,
     }
+    (at_work.root / NOTES).mkdir()
     write_json(at_work.root / NOTES / "r1.json", note | {"api": None})
     state, steps = shown(at_work)
     assert (state.state, steps["pretrain"].state, steps["align"].state) == ("waiting", "waiting", "coming")
