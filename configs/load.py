@@ -6,15 +6,15 @@ from copy import deepcopy
 from functools import reduce
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import read_bounded_text
 from common.text import did_you_mean
 from configs.base import Section
-from configs.forms import WithoutWorkersOwn, as_on_worker, this_worker
+from configs.forms import ServedConfig, refuse_in_form, served_here
 from configs.schema import RunConfig
 
 SectionPart = TypeVar("SectionPart", bound=Section)
@@ -70,18 +70,35 @@ def load_part(name: str | Path, model: type[SectionPart], settings: Sequence[str
         raise ConfigError(f"{path}: is nested too deep") from None
 
 
-def _from_prefect(value: Any) -> Any:
-    if isinstance(value, str):
-        return load(value)
-    shipped = (_read(path) for path in sorted(_SHIPPED.glob("*.toml")))  # read only if they are needed
-    return as_on_worker(value, this_worker(), shipped) if isinstance(value, dict) else value
+def load_form(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RunConfig]:
+    """The configuration that a form of Prefect names, with its overrides, and the base that it builds on.
+
+    `name`: what the worker serves, a shipped configuration, or a path there. `overrides`: as `settings` of `load`.
+    Raises `ConfigError` with the form's field and the configuration's, also for what `configs.forms` refuses.
+    """
+    served = served_here()
+    try:
+        if served and served.name == name:
+            before, base = served.table, RunConfig.model_validate(served.base or served.table)
+        else:
+            before, base = _read(locate(name)), load_base(name)
+        RunConfig.model_validate(before)
+    except (ConfigError, ValidationError) as error:
+        reason = error if isinstance(error, ConfigError) else f"{name}: {_first_error(error, RunConfig)}"
+        raise ConfigError(f"config: {reason}") from None
+    after = changed(before, overrides, "overrides:")
+    refuse_in_form(before, after, _known_tables(served))
+    try:
+        return RunConfig.model_validate(after), base
+    except ValidationError as error:
+        raise ConfigError(f"overrides: {_first_error(error, RunConfig)}") from None
 
 
-NamedConfig = Annotated[RunConfig, BeforeValidator(_from_prefect), WithoutWorkersOwn()]
-"""A parameter of a flow: a whole configuration, as forms have it, or the name or path of one, as `prefect.yaml` has.
-
-What a form may hold is in `configs.forms`.
-"""
+def _known_tables(served: ServedConfig | None) -> Iterator[dict[str, Any]]:
+    """The table that this worker serves and those of the shipped configurations, which are read one at a time."""
+    if served:
+        yield served.table
+    yield from (_read(path) for path in sorted(_SHIPPED.glob("*.toml")))
 
 
 def locate(name: str | Path) -> Path:
@@ -136,34 +153,36 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def changed(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def changed(table: Mapping[str, Any], settings: Sequence[str], option: str = "--set") -> dict[str, Any]:
     """A copy of the table with the values of settings such as `reason.policy.steps=3` and `ingest.sources.0.records=9`.
 
     A value is written as in TOML; what is not TOML is taken as text, so that `name=trial` needs no quotes. Raises
-    `ConfigError` for a setting without `=`, and for a path through a value that is no table and no list.
+    `ConfigError` for a setting without `=`, and for a path through a value that is no table and no list; `option` is
+    what gave the setting.
     """
     copy = deepcopy(dict(table))
     for setting in settings:
         path, separator, text = setting.partition("=")
         *parents, last = path.strip().split(".")
         if not separator or not all((*parents, last)):
-            raise ConfigError(f"--set {setting}: write it as FIELD=VALUE, for example --set reason.policy.steps=3")
+            raise ConfigError(f"{option} {setting}: write it as FIELD=VALUE, for example reason.policy.steps=3")
         place: Any = copy
+        where = f"{option} {setting}"
         for part in parents:
-            place = place.setdefault(part, {}) if isinstance(place, dict) else place[_index(place, part, setting)]
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place[_index(place, part, where)]
         if isinstance(place, dict):
             place[last] = _toml_value(text)
         else:
-            place[_index(place, last, setting)] = _toml_value(text)
+            place[_index(place, last, where)] = _toml_value(text)
     return copy
 
 
-def _index(values: Any, part: str, setting: str) -> int:
+def _index(values: Any, part: str, where: str) -> int:
     """`part` as the place of an entry of a list."""
     if not isinstance(values, list):
-        raise ConfigError(f"--set {setting}: {part!r} lies inside a value that is no table and no list")
+        raise ConfigError(f"{where}: {part!r} lies inside a value that is no table and no list")
     if not (part.isdecimal() and int(part) < len(values)):
-        raise ConfigError(f"--set {setting}: {part!r} is no entry of a list of {len(values)}: they count from 0")
+        raise ConfigError(f"{where}: {part!r} is no entry of a list of {len(values)}: they count from 0")
     return int(part)
 
 

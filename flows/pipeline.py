@@ -7,19 +7,24 @@ beside an ingestion. With one slot of each, steps that use the same resource tak
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
 from prefect import flow, tags
 from prefect.artifacts import create_link_artifact
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.runtime import deployment, flow_run
 
-from configs.load import NamedConfig
+from common.errors import ConfigError
+from configs.load import load_form
 from configs.schema import RunConfig
+from flows.cli.terminal import config_words
 from flows.dag import Need, Step
+from flows.forms import ConfigName, Overrides, RunName, StageName, refused, run_name
 from flows.operate import approval, concurrency
 from flows.operate.notifications import notifying
 from flows.plans import recorded
@@ -35,8 +40,8 @@ log = logging.getLogger(__name__)
 
 Outputs = dict[str, dict[str, str]]
 
-# What `nautile run` has checked before Prefect starts. Not a parameter: Prefect would store and show it.
-prepared_run: ContextVar[PreparedRun | None] = ContextVar("prepared_run", default=None)
+# What `nautile run` has loaded and checked before Prefect starts. No parameter: Prefect would store and show it.
+prepared_run: ContextVar[tuple[RunConfig, PreparedRun] | None] = ContextVar("prepared_run", default=None)
 
 
 class StageFailed(RuntimeError):
@@ -47,32 +52,67 @@ class StageFailed(RuntimeError):
         self.failures = failures
 
 
-@flow(name="pipeline", flow_run_name="{config.name}", retries=0, log_prints=False)
-def pipeline(config: NamedConfig, selection: Selection = Selection(), store_root: str | None = None) -> Outputs:
-    """Run `config`, or the selected part of it. Returns label -> kind -> artifact id of what was selected.
+@flow(name="pipeline", flow_run_name=run_name, retries=0, log_prints=False)
+def pipeline(
+    config: ConfigName = "local",
+    overrides: Overrides = (),
+    only: StageName | None = None,
+    from_: StageName | None = None,
+    until: StageName | None = None,
+    force: bool = False,
+    name: RunName | None = None,
+) -> Outputs | State[Any]:
+    """Run a configuration, or the selected part of it.
 
-    Raises `ConfigError` before anything runs if the selection or an input it needs is missing, and `StageFailed` after
-    everything that does not need the failed step has ended.
+    Returns label -> kind -> artifact id of what was selected, or the failed state of a form that cannot be followed.
+    Raises `StageFailed` after everything that does not need the failed step has ended.
+
+    Args:
+        config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
+        overrides: Values that replace those of the configuration, one in each entry, such as `reason.policy.steps=3`.
+        only: Run this stage alone (`reason`), or one step of it (`evaluate:align`).
+        from_: Begin with this stage, and read what comes before it from the store.
+        until: Stop after this stage.
+        force: Run the chosen stages again. What they replace is kept.
+        name: What the run is called. Without it, it keeps the name that it has.
     """
-    store, run_id, prepared = open_store(store_root), str(flow_run.id), prepared_run.get()
+    return run_selected(config, overrides, Selection(first=from_, last=until, only=only, force=force))
+
+
+def run_selected(argument: str, overrides: Sequence[str], selection: Selection) -> Outputs | State[Any]:
+    """The body of `pipeline` and of a stage's flow; what `nautile run` has prepared counts in place of the form."""
+    run_id, prepared = str(flow_run.id), prepared_run.get()
+    if prepared is None:
+        try:
+            config, base = load_form(argument, overrides)
+            store = open_store()
+        except ConfigError as error:
+            return refused(error)
+    else:
+        config, run = prepared
+        store = open_store()
 
     def resume(label: str) -> str:
         # A deployment's run is retried with the values of its form; a run from a terminal by its command.
         if deployment.id:
             return f"prefect flow-run retry {run_id}    # or Retry on the run's page"
-        return prepared.resume_command(label) if prepared else ""
+        return prepared[1].resume_command(label) if prepared else ""
 
     with notifying(config.operation.notify, config.name, run_id, resume) as notifier:
         if prepared is None:
-            prepared = prepare_run(config, selection, store)
-            check_ray_hosts(store, config.launch, prepared)
+            try:
+                run = prepare_run(config, selection, store, config_words(argument, overrides), base)
+                check_ray_hosts(store, config.launch, run)
+            except ConfigError as error:
+                notifier.failed("", error, resume(""))
+                return refused(error)
         _link_dashboard(run_id)
         with (
             store.run_lock(run_id).for_life(),
-            recorded(store, config, prepared, run_id, str(flow_run.name or config.name), resume("")),
+            recorded(store, config, run, run_id, str(flow_run.name or config.name), resume("")),
             cancelling(),
         ):
-            outputs = _StepRunner(store, config, prepared, run_id, resume, concurrency.declared_limits()).run()
+            outputs = _StepRunner(store, config, run, run_id, resume, concurrency.declared_limits()).run()
         notifier.send(
             "finished", f"{config.name} finished, {len(outputs)} steps. `nautile status` lists what they made."
         )

@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from prefect.exceptions import Pause
@@ -54,6 +55,7 @@ def recorded(store: Store, config: RunConfig, run: PreparedRun, run_id: str, nam
         "state": "running",
         "steps": planned_steps(run),
         "settings": config.model_dump(mode="json"),
+        "changes": [asdict(change) for change in run.changes],
         "resume": resume,
         "started": now(),
         "commit": code_commit(),

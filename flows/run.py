@@ -57,14 +57,24 @@ class ProgressListener:
         self.view.changed(update.label)
 
 
-def run(config: RunConfig, argument: str, selection: Selection, out: Console, err: Console) -> int:
-    """Run it, print how it went, and return the exit code. `argument`: see `PreparedRun`.
+def run(
+    config: RunConfig,
+    argument: str,
+    selection: Selection,
+    out: Console,
+    err: Console,
+    *,
+    base: RunConfig | None = None,
+    name: str | None = None,
+) -> int:
+    """Run it, print how it went, and return the exit code. `argument`, `base`: see `prepare_run`.
 
-    Raises `ConfigError` for what is wrong before anything has started.
+    `name`: what the run is called; by default the configuration's. Raises `ConfigError` for what is wrong before
+    anything has started.
     """
     store = open_store()
     try:
-        prepared = prepare_run(config, selection, store, argument)
+        prepared = prepare_run(config, selection, store, argument, base)
         check_ray_hosts(store, config.launch, prepared)
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
@@ -95,10 +105,10 @@ def run(config: RunConfig, argument: str, selection: Selection, out: Console, er
 
             for result in reconcile_if_possible(store):
                 out.print(Text(result.line()), soft_wrap=True)
-            token = prepared_run.set(prepared)
+            token = prepared_run.set((config, prepared))
             try:
                 with tags(TAG, config.name):
-                    outputs = pipeline(config, selection, str(store.root))
+                    outputs = pipeline(argument + selection.options(), name=name or config.name)
             except StageFailed as failure:
                 log.error("the run failed", exc_info=failure)
                 failures = failure.failures

@@ -10,6 +10,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.text import did_you_mean
 from configs.base import Section
+from configs.changes import Change, changed_settings
 from configs.operation import LaunchConfig
 from configs.schema import RunConfig
 from flows.dag import Need, Step
@@ -49,12 +50,14 @@ class PreparedRun:
     """A run whose selection and inputs have been checked: its steps in order, and what they read of others.
 
     `argument`: the configuration as the operator named it and what was set, as words of a shell, for printed commands.
+    `changes`: what the run changes in the configuration that its own builds on.
     """
 
     argument: str
     selection: Selection
     steps: list[Step]
     inputs: set[Need]
+    changes: Sequence[Change] = ()
 
     def resume_command(self, stopped_at: str | None = None) -> str:
         """The shell command that resumes the run, as it works from the current folder."""
@@ -67,8 +70,12 @@ class PreparedRun:
         return f"{name} run {self.argument}{self.selection.options(stopped_at)}"
 
 
-def prepare_run(config: RunConfig, selection: Selection, store: Store, argument: str = "") -> PreparedRun:
+def prepare_run(
+    config: RunConfig, selection: Selection, store: Store, argument: str = "", base: RunConfig | None = None
+) -> PreparedRun:
     """Build the DAG once and check the selection and its inputs, before anything runs.
+
+    `base`: what the configuration builds on (`configs.load.load_base`), by which the run says what it changes.
 
     Raises `ConfigError` for a name that fits no step, an input that is not in the store, or a bad row in a file of
     problems.
@@ -88,7 +95,8 @@ def prepare_run(config: RunConfig, selection: Selection, store: Store, argument:
     for step in steps:
         if step.label in reinforced:
             check_files(reinforced[step.label].problems, step.label)
-    return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument))
+    changes = changed_settings(base, config) if base else []
+    return PreparedRun(argument, selection, steps, outside_inputs(store, dag, chosen, argument), changes)
 
 
 def check_ray_hosts(store: Store, launch: LaunchConfig, run: PreparedRun) -> None:

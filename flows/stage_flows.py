@@ -1,30 +1,36 @@
-"""A flow for each stage, for deployments.
-
-Apart from the pipeline's, which `nautile run` needs alone: Prefect computes the form of each flow when it is defined,
-which takes 0.2 s for a whole configuration.
-"""
+"""A flow for each stage, for deployments, apart from the pipeline's, which `nautile run` needs alone."""
 
 from typing import Any
 
 from prefect import Flow, flow
+from prefect.client.schemas.objects import State
 
-from configs.load import NamedConfig
-from flows.pipeline import Outputs, pipeline
+from flows.forms import ConfigName, Overrides, RunName, run_name
+from flows.pipeline import Outputs, run_selected
 from flows.selection import Selection
 
 
-def stage_flow(stage: str) -> Flow[Any, Outputs]:
+def stage_flow(stage: str) -> Flow[Any, Outputs | State[Any]]:
     """A flow that runs one stage wherever the pipeline uses it, with the same keys and the same reuse.
 
     What the stage reads must be in the store already.
     """
 
-    def rerun(config: NamedConfig, force: bool = False, store_root: str | None = None) -> Outputs:
-        return pipeline.fn(config, Selection(only=stage, force=force), store_root)
+    def rerun(
+        config: ConfigName = "local", overrides: Overrides = (), force: bool = False, name: RunName | None = None
+    ) -> Outputs | State[Any]:
+        return run_selected(config, overrides, Selection(only=stage, force=force))
 
     rerun.__name__ = rerun.__qualname__ = stage
-    rerun.__doc__ = f"Run the stage `{stage}` of a configuration; `force` runs it again and keeps what it replaces."
-    return flow(name=stage, flow_run_name=f"{stage} of {{config.name}}", log_prints=False)(rerun)
+    rerun.__doc__ = f"""Run the stage `{stage}` of a configuration; what it reads must be in the store.
+
+    Args:
+        config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
+        overrides: Values that replace those of the configuration, one in each entry, such as `reason.policy.steps=3`.
+        force: Run the stage again. What it replaces is kept.
+        name: What the run is called. Without it, it keeps the name that it has.
+    """
+    return flow(name=stage, flow_run_name=run_name, log_prints=False)(rerun)
 
 
 # Deployments name these by their path, as `flows.stage_flows.reason`.

@@ -44,6 +44,7 @@ from flows.cli.uses.simulate import simulate
 from flows.cli.watch import logs, status
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
+LONGEST_NAME = 100  # characters of a run's name
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty folder.")]
 
 
@@ -81,15 +82,22 @@ def run(
         ),
     ] = False,
     settings: SetOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="What the run is called. Default: its configuration.")
+    ] = None,
 ) -> None:
     """Run the pipeline. Steps that are in the store are reused; interrupted ones resume."""
-    from configs.load import load
+    from configs.load import load, load_base
     from flows.run import run as run_pipeline
     from flows.selection import Selection
 
+    if name is not None and not (name == name.strip() and 0 < len(name) <= LONGEST_NAME):
+        raise ConfigError(f"--name: 1 to {LONGEST_NAME} characters, without spaces at its ends")
+    run_config, base = load(config, settings), load_base(config)
     selection = Selection(first=first, last=last, only=only, force=force, ask_again=ask_again)
-    words = config_words(config, settings)
-    raise typer.Exit(run_pipeline(load(config, settings), words, selection, console_for(), console_for(stderr=True)))
+    words = config_words(config, settings) + (f" --name {shlex.quote(name)}" if name else "")
+    consoles = console_for(), console_for(stderr=True)
+    raise typer.Exit(run_pipeline(run_config, words, selection, *consoles, base=base, name=name))
 
 
 def artifacts(

@@ -60,10 +60,10 @@ def deploy(
         from flows.operate.deployments import register, serve
 
     if pool is not None:
-        console_for(stderr=True).print(register(run_config, pool, limit), soft_wrap=True)
+        console_for(stderr=True).print(register(run_config, config, pool, limit), soft_wrap=True)
         return
     console_for(stderr=True).print(f"serving {run_config.name}; start runs from Prefect's page (Ctrl-C stops serving)")
-    serve(run_config, limit, runs)
+    serve(run_config, config, limit, runs)
 
 
 def approve(

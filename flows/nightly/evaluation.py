@@ -16,11 +16,12 @@ from prefect.states import Completed
 from common.errors import ConfigError
 from common.files import write_json, write_text
 from configs.keys import with_local_files
-from configs.load import NamedConfig
+from configs.load import load_form
 from configs.operation import NEWEST
 from configs.schema import RunConfig
 from evals.tables.results import to_html, to_markdown
 from flows.dag import Need, Step, evaluate_section
+from flows.forms import ConfigName, Overrides, RunName, refused, run_name
 from flows.nightly.alert import publish, raise_regression
 from flows.nightly.earlier import (
     EarlierComparison,
@@ -46,15 +47,28 @@ KIND, VERSION = "comparison", 1
 _RULE = {"against", "rule", "margin"}  # the fields of [schedule] that determine a comparison
 
 
-@flow(name="evaluation", flow_run_name="evaluation of {config.name}", retries=0, log_prints=False)
-def evaluation(config: NamedConfig, checkpoint: str = "", store_root: str | None = None) -> State[dict[str, Any]]:
+@flow(name="evaluation", flow_run_name=run_name, retries=0, log_prints=False)
+def evaluation(
+    config: ConfigName = "local",
+    overrides: Overrides = (),
+    checkpoint: str = "",
+    name: RunName | None = None,
+) -> State[dict[str, Any]]:
     """Evaluate a checkpoint unless it is evaluated, compare it with earlier ones, and raise regressions.
 
-    `checkpoint`: an artifact id, or "newest"; empty: the one that `[schedule]` names.
+    Args:
+        config: The configuration that is deployed here, the name of a shipped one, or the path of a file on the worker.
+        overrides: Values that replace those of the configuration, one in each entry, such as `schedule.margin=0.02`.
+        checkpoint: An artifact id, or "newest"; empty: the one that `[schedule]` names.
+        name: What the run is called. Without it, it keeps the name that it has.
     """
     run_id = str(flow_run.id)
-    with notifying(config.operation.notify, config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
-        return _evaluate_and_compare(open_store(store_root), config, checkpoint, run_id)
+    try:
+        run_config, _ = load_form(config, overrides)
+    except ConfigError as error:
+        return refused(error)
+    with notifying(run_config.operation.notify, run_config.name, run_id, lambda _: f"prefect flow-run retry {run_id}"):
+        return _evaluate_and_compare(open_store(), run_config, checkpoint, run_id)
 
 
 def _evaluate_and_compare(store: Store, config: RunConfig, checkpoint: str, run_id: str) -> State[dict[str, Any]]:

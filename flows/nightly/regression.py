@@ -21,9 +21,9 @@ MAX_SAMPLES, MAX_CHARACTERS = 10, 600
 
 
 @flow(name="regression", flow_run_name="regression of {after}", retries=0, log_prints=False)
-def regression(after: str, before: str, store_root: str | None = None) -> State[dict[str, Any]]:
+def regression(after: str, before: str) -> State[dict[str, Any]]:
     """Show what evaluation `after` got wrong that `before` got right, and the commands that show more."""
-    comparison = compare_evaluations(open_store(store_root), before, after, "strict", "generate")
+    comparison = compare_evaluations(open_store(), before, after, "strict", "generate")
     changed = comparison["changed"]
     lost = [sample for sample in changed if sample["change"] == "lost"]
     create_markdown_artifact(

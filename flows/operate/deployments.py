@@ -13,7 +13,8 @@ import os
 from collections import Counter
 from typing import Any
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
@@ -26,7 +27,8 @@ from prefect.utilities.schema_tools import validate
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from configs.forms import WORKER, WORKERS_OWN, worker_settings
+from configs.forms import WORKER, ServedConfig
+from configs.load import load_base
 from configs.operation import DeployConfig
 from configs.schema import RunConfig
 from flows.nightly.evaluation import evaluation
@@ -43,13 +45,13 @@ POOL = DeployConfig().pool
 POOL_TYPES = {"process": "process", "kubernetes": "kubernetes", "cloud": "cloud-run-v2:push"}
 
 
-def deployments(config: RunConfig) -> list[RunnerDeployment]:
-    """The pipeline, each stage and the evaluation with `config` as the form's default, and what shows a regression.
+def deployments(config: RunConfig, argument: str) -> list[RunnerDeployment]:
+    """The pipeline, each stage and the evaluation, and what shows a regression.
 
-    The form has not what `configs.forms` leaves to the worker. A second run of one waits for the first. Raises
-    `ConfigError` if the schedule is invalid.
+    `argument`: how `config` was named, which is what the form's field `config` begins with. A second run of a
+    deployment waits for the first. Raises `ConfigError` if the schedule is invalid.
     """
-    parameters = {"config": config.model_dump(mode="json", exclude_defaults=True, exclude=set(WORKERS_OWN))}
+    parameters = {"config": argument}
     result = [_deployment(flow, config, parameters) for flow in (pipeline, *STAGE_FLOWS)]
     result.append(_deployment(evaluation, config, parameters, schedules=schedules(config)))
     result.append(_deployment(regression, config, {}, triggers=[automations.on_regression(config)]))
@@ -66,28 +68,33 @@ def schedules(config: RunConfig) -> list[CronSchedule]:
         raise ConfigError(f"schedule.cron: {config.schedule.cron!r}: {error.errors()[0]['msg']}") from None
 
 
-def serve(config: RunConfig, limit: int | None, runs: int) -> None:
+def deployment_name(flow_name: str, config_name: str) -> str:
+    """What the deployment of a flow is called: its stage, and the configuration, for a server may have several."""
+    return f"{flow_name}-{config_name}"
+
+
+def serve(config: RunConfig, argument: str, limit: int | None, runs: int) -> None:
     """Register the deployments with the API and start the runs that it schedules, until stopped.
 
-    At most `runs` flow runs are open at once. `limit`: of their steps so many work at a time on each resource, in place
-    of what `[resources]` says.
+    `argument`: how `config` was named. At most `runs` flow runs are open at once. `limit`: of their steps so many work
+    at a time on each resource, in place of what `[resources]` says.
     """
-    os.environ[WORKER] = _settings_text(config)  # the processes of flow runs inherit it
-    asyncio.run(_serve(f"nautile-{config.name}", deployments(config), step_limits(config, limit), runs))
+    os.environ[WORKER] = _served_text(config, argument)  # the processes of flow runs inherit it
+    asyncio.run(_serve(config.name, deployments(config, argument), step_limits(config, limit), runs))
 
 
-def register(config: RunConfig, pool_type: str, limit: int | None) -> str:
+def register(config: RunConfig, argument: str, pool_type: str, limit: int | None) -> str:
     """Register the deployments with their work pools on the server of PREFECT_API_URL; returns lines for the operator.
 
-    The pool without a name of its own is of `pool_type`; those of `[deploy.NAME] pool` are what the server says. Raises
-    `ConfigError` for an unknown type, a pool that does not exist, a missing image, or variables that a pool refuses.
+    `argument`: how `config` was named. The pool without a name of its own is of `pool_type`; those of
+    `[deploy.NAME] pool` are what the server says. Raises `ConfigError` for an unknown type, a pool that does not exist,
+    a missing image, or variables that a pool refuses.
     """
     if pool_type not in POOL_TYPES:
         raise ConfigError(f"--pool: unknown type {pool_type!r}; use one of {', '.join(POOL_TYPES)}")
-    entries = [(entry, config.deployment(entry.flow_name)) for entry in deployments(config)]
-    return asyncio.run(
-        _register(entries, POOL_TYPES[pool_type], step_limits(config, limit), {WORKER: _settings_text(config)})
-    )
+    entries = [(entry, config.deployment(entry.flow_name)) for entry in deployments(config, argument)]
+    worker = {WORKER: _served_text(config, argument)}
+    return asyncio.run(_register(config.name, entries, POOL_TYPES[pool_type], step_limits(config, limit), worker))
 
 
 def job_variables(deploy: DeployConfig, pool_type: str, **environment: str) -> dict[str, Any]:
@@ -118,15 +125,31 @@ async def prepare(limits: dict[str, int]) -> None:
         await automations.declare(client, automations.silent_runs())
 
 
-def _settings_text(config: RunConfig) -> str:
+def _served_text(config: RunConfig, argument: str) -> str:
     """The value of NAUTILE_WORKER for the workers of a configuration."""
-    settings = worker_settings(config.model_dump(mode="json", exclude_defaults=True))
-    return settings.model_dump_json(exclude_defaults=True)
+    table, base = (
+        settings.model_dump(mode="json", exclude_defaults=True) for settings in (config, load_base(argument))
+    )
+    return ServedConfig(name=argument, table=table, base=base).model_dump_json()
+
+
+async def _remove_old_names(client: PrefectClient, config: str) -> list[str]:
+    """Delete the deployments of a configuration that an earlier version named after it alone; a line for each.
+
+    Their schedule would go on, and start runs whose form has other fields.
+    """
+    named = DeploymentFilter(name=DeploymentFilterName(any_=[config]), tags=DeploymentFilterTags(all_=[TAG, config]))
+    lines = []
+    for old in await client.read_deployments(deployment_filter=named, limit=100):
+        flow = (await client.read_flow(old.flow_id)).name
+        await client.delete_deployment(old.id)
+        lines.append(f"deployment {flow}/{old.name} is now called {flow}/{deployment_name(flow, config)}")
+    return lines
 
 
 def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, Any], **more: Any) -> RunnerDeployment:
     return flow.to_deployment(
-        name=config.name,
+        name=deployment_name(flow.name, config.name),
         parameters=parameters,
         tags=[TAG, config.name],
         description=(flow.description or "").strip(),
@@ -137,9 +160,12 @@ def _deployment(flow: Flow[..., Any], config: RunConfig, parameters: dict[str, A
     )
 
 
-async def _serve(name: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int) -> None:
+async def _serve(config: str, served: list[RunnerDeployment], limits: dict[str, int], runs: int) -> None:
     await prepare(limits)
-    runner = Runner(name=name, limit=runs, pause_on_shutdown=False)
+    async with get_client() as client:
+        for line in await _remove_old_names(client, config):
+            log.warning(line)
+    runner = Runner(name=f"nautile-{config}", limit=runs, pause_on_shutdown=False)
     for deployment in served:
         await runner.aadd_deployment(deployment)
     log.info("serving %d deployments, at most %d runs at once; steps at work: %s", len(served), runs, limits)
@@ -147,6 +173,7 @@ async def _serve(name: str, served: list[RunnerDeployment], limits: dict[str, in
 
 
 async def _register(
+    config: str,
     entries: list[tuple[RunnerDeployment, DeployConfig]],
     default_type: str,
     limits: dict[str, int],
@@ -171,10 +198,13 @@ async def _register(
         except SchemaMismatch as error:
             raise ConfigError(f"deploy.{entry.flow_name}.job_variables: work pool {pool.name!r}: {error}") from None
     await prepare(limits)
+    async with get_client() as client:
+        lines = await _remove_old_names(client, config)
     for entry, _ in entries:
         await entry.aapply()
     counts = Counter(deploy.pool for _, deploy in entries)
-    return "\n".join(
+    lines += [
         f"registered {count} deployments in work pool {name!r}; `prefect worker start --pool {name}` runs them"
         for name, count in counts.items()
-    )
+    ]
+    return "\n".join(lines)

@@ -37,9 +37,8 @@ pytestmark = pytest.mark.slow
 
 EVALUATE = """
 import json, sys
-from configs.load import load
 from flows.stage_flows import evaluate
-print(json.dumps(evaluate(load(sys.argv[1]), store_root=sys.argv[2])))
+print(json.dumps(evaluate(sys.argv[1])))
 """
 
 
@@ -96,7 +95,7 @@ def test_the_flow_of_a_stage_reuses_what_is_there_and_runs_nothing_else(bench):
     """As a deployment starts it: one flow for each stage."""
     before = {a.id: a.execution for a in Store(bench.store).list()}
     done = subprocess.run(
-        [sys.executable, "-c", EVALUATE, str(TOY), str(bench.store)],
+        [sys.executable, "-c", EVALUATE, str(TOY)],
         env=environment(bench.store, PREFECT_HOME=bench.home, **bench.server(), **TOY_DAG),
         cwd=ROOT,
         capture_output=True,

@@ -1,23 +1,62 @@
-"""The flows of the stages, and their forms."""
+"""The flows of the stages and the pipeline, and their forms."""
 
 import json
 
+import pytest
+from jsonschema import Draft202012Validator
+
 from configs.operation import OPERATED
 from flows import stage_flows
+from flows.nightly.evaluation import evaluation
 from flows.operate.deployments import deployments
+from flows.pipeline import pipeline
+from tests.support.toy_stages import TOY
 
 
-def test_there_is_one_for_every_stage_with_a_typed_form():
+def test_there_is_one_for_every_stage():
     assert [flow.name for flow in stage_flows.STAGE_FLOWS] == list(OPERATED)
     assert all(getattr(stage_flows, flow.name) is flow for flow in stage_flows.STAGE_FLOWS)
-    schema = stage_flows.reason.parameters
-    assert set(schema.properties) == {"config", "force", "store_root"}
-    assert schema.required == ["config"]
-    assert "RunConfig" in json.dumps(schema.properties["config"])
+
+
+def test_a_form_has_a_few_fields_each_with_a_text_and_none_that_must_be_filled_in():
+    fields = {
+        pipeline: {"config", "overrides", "only", "from_", "until", "force", "name"},
+        stage_flows.reason: {"config", "overrides", "force", "name"},
+        evaluation: {"config", "overrides", "checkpoint", "name"},
+    }
+    for flow, names in fields.items():
+        assert set(flow.parameters.properties) == names
+        assert all(field["description"] for field in flow.parameters.properties.values())
+        assert not flow.parameters.required
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"overrides": ["reason.policy.steps=3", "seed = 1"], "only": "evaluate:align", "name": "three steps"}, None),
+        ({"overrides": ["seed=1", "resaon.policy.steps=3"]}, ["overrides", 1]),
+        ({"overrides": ["reason.policy.steps"]}, ["overrides", 0]),
+        ({"overrides": ["launch.command=id"]}, ["overrides", 0]),
+        ({"overrides": ["telemetry={}"]}, ["overrides", 0]),
+        ({"only": "resaon"}, ["only"]),
+        ({"until": "reason; id"}, ["until"]),
+        ({"name": " "}, ["name"]),
+        ({"config": {"seed": 1}}, ["config"]),
+    ],
+)
+def test_the_server_refuses_a_field_before_it_makes_a_run(values, field):
+    errors = list(Draft202012Validator(pipeline.parameters.model_dump(mode="json")).iter_errors(values))
+    assert [list(error.absolute_path) for error in errors] == ([field] if field else [])
+
+
+def test_deployments_are_named_by_stage_and_configuration(toy):
+    names = [deployment.name for deployment in deployments(toy, str(TOY))]
+    assert names == [f"{stage}-toy" for stage in ("pipeline", *OPERATED, "evaluation", "regression")]
 
 
 def test_the_forms_of_deployments_hold_the_names_of_keys_only(toy, monkeypatch):
     monkeypatch.setenv("TOY_KEY", "sk-planted-2718281828459045")
-    forms = json.dumps([deployment.model_dump(mode="json", exclude={"schedules"}) for deployment in deployments(toy)])
-    assert "TOY_KEY" in forms
+    served = deployments(toy, str(TOY))
+    forms = json.dumps([deployment.model_dump(mode="json", exclude={"schedules"}) for deployment in served])
+    assert str(TOY) in forms
     assert "sk-planted" not in forms

@@ -183,8 +183,8 @@ def test_a_run_of_a_deployment_is_suspended_and_goes_on_in_a_new_process(config,
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(tmp_path / "prefect")}
     server = start("deploy", str(config), store=store.root, cwd=tmp_path, **more)
     try:
-        until(lambda: find_deployment(prefect_url, "held_out/approved"), server)
-        deployment = find_deployment(prefect_url, "held_out/approved")
+        until(lambda: find_deployment(prefect_url, "held_out/held_out-approved"), server)
+        deployment = find_deployment(prefect_url, "held_out/held_out-approved")
         run = fetch(f"{prefect_url}/deployments/{deployment['id']}/create_flow_run", {})["id"]
         note = waiting_run(store, server)
         assert (note["run"], note["pid"]) == (run, None)

@@ -110,18 +110,19 @@ class Prefect:
     def get(self, path: str) -> Any:
         return fetch(f"{self.api}{path}")
 
-    def submit_form(self, deployment: str, seed: int) -> None:
-        """Fill in the form of a deployment and submit it."""
+    def submit_form(self, deployment: str, override: str) -> None:
+        """Fill in the form of a deployment with one override, and submit it."""
         deployment_id = self.get(f"/deployments/name/{deployment}")["id"]
         self.page.goto(f"{self.ui}/deployments/deployment/{deployment_id}/run", wait_until="commit")
+        self.page.get_by_role("button", name="Add item").first.click()
         # Prefect's labels name no field: it is the first one after its label.
-        label = self.page.get_by_text("Seed (Optional)", exact=True).first
-        label.locator("xpath=following::input[1]").fill(str(seed))
+        label = self.page.get_by_text("Overrides (Optional)", exact=True).first
+        label.locator("xpath=following::input[1]").fill(override)
         self.page.get_by_role("button", name="Submit").click()
 
     def start_run(self, deployment: str) -> str:
         """Start a run by the form and go to its page, by the deployment's list of runs; returns its id."""
-        self.submit_form(deployment, SEED)
+        self.submit_form(deployment, f"seed={SEED}")
         self.page.wait_for_url("**tab=Runs", wait_until="commit")
         self.page.locator("a[href*='/runs/flow-run/']").first.click()
         self.page.wait_for_url("**/runs/flow-run/**", wait_until="commit")
@@ -148,14 +149,14 @@ def dashboard(window):
 @pytest.fixture(scope="module")
 def waiting_run(folder, prefect):
     """A run of the whole pipeline, started by the form; its stage waits in its process. Prefect's page shows it."""
-    run = prefect.start_run("pipeline/toy")
+    run = prefect.start_run("pipeline/pipeline-toy")
     until((folder / "reached").exists, f"{STAGE} under way")
     return run
 
 
 def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, prefect, tmp_path):
     api = running["server"].url
-    deployment = prefect.get("/deployments/name/pipeline/toy")["id"]
+    deployment = prefect.get("/deployments/name/pipeline/pipeline-toy")["id"]
     (tmp_path / "index.html").write_text("<title>elsewhere</title>", encoding="utf-8")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere:
@@ -182,8 +183,8 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(running, window, pref
 
 
 def test_a_bad_value_in_the_form_is_refused_with_its_field(prefect):
-    prefect.submit_form("pipeline/toy", -3)
-    prefect.page.get_by_text("Validation failed for field 'config.seed'").first.wait_for()
+    prefect.submit_form("pipeline/pipeline-toy", "seeds=3")
+    prefect.page.get_by_text("Validation failed for field 'overrides").first.wait_for()
     save_screenshot(prefect.page, "prefect a bad parameter")
 
 
@@ -225,7 +226,7 @@ def test_cancel_ends_the_stages_process_and_both_pages_show_it(folder, prefect, 
 def rerun(folder, prefect):
     """A run of the one stage, which does not wait any more, at its end. Prefect's page shows it."""
     (folder / "go").touch()
-    run = prefect.start_run(f"{STAGE}/toy")
+    run = prefect.start_run(f"{STAGE}/{STAGE}-toy")
     until(lambda: prefect.state(run) == "COMPLETED", "the stage alone")
     return run
 

@@ -10,7 +10,6 @@ from prefect.testing.cli import CycloptsCliRunner
 from common.errors import ConfigError
 from configs.load import load
 from flows.operate.deployments import POOL, deployments, register
-from flows.pipeline import pipeline
 from tests.support.prefect_calls import fetch, request
 from tests.support.toy_cli import ROOT, environment
 
@@ -32,7 +31,7 @@ def test_prefect_deploys_every_entry_of_the_file(local, prefect_url, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     in_pool = {"work_pools": {"name": {"any_": [POOL]}}}
     registered = {entry["entrypoint"]: entry for entry in fetch(f"{prefect_url}/deployments/filter", in_pool)}
-    served = {entry.entrypoint: entry for entry in deployments(local)}
+    served = {entry.entrypoint: entry for entry in deployments(local, "local")}
     assert set(registered) == set(served)
     for entrypoint, deployment in registered.items():
         ours = served[entrypoint]
@@ -72,12 +71,6 @@ def prefect(url: str, *arguments: str) -> str:
     return result.stdout
 
 
-def test_a_flow_takes_a_configuration_by_its_name(local):
-    assert pipeline.validate_parameters({"config": "local"})["config"] == local
-    whole = local.model_dump(mode="json", exclude_defaults=True)
-    assert pipeline.validate_parameters({"config": whole})["config"] == local
-
-
 def test_an_unknown_type_of_pool_is_refused(local):
     with pytest.raises(ConfigError, match="process, kubernetes, cloud"):
-        register(local, "abacus", 1)
+        register(local, "local", "abacus", 1)

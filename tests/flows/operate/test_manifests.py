@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.schema_tools import ValidationError, is_valid_schema, validate
 from prefect.utilities.templating import apply_values
@@ -39,10 +40,16 @@ env = {XLA_FLAGS = "--xla_gpu_x"}
 
 
 @pytest.fixture
-def config(tmp_path):
+def pools_file(tmp_path):
+    """The path of the configuration."""
     path = tmp_path / "pools.toml"
     path.write_text(POOLS, encoding="utf-8")
-    return load(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def config(pools_file):
+    return load(pools_file)
 
 
 def test_workers_are_given_the_url_of_a_remote_store_and_not_this_machines_copy(config, monkeypatch):
@@ -98,21 +105,25 @@ def test_the_job_template_fits_prefects_schema_and_fills_in_a_job():
 
 
 @pytest.mark.slow
-def test_stages_are_registered_in_pools_of_their_own(config, prefect_url, monkeypatch, tmp_path):
+def test_stages_are_registered_in_pools_of_their_own(config, pools_file, prefect_url, monkeypatch, tmp_path):
     """On a real server, which checks every stage's variables against the template of its pool."""
     monkeypatch.setenv("NAUTILE_STORE", str(tmp_path / "store"))
     with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
         with pytest.raises(ConfigError, match=r"no work pool 'nautile(-gpu)?': create it with `prefect work-pool"):
-            register(config, "process", None)
+            register(config, pools_file, "process", None)
         own = [WorkPoolCreate(name="nautile-gpu", type="kubernetes", base_job_template=job_template())]
         if not any(pool.name == POOL for pool in client.read_work_pools()):
             own.append(WorkPoolCreate(name=POOL, type="process"))
         for pool in own:
             client.create_work_pool(pool)
-        lines = register(config, "process", None)
+        old = client.create_deployment(client.create_flow_from_name("align"), "pools", tags=["nautile", "pools"])
+        lines = register(config, pools_file, "process", None)
+        assert "deployment align/pools is now called align/align-pools" in lines
+        with pytest.raises(ObjectNotFound):
+            client.read_deployment(old)
         assert "12 deployments in work pool 'nautile';" in lines
         assert "1 deployments in work pool 'nautile-gpu';" in lines
-        entries = fetch(f"{prefect_url}/deployments/filter", {"deployments": {"name": {"any_": [config.name]}}})
+        entries = fetch(f"{prefect_url}/deployments/filter", {"deployments": {"tags": {"all_": [config.name]}}})
         pools = {entry["entrypoint"].rpartition(".")[2]: entry for entry in entries}
         assert pools["pretrain"]["work_pool_name"] == "nautile-gpu"
         assert pools["pretrain"]["job_variables"]["gpus"] == 8
@@ -120,7 +131,7 @@ def test_stages_are_registered_in_pools_of_their_own(config, prefect_url, monkey
         assert {entry["work_pool_name"] for name, entry in pools.items() if name != "pretrain"} == {POOL}
         deploy = config.deploy["pretrain"].model_copy(update={"job_variables": {"gpus": "many", "image": "gpu:1"}})
         with pytest.raises(ConfigError, match=r"deploy.pretrain.job_variables: work pool 'nautile-gpu'.*'gpus'"):
-            register(config.model_copy(update={"deploy": {"pretrain": deploy}}), "process", None)
+            register(config.model_copy(update={"deploy": {"pretrain": deploy}}), pools_file, "process", None)
         for pool in own:  # other tests use the server
             client.delete_work_pool(pool.name)
 

@@ -12,6 +12,7 @@ from configs.load import load
 from flows.operate import services
 from flows.operate.deployments import deployments
 from store.artifacts import Store
+from store.catalog import Catalog
 from tests.support.evaluations import checkpoint, evaluation
 from tests.support.fake_webhook import SECRET, FakeWebhook
 from tests.support.listening import listening
@@ -20,7 +21,7 @@ from tests.support.toy_cli import environment
 
 pytestmark = pytest.mark.slow
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-SMALL = {"name": "fineweb_edu", "reader": "wikipedia", "form": "web", "records": 30}
+SMALL = [f"ingest.sources.{number}.records={records}" for number, records in enumerate((30, 300, 300))]
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -66,15 +67,6 @@ def ask(api: str, deployment: str, parameters: dict[str, Any]) -> tuple[int, Any
     return call(f"{api}/deployments/{entry['id']}/create_flow_run", {"parameters": parameters})
 
 
-def small() -> dict[str, Any]:
-    config = load("local").model_dump(mode="json", exclude_defaults=True)
-    generated = [
-        {**source, "records": 300} for source in config["ingest"]["sources"] if source["reader"] == "reasoning"
-    ]
-    config["ingest"]["sources"] = [SMALL, *generated]
-    return config
-
-
 def test_all_three_answer_on_loopback(running):
     _, services_by_name = running
     assert set(services_by_name) == {"server", "deployments", "dashboard"}
@@ -87,9 +79,8 @@ def test_all_three_answer_on_loopback(running):
 def test_every_stage_and_the_pipeline_have_a_form(running):
     _, services_by_name = running
     _, answer = call(f"{services_by_name['server'].url}/deployments/filter", {})
-    assert {entry["name"] for entry in answer} == {"local"}
-    assert len(answer) == len(deployments(load("local")))
-    with_config = [entry for entry in answer if "RunConfig" in json.dumps(entry["parameter_openapi_schema"])]
+    assert {entry["name"] for entry in answer} == {entry.name for entry in deployments(load("local"), "local")}
+    with_config = [entry for entry in answer if "overrides" in entry["parameter_openapi_schema"]["properties"]]
     assert len(with_config) == len(answer) - 1  # what shows a regression is given two evaluations
     assert all("nautile" in entry["tags"] and entry["description"] for entry in answer)
 
@@ -112,14 +103,19 @@ def test_runs_asked_for_in_the_form_do_their_work(running):
     store, services_by_name = running
     api = services_by_name["server"].url
     for stage in ("held_out", "ingest"):
-        status, run = ask(api, f"{stage}/local", {"config": small()})
+        status, run = ask(api, f"{stage}/{stage}-local", {"overrides": SMALL, "name": f"small {stage}"})
         assert status == 201, run
         deadline = time.monotonic() + 600
         while (state := call(f"{api}/flow_runs/{run['id']}")[1]["state"])["type"] not in ENDED:
             assert time.monotonic() < deadline
             time.sleep(0.5)
         assert state["type"] == "COMPLETED", state["message"]
-    assert len(store.list("tokens")) == len(small()["ingest"]["sources"])
+        assert call(f"{api}/flow_runs/{run['id']}")[1]["name"] == f"small {stage}"
+    assert len(store.list("tokens")) == len(SMALL)
+    newest = Catalog(store).query("SELECT name, changes FROM plans ORDER BY started DESC LIMIT 1")[0]
+    assert newest["name"] == "small ingest"
+    changed = {change["field"]: change["after"] for change in json.loads(newest["changes"])}
+    assert changed["ingest.sources.0.records"] == 30
 
 
 def until(condition, seconds: float = 300.0):
@@ -131,16 +127,20 @@ def until(condition, seconds: float = 300.0):
 
 
 def test_a_bad_parameter_is_refused_with_the_field_named(running):
-    _, services_by_name = running
-    wrong = small()
-    wrong["ingest"]["row_length"] = -5
-    status, answer = ask(services_by_name["server"].url, "ingest/local", {"config": wrong})
-    assert status in (409, 422)
-    assert "row_length" in json.dumps(answer)
+    api = running[1]["server"].url
     # What starts processes is the worker's own: the server itself refuses it.
-    status, answer = ask(services_by_name["server"].url, "ingest/local", {"config": {**small(), "launch": {}}})
-    assert status in (409, 422)
-    assert "launch" in json.dumps(answer)
+    for overrides in (["ingestion.row_length=5"], ["launch.command=id"]):
+        status, answer = ask(api, "ingest/ingest-local", {"overrides": overrides})
+        assert status in (409, 422)
+        assert "Validation failed for field 'overrides[0]'" in json.dumps(answer)
+    _, run = ask(api, "ingest/ingest-local", {"overrides": ["ingest.row_length=-5"]})
+    until(lambda: call(f"{api}/flow_runs/{run['id']}")[1]["state"]["type"] in ENDED)
+    ended = call(f"{api}/flow_runs/{run['id']}")[1]
+    refusal = "The form cannot be followed: overrides: `ingest.row_length`: Input should be greater than"
+    assert (ended["state"]["type"], refusal in ended["state"]["message"]) == ("FAILED", True)
+    assert ended["name"] == run["name"]  # the one that the server gave it, for the form named none
+    logs = call(f"{api}/logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}})[1]
+    assert not any("Traceback" in line["message"] for line in logs)
 
 
 def ended_runs(api: str, flow: str) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_the_schedule_fires_and_what_has_fallen_is_raised_told_and_shown(running
     api = services_by_name["server"].url
     first = until(lambda: ended_runs(api, "evaluation"))[0]
     # The next minute's run would only cost time.
-    deployment = fetch(f"{api}/deployments/name/evaluation/local")
+    deployment = fetch(f"{api}/deployments/name/evaluation/evaluation-local")
     fetch(f"{api}/deployments/{deployment['id']}/pause_deployment", {})
     assert first["auto_scheduled"]
     assert first["state"]["type"] == "COMPLETED", first["state"]["message"]
