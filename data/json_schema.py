@@ -6,7 +6,7 @@ fetched.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +17,14 @@ from common.errors import ConfigError
 
 Schema = dict[str, Any]
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ", ": "  # those of `json.dumps`
+SPAN = "x-span"  # true: the string must stand in the text that the document is made from
+# Keywords whose value is a schema, a list of schemas, or an object of schemas by name.
+_SCHEMAS = {
+    *("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+}
+_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
+_BY_NAME = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 
 
 def schema_validator(schema: Any, name: str) -> Validator:
@@ -61,11 +69,35 @@ def entity_schema(labels: Sequence[str]) -> Schema:
     label: Schema = {"enum": list(labels)} if labels else {"type": "string", "maxLength": 60}
     entity = {
         "type": "object",
-        "properties": {"text": {"type": "string", "minLength": 1, "x-span": True}, "label": label},
+        "properties": {"text": {"type": "string", "minLength": 1, SPAN: True}, "label": label},
         "required": ["text", "label"],
         "additionalProperties": False,
     }
     return {"type": "array", "items": entity}
+
+
+def with_parts(schema: Schema, change: Callable[[Any], Any]) -> Schema:
+    """The schema with `change` applied to each schema directly inside of it."""
+    changed: Schema = {}
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            changed[name] = {key: change(part) for key, part in value.items()}
+        elif isinstance(value, list) and (name in _LISTS or name == "items"):
+            changed[name] = [change(part) for part in value]
+        else:
+            changed[name] = change(value) if name in _SCHEMAS else value
+    return changed
+
+
+def with_spans(schema: Any) -> Any:
+    """The schema with `x-span` at every string that is neither an enumeration nor a constant."""
+    if not isinstance(schema, dict):
+        return schema
+    parts = with_parts(schema, with_spans)
+    kinds = schema.get("type")
+    if (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not schema.keys() & {"enum", "const"}:
+        parts[SPAN] = True
+    return parts
 
 
 def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | None:
@@ -79,7 +111,7 @@ def _shortest(schema: Any, root: Schema, open_refs: frozenset[str]) -> str | Non
     if "enum" in schema:
         bounds.append(_least([json.dumps(value, ensure_ascii=False) for value in schema["enum"]]))
     if (ref := schema.get("$ref")) is not None:
-        target = None if ref in open_refs else _resolved(ref, root)
+        target = None if ref in open_refs else resolved(ref, root)
         bounds.append(None if target is None else _shortest(target, root, open_refs | {ref}))
     for name in ("anyOf", "oneOf"):
         if name in schema:
@@ -146,7 +178,7 @@ def _least(bounds: Sequence[str | None]) -> str | None:
     return min((bound for bound in bounds if bound is not None), key=len, default=None)
 
 
-def _resolved(ref: str, root: Schema) -> Any:
+def resolved(ref: str, root: Schema) -> Any:
     """The part of `root` that a JSON pointer names. True, which bounds nothing, for a reference of another form."""
     part: Any = root
     for step in unquote(ref).split("/")[1:]:

@@ -12,7 +12,7 @@ from tasks.engine.stage import stage
 ROWS, REFUSED = "rows.parquet", "refused.jsonl"
 
 
-@stage("extract", version=1, outputs=("extracted",), accelerator=True)
+@stage("extract", version=2, outputs=("extracted",), accelerator=True)
 def extract(job: Job) -> None:
     """Ask for every row that has no reply yet, and publish what holds and what was refused."""
     # Imported here because every command imports this file, and JAX takes seconds.
@@ -28,7 +28,7 @@ def extract(job: Job) -> None:
     write_rows(out / REFUSED, refused)
     summary = summary_of(rows)
     write_json(out / "summary.json", summary)
-    write_text(out / "card.md", card_of(summary, config, rows))
+    write_text(out / "card.md", card_of(summary, config, rows, extractor.unheld))
     for name in ("rows", "extracted", "spans", "tokens"):
         job.emit("metric", name=f"extract/{name}", step=0, value=summary[name])
     job.describe("extracted", **summary)

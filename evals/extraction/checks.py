@@ -10,10 +10,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from common.text import first_line
-from data.json_schema import Schema
-
-SPAN = "x-span"
-_NOT_SCHEMAS = ("enum", "const", "default", "examples")
+from data.json_schema import SPAN, Schema, with_spans
 
 Reason = Literal["no_text", "too_long", "cut", "failed", "not_json", "schema", "span"]
 REASONS: dict[Reason, str] = {
@@ -80,19 +77,6 @@ class ReplyChecker:
                 start = text.index(words)
                 spans.append(Span(path, start, start + len(words), text.count(words)))
         return Extraction(reply, tuple(spans))
-
-
-def with_spans(schema: Any) -> Any:
-    """The schema with `x-span` at every string that is neither an enumeration nor a constant."""
-    if isinstance(schema, list):
-        return [with_spans(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {name: part if name in _NOT_SCHEMAS else with_spans(part) for name, part in schema.items()}
-    kinds = schema.get("type")
-    if (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not schema.keys() & {"enum", "const"}:
-        parts[SPAN] = True
-    return parts
 
 
 def _mark(

@@ -23,8 +23,10 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def card_of(summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]]) -> str:
-    """The card as Markdown."""
+def card_of(
+    summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[str, Any]], unheld: Sequence[str] = ()
+) -> str:
+    """The card as Markdown. `unheld`: places in the schema whose strings are only checked, not held to the text."""
     outcomes = [("extracted", summary["extracted"])]
     outcomes += [(REASONS[reason], count) for reason, count in summary["refused"].items()]
     shares = [(name, count, f"{100 * count / summary['rows']:.1f} %") for name, count in outcomes]
@@ -33,8 +35,9 @@ def card_of(summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[
     parts = [
         "# Extraction",
         f"{summary['rows']:,} rows, {summary['spans']:,} spans found in their texts, {summary['tokens']:,} tokens. "
-        f"Strings checked against the text: {config.spans}. A document is as good as the model that wrote it: it meets "
-        "the schema, its spans stand in the text, and whether it says what the text says is not known.",
+        f"Strings that are parts of the text: {config.spans}. {_held(unheld)} A document is as good as the model that "
+        "wrote it: it meets the schema, its spans stand in the text, and whether it says what the text says is not "
+        "known.",
         markdown_table(("outcome", "rows", "share"), shares),
         "## Schema",
         f"```json\n{config.json_schema}\n```",
@@ -42,3 +45,12 @@ def card_of(summary: dict[str, Any], config: ExtractConfig, rows: Sequence[dict[
     if common:
         parts += ["## Refusals, the most frequent", markdown_table(("rows", "reason", "detail"), common)]
     return "\n\n".join(parts) + "\n"
+
+
+def _held(unheld: Sequence[str]) -> str:
+    if not unheld:
+        return "They are held to it while a reply is decoded."
+    places = ", ".join(f"`{markdown_text(place)}`" for place in unheld)
+    return (
+        f"They are held to it while a reply is decoded, except at {places} of the schema, where they are only checked."
+    )

@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from common.events import Emit, silent
 from configs.labelling import ExtractConfig
 from data.chat_template import encode_prompt_end, parse_completion
-from data.json_schema import Schema
+from data.json_schema import Schema, with_spans
 from data.labelled.label_set import LabelSet, read_label_set
 from data.labelled.prompts import beginning_ids
 from data.tokenizer import tokenizer_for
@@ -42,7 +42,9 @@ class Extractor:
         self._config = config
         self._params, self._model, tokenizer = load_weights(folder)
         self._tokenizer = tokenizer_for(tokenizer)
-        self._constraint = Constraint(self._tokenizer, schema, "extract.json_schema")
+        marked = schema if config.spans == "marked" else with_spans(schema)
+        self._constraint = Constraint(self._tokenizer, marked, "extract.json_schema")
+        self.unheld = self._constraint.unheld
         self._checker = ReplyChecker(self._constraint.validator, schema, config.spans)
         instructions = instructions_of(config, read_label_set(folder), schema)
         self._beginning = beginning_ids(self._tokenizer, instructions)
@@ -72,28 +74,31 @@ class Extractor:
         for number, text in enumerate(texts, 1):
             if number in done:
                 continue
-            request = None if text is None or not text.strip() else self._request(number, text)
-            if request is None:
-                empty = text is None or not text.strip()
-                rows.append(_row(number, Extraction(None, reason="no_text" if empty else "too_long"), "", 0))
-            else:
+            request = self._request(number, text)
+            if isinstance(request, DecodeRequest):
                 waiting.append((number, text or "", request))
+            else:
+                rows.append(_row(number, request, "", 0))
         kept.append(rows)
         if waiting:
             self._decode(waiting, kept, len(texts), emit)
         # Rows that an earlier process wrote have their fields in another order.
         return [dict(sorted(row.items())) for row in sorted(kept.rows, key=lambda row: row["number"])]
 
-    def _request(self, number: int, text: str) -> DecodeRequest | None:
-        """The request for a text; None where not even the shortest reply fits."""
+    def _request(self, number: int, text: str | None) -> DecodeRequest | Extraction:
+        """The request for a text; why there is none where there is no text, or no reply that fits and can hold."""
+        if text is None or not text.strip():
+            return Extraction(None, reason="no_text")
         config, prompt = self._config, self.prompt(text)
         room = self._model.context - len(prompt)
         limit = room if config.max_tokens is None else min(room, config.max_tokens)
         if limit < self._constraint.least_tokens:
-            return None
+            return Extraction(None, reason="too_long")
+        if (constraint := self._constraint.within(text)) is None:
+            return Extraction(None, reason="span", detail="no part of the text can be what the schema asks for")
         return DecodeRequest(
             prompt, limit, (config.seed, number), config.temperature, thinking_budget=config.thinking,
-            constraint=self._constraint,
+            constraint=constraint,
         )  # fmt: skip
 
     def _decode(self, waiting: Sequence[tuple[int, str, DecodeRequest]], kept: RowFile, total: int, emit: Emit) -> None:

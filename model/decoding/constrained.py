@@ -9,8 +9,8 @@ The masked logits are drawn from as any others, and the log-probability of a tok
 distribution over what the schema allows at that point.
 """
 
+import copy
 import functools
-import json
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,11 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.tiktoken import lltokenizer_from_encoding
 
 from common.errors import ConfigError
-from data.json_schema import (
-    ITEM_SEPARATOR,
-    KEY_SEPARATOR,
-    schema_validator,
-    shortest_document,
-)
+from data.json_schema import schema_validator, shortest_document
 from data.tokenizer import Tokenizer
+from model.decoding.span_grammar import SpanGrammar, document_grammar, has_spans
 
 WORD = 32  # tokens whose bits share a word of a mask
-STYLE = {"item_separator": ITEM_SEPARATOR, "key_separator": KEY_SEPARATOR, "whitespace_flexible": False}
 EVERY_TOKEN = 2**WORD - 1
 
 
@@ -50,16 +45,37 @@ class Constraint:
         self.least_tokens = len(tokenizer.encode(f"\n{shortest}")) + 2
         self._think_end = tokenizer.think_end
         self._ends = (tokenizer.im_end, tokenizer.end_of_text)
-        # The grammar of the answer, in the library's dialect of Lark.
-        document = json.dumps({**schema, "x-guidance": STYLE})
-        grammar = LLMatcher.grammar_from_lark(f'start: "\\n" document "\\n"?\ndocument: %json {document}')
-        self._matcher = LLMatcher(_vocabulary_of(tokenizer), grammar, log_level=0)
+        self._vocabulary, self._schema = _vocabulary_of(tokenizer), schema
+        self._matcher = self._compiled(document_grammar(schema))
         if self._matcher.is_error():
             raise ConfigError(f"{name}: cannot be met, or not be held to while decoding: {_reason(self._matcher)}")
+        self._text: str | None = None  # that marked strings are parts of
+        self.unheld = tuple(sorted(SpanGrammar(schema, "").unheld))
+
+    def within(self, text: str) -> "Constraint | None":
+        """This constraint for replies about a text: strings that the schema marks with `x-span` are parts of it.
+
+        None where no document can be held to the text, for one that is shorter than a string must be. `unheld` has the
+        places in the schema whose marked strings are left to be checked.
+        """
+        if not has_spans(self._schema, self._schema):
+            return self
+        if SpanGrammar(self._schema, text).grammar is None:
+            return None
+        held = copy.copy(self)
+        held._text = text
+        return held
 
     def begin(self) -> "ReplyMask":
         """The mask of a reply from its first token on."""
-        return ReplyMask(self._matcher.deep_copy(), self._think_end, self._ends)
+        matcher = self._matcher.deep_copy()
+        if self._text is not None and (grammar := SpanGrammar(self._schema, self._text).grammar):
+            # Compiled here because a matcher of every waiting text would be held in memory.
+            matcher = self._compiled(grammar)
+        return ReplyMask(matcher, self._think_end, self._ends)
+
+    def _compiled(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark(grammar), log_level=0)
 
 
 class ReplyMask:
