@@ -5,12 +5,14 @@ every few seconds, and no process of the run has to be alive.
 """
 
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from common.files import read_json
+from configs.changes import Change
 from flows.operate.questions import waiting
 from store.artifacts import Store
 from store.catalog import CatalogRow
@@ -121,11 +123,25 @@ class RunState:
     settings: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     begun: datetime | None = None
+    ended: datetime | None = None  # None while it is live
+    changes: tuple[Change, ...] = ()  # what it changes in the configuration that its own builds on
 
     @property
     def finished(self) -> int:
         """The number of steps that need no more work."""
         return sum(step.state in FINISHED for step in self.steps)
+
+    def share(self) -> float:
+        """How much of it is done, 0..1: steps weigh as they last took, or all alike while a time is not known."""
+        shares = [1.0 if step.state in FINISHED else step.share or 0.0 for step in self.steps]
+        times = [
+            0.0 if step.state == "reused" else step.elapsed_s if step.state == "done" else step.expected_s
+            for step in self.steps
+        ]
+        weights = [time for time in times if time is not None]
+        if len(weights) < len(shares) or not sum(weights):
+            weights = [1.0] * len(shares)
+        return sum(map(operator.mul, weights, shares)) / sum(weights) if shares else 0.0
 
     def time_left(self) -> tuple[float, int] | None:
         """Seconds until the end, and how many of the steps to come have no known time, which are left out of it.
@@ -214,6 +230,8 @@ def run_state(
         json.loads(plan["settings"] or "{}") if plan else {},
         (plan and plan["error"]) or "",
         summary["begun"],
+        None if live else summary["ended"],
+        tuple(Change(**change) for change in json.loads(summary["changes"] or "[]")),
     )
 
 

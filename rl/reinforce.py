@@ -154,9 +154,11 @@ class _Run:
         first = self.groups.totals["rollouts"] - len(rows)
         with self.config.rollouts.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        shown = ("step", "task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
+        shown = ("task", "question", "expected", "text", "reward", "parts", "advantage", "length", "truncated")
         for index, row in enumerate(rows, first):
-            self.emit("sample", set="rollouts", index=index, **{name: row[name] for name in shown})
+            # Counted from one, as in the metrics; the log's lines are read by the step that a checkpoint resumes at.
+            fields = {"step": row["step"] + 1, **{name: row[name] for name in shown}}
+            self.emit("sample", set="rollouts", index=index, **fields)
 
     def _report(self, metrics: dict[str, float]) -> None:
         if self.engine.seconds:

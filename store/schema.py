@@ -268,10 +268,13 @@ SELECT c.* FROM calls c WHERE c.execution IN (SELECT execution FROM lineage(arti
 
 MACROS = (LINEAGE, LINEAGE_FILES, LINEAGE_CALLS)
 
-# `Catalog.lineage`: one row for each artifact and use, with the number of endpoint calls that its execution made.
+# `Catalog.lineage`: one row for each artifact and use, with the number of calls that its execution made, and of those
+# that were answered from the store.
 LINEAGE_WITH_CALLS = """
-SELECT l.*, (SELECT count(*) FROM calls c WHERE c.execution = l.execution) AS calls
-FROM lineage(?) l ORDER BY l.depth, l.kind, l.id
+WITH made AS (
+    SELECT execution, count(*) AS calls, count(*) FILTER (cached) AS cached_calls FROM calls GROUP BY execution)
+SELECT l.*, coalesce(m.calls, 0) AS calls, coalesce(m.cached_calls, 0) AS cached_calls
+FROM lineage(?) l LEFT JOIN made m USING (execution) ORDER BY l.depth, l.kind, l.id
 """
 
 

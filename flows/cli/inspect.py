@@ -1,5 +1,6 @@
 """The data behind the read commands and `nautile store`: rows for the terminal and for --json, nothing printed."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from common.files import read_json
 from common.text import did_you_mean
 from configs.operation import RetentionConfig
 from configs.schema import RunConfig
+from flows.operate.questions import waiting
 from flows.starts import dag_in
 from store.add import add_files
 from store.artifacts import Artifact, Store
@@ -29,9 +31,10 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
     """A row for each step of the configuration's DAG.
 
     `state`: made, damaged (its manifest cannot be read; `verify` reads the files too), running, waiting (between two
-    attempts), interrupted (its work is kept), failed, or not made.
+    attempts, or for an answer), interrupted (its work is kept), failed, or not made.
     """
     store.refresh()
+    asked = _asked(store)
     last = {row["key"]: row for row in _catalog(store).query(_LAST_RUNS)} if store.root.exists() else {}
     rows = []
     for step in dag_in(store, config):
@@ -48,6 +51,8 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             state = "damaged"
         elif len(artifacts) == len(step.outputs):
             state = "made"
+        elif note := asked.get(step.key):
+            state, live = "waiting", {"note": note}
         elif store.root.exists() and store.lock(step.key).held_elsewhere():
             state = "running"
         elif note := read_retry_note(staging):
@@ -68,6 +73,18 @@ def status(store: Store, config: RunConfig) -> list[CatalogRow]:
             }
         )
     return rows
+
+
+def _asked(store: Store) -> dict[str, str]:
+    """Key of each step that waits for an answer -> how to answer."""
+    asked = {}
+    for note in waiting(store):
+        run = note["run"]
+        plans = _catalog(store).query("SELECT steps FROM plans WHERE run = ? ORDER BY started DESC LIMIT 1", [run])
+        steps = json.loads(plans[0]["steps"]) if plans else []
+        command = f"for an answer: `nautile approve {run[:8]}` (`nautile status {run[:8]}` shows the question)"
+        asked |= {step["key"]: command for step in steps if step["label"] == note["label"]}
+    return asked
 
 
 def artifacts(store: Store, kind: str | None, superseded: bool) -> list[CatalogRow]:
@@ -97,7 +114,20 @@ def show(store: Store, artifact_id: str) -> dict[str, Any]:
 
 def lineage(store: Store, artifact_id: str) -> list[CatalogRow]:
     """The artifact and everything it was made from: `made` is the id of the artifact that read the row's."""
-    columns = ("depth", "name", "made", "id", "kind", "stage", "created", "bytes", "commit", "calls", "key")
+    columns = (
+        "depth",
+        "name",
+        "made",
+        "id",
+        "kind",
+        "stage",
+        "created",
+        "bytes",
+        "commit",
+        "calls",
+        "cached_calls",
+        "key",
+    )
     store.refresh()
     return [{name: row[name] for name in (*columns, "execution")} for row in Catalog(store).lineage(artifact_id)]
 

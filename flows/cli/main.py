@@ -41,7 +41,7 @@ from flows.cli.terminal import (
 )
 from flows.cli.uses.labelling import classify, extract
 from flows.cli.uses.simulate import simulate
-from flows.cli.watch import logs, status
+from flows.cli.watch import logs, runs, status
 
 CheckpointRequired = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An artifact id or a folder.")]
 LONGEST_NAME = 100  # characters of a run's name
@@ -406,6 +406,7 @@ def tune(
 PANELS = {
     "Run": {"run": run, "plan": plan, "status": status},
     "Look": {
+        "runs": runs,
         "artifacts": artifacts,
         "show": show,
         "lineage": lineage,

@@ -15,11 +15,16 @@ from common.text import amount, duration, size, visible
 
 SHOWN_INPUTS = 3  # of those that differ, for each step
 READABLE = 32  # characters: a column may fold its texts to that width, and not to less
-_STATES = {
+STATES = {
     "made": "green",
     "damaged": "bold red",
     "running": "cyan",
+    "reused": "blue",
     "waiting": "yellow",
+    "cancelled": "yellow",
+    "done": "green",
+    "coming": "dim",
+    "left out": "dim",
     "interrupted": "yellow",
     "failed": "bold red",
     "not made": "dim",
@@ -137,7 +142,7 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             total = f"/{amount(progress['total'])}" if progress.get("total") else ""
             detail = f"{amount(progress['done'])}{total} {progress.get('unit', '')}"
         elapsed = duration(row["seconds"]) if row["seconds"] is not None and row["state"] == "made" else ""
-        state = Text(row["state"], style=_STATES[row["state"]])
+        state = Text(row["state"], style=STATES[row["state"]])
         start = [f"(from {row['start']})"] if row["start"] else []
         table.add_row(row["label"], state, elapsed, Text("  ".join([detail] if detail else row["artifacts"] + start)))
     return table
@@ -205,6 +210,11 @@ def lineage_tree(rows: list[dict[str, Any]]) -> RenderableType:
     return tree
 
 
+def calls_text(calls: int, cached: int) -> str:
+    """A number of calls, and how many of them were answered from the store."""
+    return f"{calls:,} calls" + (f", {cached:,} of them cached" if cached else "")
+
+
 def _lineage_line(row: dict[str, Any], again: bool) -> Text:
     line = Text(row["id"], style="dim" if again else "bold")
     line.append(f"  {row['stage']}", style="dim")
@@ -213,7 +223,7 @@ def _lineage_line(row: dict[str, Any], again: bool) -> Text:
     if again:
         line.append(", as above", style="dim")
     elif row["calls"]:
-        line.append(f", {row['calls']:,} calls", style="dim")
+        line.append(f", {calls_text(row['calls'], row['cached_calls'])}", style="dim")
     return line
 
 

@@ -9,13 +9,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from common.errors import ConfigError, Retryable
-from flows.cli.terminal import ConfigArgument, Json, SetOption, console_for, show_as, the_store
+from flows.cli.terminal import Json, SetOption, complete_config, console_for, show_as, the_store
 
 EVERY_S = 2.0
+RunOrConfig = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|CONFIG",
+        help="A run id, or its first digits; or a configuration, as `run` takes it. Default: the live or newest run.",
+        autocompletion=complete_config,
+    ),
+]
 
 
 def status(
-    config: ConfigArgument = "local",
+    what: RunOrConfig = None,
     step: Annotated[str | None, typer.Argument(metavar="STEP", help="With --why: one step, such as pretrain.")] = None,
     why: Annotated[
         bool, typer.Option("--why", help="Show what made the key of each missing step differ from an earlier one.")
@@ -24,15 +32,32 @@ def status(
     settings: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show the state of each step: made, running, waiting, interrupted, failed, damaged or not made."""
-    from configs.load import load
-    from flows.cli import inspect
+    """Show a run: its state, changes, steps and time left. Without RUN: the live or newest one.
+
+    With a configuration: the state of each of its steps in the store, whichever run made them.
+    """
+    from flows.cli import inspect, runs
+    from flows.cli.tables import status_table
 
     if watch and as_json:
         raise ConfigError("--json prints one snapshot: leave out --watch")
     if (watch and why) or (step and not why):
         raise ConfigError("a step is named with --why, which cannot be combined with --watch")
-    store, run_config = the_store(), load(config, settings)
+    store = the_store()
+    run = None if why or settings else runs.run_unless_config(store, what)
+    if run is not None:
+        if watch:
+
+            def read() -> list[dict[str, Any]]:
+                now = runs.run_unless_config(store, run.run if what else None)
+                return runs.step_rows(now) if now else []
+
+            watch_status(read, runs.run_view)
+        show_as(runs.step_rows(run), as_json, runs.run_view)
+        return
+    from configs.load import load
+
+    run_config = load(what or "local", settings)
     if why:
         from flows.cli.tables import why_text
         from flows.cli.why import explain
@@ -40,21 +65,31 @@ def status(
         show_as(explain(store, run_config, step), as_json, why_text)
         return
     if watch:
-        watch_status(lambda: inspect.status(store, run_config))
-    from flows.cli.tables import status_table
-
+        watch_status(lambda: inspect.status(store, run_config), status_table)
     show_as(inspect.status(store, run_config), as_json, status_table)
+    current = None if as_json else runs.newest_run(store)
+    if current is not None and current.state in ("running", "waiting"):
+        line = f"run {current.run[:8]} ({current.name}) is {current.state}: `nautile status {current.run[:8]}`"
+        console_for().print(line, soft_wrap=True)
 
 
-def watch_status(read: Callable[[], list[dict[str, Any]]]) -> NoReturn:
+def runs(
+    most: Annotated[int, typer.Option("--most", "-n", min=1, help="List this many, the newest first.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the runs: their names, states, and what each changed against its base configuration."""
+    from flows.cli.runs import list_runs, run_row, runs_table
+
+    show_as([run_row(run) for run in list_runs(the_store(), most)], as_json, runs_table)
+
+
+def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[dict[str, Any]]], Any]) -> NoReturn:
     """Redraw the table of the stages every two seconds, until Ctrl-C (`KeyboardInterrupt`).
 
     Without a terminal, print a line for each stage whose state has changed instead.
     """
     from rich.live import Live
     from rich.text import Text
-
-    from flows.cli.tables import status_table
 
     console, rows = console_for(), []
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -67,7 +102,7 @@ def watch_status(read: Callable[[], list[dict[str, Any]]]) -> NoReturn:
                 for line in state_changes(previous, rows):
                     console.print(Text(line), soft_wrap=True)
             elif rows:
-                live.update(status_table(rows), refresh=True)
+                live.update(view(rows), refresh=True)
             time.sleep(EVERY_S)
 
 

@@ -124,6 +124,8 @@ def test_every_step_emits_the_metrics_a_practitioner_looks_at(uninterrupted):
     }  # fmt: skip
     for step in range(1, 5):
         assert expected <= {name for name, emitted_at in emitted if emitted_at == step}
+    samples = {fields["step"] for kind, fields in uninterrupted[3] if kind == "sample"}
+    assert samples == set(range(1, 5))  # as the metrics count them
     gaps = [fields["value"] for _, fields in uninterrupted[3] if fields.get("name") == "sampler_gap"]
     assert max(gaps[0], gaps[3]) < 1e-4, "the sampler and the training forward pass agree"
     assert min(gaps[1:3]) > 1e-4, "the sampler keeps its parameters for three steps"

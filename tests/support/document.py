@@ -1,7 +1,8 @@
 """A page of documentation as what can be tried: the files that it shows, its commands, and the output below each.
 
-A file is a code block after a line "`NAME`: …". A block of `console` has commands, lines that begin with `$ `, each
-with its output below it, in which numbers may differ and `…` stands for anything, also for several lines.
+A file is a code block after a line "`NAME`: …". A block of `console` has commands, lines that begin with `$ ` and go on
+in lines that begin with `> `, each with its output below it, in which numbers may differ and `…` stands for anything,
+also for several lines. A comment `<!-- not tried: WHY -->` above a block says why its commands are not run.
 """
 
 import re
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _BLOCK = re.compile(
-    r"(?:^`(?P<name>[\w./-]+)`[^\n]*:\n\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^`(?P<name>[\w./-]+)`[^\n]*:\n\n)?(?:^<!-- not tried: (?P<untried>[^\n]+) -->\n)?"
+    r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 _ID = re.compile(r"[a-z_]+/[0-9a-f]{12}\b")
 _FREE = re.compile(rf"(?P<id>{_ID.pattern})|(?P<any>\s*…\s*)|(?P<number>-?\d[\d,]*(?:\.\d+)?)|(?P<space>\s+)")
@@ -21,6 +24,7 @@ class Command:
     """A command, and the lines of output that the page shows below it."""
 
     words: str
+    untried: str | None = None  # why it is not run
     shown: list[str] = field(default_factory=list)
 
 
@@ -33,29 +37,43 @@ class ShownFile:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """Tables of a configuration, to be added to one."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Script:
     """A program in Python."""
 
     text: str
 
 
-def sections(page: str) -> dict[str, list[Command | ShownFile | Script]]:
+Item = Command | ShownFile | Settings | Script
+
+
+def sections(page: str) -> dict[str, list[Item]]:
     """What each section of a page has, in order."""
     parts = _HEADING.split(page)
     return {title: list(_items(text)) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _items(text: str) -> Iterator[Command | ShownFile | Script]:
+def _items(text: str) -> Iterator[Item]:
     for block in _BLOCK.finditer(text):
         if block["name"]:
             yield ShownFile(block["name"], block["text"])
         elif block["kind"] == "python":
             yield Script(block["text"])
+        elif block["kind"] == "toml":
+            yield Settings(block["text"])
         elif block["kind"] == "console":
             commands: list[Command] = []
             for line in block["text"].splitlines():
                 if line.startswith("$ "):
-                    commands.append(Command(line[2:]))
+                    commands.append(Command(line[2:], block["untried"]))
+                elif line.startswith("> "):
+                    commands[-1].words += f"\n{line[2:]}"
                 else:
                     commands[-1].shown.append(line)
             yield from commands

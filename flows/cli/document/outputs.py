@@ -26,6 +26,31 @@ class ProgressOutput(Output):
     note: str | None = None
 
 
+class ChangeOutput(Output):
+    field: str  # its path, as --set takes it
+    before: JsonValue
+    after: JsonValue
+
+
+class RunOutput(Output):
+    id: str
+    name: str
+    config: str
+    state: Literal["running", "waiting", "done", "failed", "cancelled", "interrupted"]
+    begun: str
+    ended: str | None
+    done: int  # steps that are made or reused
+    steps: int  # of the plan
+    share: float | None  # of the whole run, 0 to 1
+    seconds_left: float | None  # without the steps whose time is not known; none unless it is running
+    steps_without_time: int | None
+    changes: list[ChangeOutput]  # against the configuration that its own builds on
+    question: str | None  # what it waits for
+    answer: str | None  # the command that answers it
+    resume: str | None  # the command that continues it
+    error: str | None
+
+
 class StepOutput(Output):
     label: str  # evaluate:align
     state: Literal["made", "damaged", "running", "waiting", "failed", "interrupted", "not made"]
@@ -34,8 +59,15 @@ class StepOutput(Output):
     start: str | None  # id of the artifact it begins from in place of the step before
     progress: ProgressOutput
     started: str | None  # of the last attempt
-    seconds: float | None  # of the last attempt
+    seconds: float | None  # of the last attempt; of a run's step that has ended, of all of its attempts
     error: str | None
+    # Of the steps of a run alone:
+    outcome: str | None = None  # done, reused, running, waiting, failed, cancelled, interrupted, coming, left out
+    attempts: int | None = None
+    calls: int | None = None
+    cached_calls: int | None = None  # of them, answered from the store
+    dollars: float | None = None
+    run: RunOutput | None = None
 
 
 class Reason(Output):
@@ -88,6 +120,7 @@ class Ancestor(Output):
     bytes: int
     commit: str | None
     calls: int
+    cached_calls: int  # of them, answered from the store
     key: str
     execution: str
 
@@ -160,6 +193,8 @@ class GarbageOutput(Output):
 
 OUTPUTS: dict[str, Any] = {
     "status": list[StepOutput],
+    "status RUN": list[StepOutput],
+    "runs": list[RunOutput],
     "status --why": list[Reason],
     "artifacts": list[ArtifactOutput],
     "show": ManifestOutput,

@@ -1,0 +1,196 @@
+"""`nautile runs`, and `nautile status` of a run: the rows of --json, and how a terminal shows them."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from common.errors import ConfigError
+from common.text import amount, dollars, duration, visible
+from configs.changes import Change, describe_changes
+from configs.load import locate
+from flows.cli.tables import STATES, FittingTable, calls_text, text_table
+from flows.run_state import AT_WORK, RUNS, RunState, StepState, questions_by_run, run_state, state_of
+from store.artifacts import Store
+from store.catalog import Catalog, CatalogRow
+
+MOST_SEARCHED = 10_000  # runs among which a name is looked for
+# `state` of a row has the words of `nautile status CONFIG`; `outcome` says what the run itself did.
+_STATES = {"done": "made", "reused": "made", "cancelled": "interrupted", "coming": "not made", "left out": "not made"}
+
+
+def run_unless_config(store: Store, name: str | None) -> RunState | None:
+    """The run whose id begins with `name`, or without one the live or newest; None for a configuration, or no run yet.
+
+    Raises `ConfigError` for a word that is neither, or several runs.
+    """
+    if name is None:
+        return newest_run(store)
+    try:
+        locate(name)
+    except ConfigError as no_config:
+        runs = _summaries(store, MOST_SEARCHED)
+        matching = [row for row in runs if row["run"].startswith(name)]
+        if len(matching) == 1:
+            return run_states(store, matching)[0]
+        known = ", ".join(row["run"][:8] for row in (matching or runs)[:8]) or "none"
+        if matching:
+            raise ConfigError(f"{name!r} matches more than one run ({known}): give more digits of its id") from None
+        raise ConfigError(f"{no_config}; and no run's id begins so: the newest are {known}") from None
+    return None
+
+
+def newest_run(store: Store) -> RunState | None:
+    """The newest run that is live, else the newest; None before the first."""
+    runs = _summaries(store, MOST_SEARCHED)
+    questions = questions_by_run(store) if runs else {}
+    live = next((row for row in runs if state_of(row, store, questions) in AT_WORK), None)
+    return run_states(store, [live or runs[0]])[0] if runs else None
+
+
+def list_runs(store: Store, most: int) -> list[RunState]:
+    """The newest runs, the newest first."""
+    return run_states(store, _summaries(store, most))
+
+
+def _summaries(store: Store, most: int) -> list[CatalogRow]:
+    store.refresh(events=True)
+    if not store.root.exists():
+        return []
+    catalog = Catalog(store)
+    catalog.ingest()
+    return catalog.query(RUNS, [most])
+
+
+def run_states(store: Store, summaries: Sequence[CatalogRow]) -> list[RunState]:
+    """The states of the runs with these rows of `RUNS`."""
+    catalog, questions = Catalog(store), questions_by_run(store)
+    return [run_state(store, lambda sql, *more: catalog.query(sql, more), row, questions) for row in summaries]
+
+
+def run_row(run: RunState) -> dict[str, Any]:
+    """A run as `nautile runs --json` has it."""
+    left = run.time_left()
+    return {
+        "id": run.run,
+        "name": run.name or run.config or run.run[:8],
+        "config": run.config,
+        "state": run.state,
+        "begun": _utc(run.begun),
+        "ended": _utc(run.ended),
+        "done": run.finished,
+        "steps": len(run.steps),
+        "share": run.share(),
+        "seconds_left": left[0] if left else None,
+        "steps_without_time": left[1] if left else None,
+        "changes": [{"field": c.field, "before": c.before, "after": c.after} for c in run.changes],
+        "question": run.question["message"] if run.question else None,
+        "answer": f"nautile approve {run.run[:8]}" if run.question else None,
+        "resume": run.resume or None,
+        "error": run.error or None,
+    }
+
+
+def step_rows(run: RunState) -> list[dict[str, Any]]:
+    """The rows of `nautile status RUN --json`: those of a configuration's steps, and what the run did with each."""
+    whole = run_row(run)
+    return [_step_row(step) | {"run": whole} for step in run.steps]
+
+
+def _step_row(step: StepState) -> dict[str, Any]:
+    row = step.row
+    progress = {"done": step.done, "total": step.total, "unit": step.unit or None, "note": step.note or None}
+    return {
+        "label": step.label,
+        "state": _STATES.get(step.state, step.state),
+        "key": step.key,
+        "artifacts": list(json.loads(row.get("outputs") or "{}").values()),
+        "start": None,
+        "progress": {name: value for name, value in progress.items() if value is not None},
+        "started": _utc(row.get("started")),
+        "seconds": step.elapsed_s,
+        "error": row.get("error") if step.state == "failed" else None,
+        "outcome": step.state,
+        "attempts": row.get("attempts"),
+        "calls": row.get("calls"),
+        "cached_calls": row.get("cached"),
+        "dollars": row.get("dollars"),
+    }
+
+
+def run_view(rows: list[dict[str, Any]]) -> RenderableType:
+    """What a run is, how far it is, its steps, and what a person can do about it."""
+    run = rows[0]["run"]
+    begun = datetime.fromisoformat(run["begun"])
+    ended = datetime.fromisoformat(run["ended"]) if run["ended"] else datetime.now(UTC)
+    left = ""
+    if run["seconds_left"] is not None:
+        unknown = run["steps_without_time"]
+        more = f", and {unknown} steps that never ran here" if unknown else ""
+        left = f", about {duration(run['seconds_left'])} left{more}"
+    lines = [
+        f"run {run['id'][:8]} ({visible(run['name'])}): {run['state']}",
+        *([f"changes {describe_changes(_changes(run), None)}"] if run["changes"] else []),
+        f"begun {begun.astimezone():%Y-%m-%d %H:%M}, {'took' if run['ended'] else 'for'} "
+        f"{duration((ended - begun).total_seconds())}",
+        f"{run['done']} of {run['steps']} steps ({100 * run['share']:.0f} %){left}",
+    ]
+    table = text_table("stage", "state", "time", "")
+    for row in rows:
+        state = Text(row["outcome"], style=STATES[row["outcome"]])
+        took = duration(row["seconds"]) if row["seconds"] is not None else ""
+        table.add_row(row["label"], state, took, Text(_details(row)))
+    parts: list[RenderableType] = [Text("\n".join(lines)), Text(), table]
+    if run["question"]:
+        parts += [Text(), Text(f"{visible(run['question'])}\nAnswer with: {run['answer']}")]
+    elif run["state"] in ("failed", "cancelled", "interrupted"):
+        command = f" Continue with: {run['resume']}" if run["resume"] else ""
+        parts += [Text(), Text(f"What was finished is kept.{command}")]
+    return Group(*parts)
+
+
+def _details(row: dict[str, Any]) -> str:
+    """What is known of a step beyond its state and time."""
+    if row["error"]:
+        return visible(row["error"]).splitlines()[0]
+    parts, progress = [], row["progress"]
+    if progress.get("done") is not None:
+        of = f"/{amount(progress['total'])}" if progress.get("total") else ""
+        parts.append(f"{amount(progress['done'])}{of} {progress.get('unit') or ''}".strip())
+    if progress.get("note"):
+        parts.append(visible(progress["note"]))
+    if (row["attempts"] or 0) > 1:
+        parts.append(f"{row['attempts']} attempts")
+    if row["calls"] and row["outcome"] != "reused":
+        parts.append(calls_text(row["calls"], row["cached_calls"]))
+        parts += [dollars(row["dollars"])] if row["dollars"] else []
+    return "  ".join([", ".join(parts), *row["artifacts"]] if parts else row["artifacts"])
+
+
+def runs_table(rows: list[dict[str, Any]]) -> RenderableType:
+    """A line for each run."""
+    if not rows:
+        return Text("no run yet: `nautile run` starts one")
+    table = FittingTable("run", "name", "state", "steps", "begun", "time", "changes")
+    for row in rows:
+        begun = datetime.fromisoformat(row["begun"])
+        took = duration((datetime.fromisoformat(row["ended"]) - begun).total_seconds()) if row["ended"] else ""
+        steps = f"{row['done']} of {row['steps']}"
+        changes = describe_changes(_changes(row))
+        table.add_row(
+            row["id"][:8], row["name"], row["state"], steps, f"{begun.astimezone():%Y-%m-%d %H:%M}", took, changes
+        )
+    return table
+
+
+def _changes(run: dict[str, Any]) -> list[Change]:
+    """The changes of a row of a run."""
+    changes: list[dict[str, Any]] = run["changes"]
+    return [Change(**change) for change in changes]
+
+
+def _utc(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.replace(tzinfo=UTC).isoformat()

@@ -1,0 +1,195 @@
+"""What a first user met who operated a run from the terminal: each test bears the number it has in that user's list.
+
+Others of the list are tested where their code is: tables and paths that break (B16, B17) in test_tables.py, the form
+and the names of deployments (B13, B14) in tests/flows/test_stage_flows.py and operate/test_services.py, Prefect's own
+lists (B11) in operate/test_deployments.py, `chat`, `serve` and `logs` (B18, B19, B21) in the tests of those commands.
+"""
+
+import json
+import os
+from io import StringIO
+
+import pytest
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from common.errors import ConfigError
+from common.files import write_json
+from configs.changes import changed_settings
+from configs.load import load
+from flows.cli import inspect
+from flows.cli.document.outputs import OUTPUTS
+from flows.cli.runs import list_runs, newest_run, run_row, run_unless_config, run_view, runs_table, step_rows
+from flows.cli.tables import lineage_tree, status_table
+from flows.dag import build_dag
+from flows.operate.questions import NOTES
+from flows.operate.services import join_server
+from flows.plans import recorded
+from flows.selection import Selection, prepare_run
+from store.artifacts import Store
+from store.events import EventWriter
+from store.manifest import host, now
+from tests.flows.test_run_state import at, attempt, plan
+from tests.support.toy_dag import toy_dag
+from tests.support.toy_stages import TOY
+
+QUESTION = "Stage reason of toy asks for approval before it begins. Expected cost: 3 steps of 64 completions."
+
+
+def printed(view, width=100):
+    """What a terminal shows."""
+    out = StringIO()
+    Console(file=out, width=width, markup=False, highlight=False).print(view, crop=False)
+    return out.getvalue()
+
+
+def shown(store, name=None):
+    """What `nautile status [NAME]` prints of a run; its rows are those that are documented."""
+    run = run_unless_config(store, name)
+    assert run is not None
+    rows = step_rows(run)
+    TypeAdapter(OUTPUTS["status RUN"]).validate_json(json.dumps(rows), strict=True)
+    return printed(run_view(rows))
+
+
+def ask(store, run, label):
+    """A note of a run that waits for an answer, in this process."""
+    note = {"run": run, "label": label, "message": QUESTION, "since": now(), "host": host(), "pid": os.getpid()}
+    (store.root / NOTES).mkdir(exist_ok=True)
+    write_json(store.root / NOTES / f"{run}.json", note | {"api": None})
+
+
+@pytest.mark.usefixtures("toy_stages")
+def test_a1_a_run_that_waits_says_so_with_its_question_cost_and_command(store, toy):
+    steps = [{"label": s.label, "stage": s.stage.name, "key": s.key, "after": []} for s in build_dag(toy, toy_dag)]
+    plan(store, run="6a5f1430-1", steps=steps)
+    attempt(store, "align", "done", 0, run="6a5f1430-1")
+    ask(store, "6a5f1430-1", "reason")
+    text = shown(store)
+    assert text.startswith("run 6a5f1430 (toy): waiting\n")
+    assert f"{QUESTION}\nAnswer with: nautile approve 6a5f1430" in " ".join(text.split(" ")).replace("\n\n", "\n")
+    # The configuration's own table too, where the step is only known by its key.
+    rows = {row["label"]: row for row in inspect.status(store, toy)}
+    assert (rows["reason"]["state"], rows["self_distill"]["state"]) == ("waiting", "not made")
+    assert "nautile approve 6a5f1430" in printed(status_table(list(rows.values())), 200)
+
+
+def test_a2_the_steps_of_the_plan_are_counted_and_those_to_come_listed(store):
+    for label, seconds in (("ingest", 10.0), ("pretrain", 60.0), ("align", 20.0), ("report", 10.0)):
+        attempt(store, label, "done", -60, seconds, run="r0")
+    plan(store)
+    attempt(store, "ingest", "done", 0, 10.0)
+    attempt(store, "pretrain", "done", 1, 60.0)
+    with store.run_lock("r1").for_life():
+        text = shown(store, "r1")
+    assert "2 of 4 steps (70 %), about 30 s left" in text
+    assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["align", "coming"], ["report", "coming"]]
+
+
+def test_a3_without_a_name_the_live_run_is_shown_else_the_newest_and_any_by_its_first_digits(store, tmp_path):
+    assert newest_run(store) is None
+    plan(store, run="aa11", state="done", started=at(-30), name="first")
+    with store.run_lock("aa11").for_life():
+        pass
+    plan(store, run="bb22", started=at(-20), name="of a form")
+    plan(store, run="bb33", state="failed", started=at(-10))
+    assert "run bb33 (toy): failed" in shown(store)
+    with store.run_lock("bb22").for_life():
+        assert "run bb22 (of a form): running" in shown(store)
+    assert "run aa11 (first): done" in shown(store, "aa")
+    with pytest.raises(ConfigError, match=r"'bb' matches more than one run \(bb33, bb22\): give"):
+        run_unless_config(store, "bb")
+    with pytest.raises(
+        ConfigError, match=r"no configuration 'locl'.*did you mean.*local.*the newest are bb33, bb22, aa11"
+    ):
+        run_unless_config(store, "locl")
+    assert run_unless_config(store, "local") is None
+    assert run_unless_config(store, str(TOY)) is None
+
+
+def test_a4_an_estimate_and_a_use_of_a_model_are_no_runs(store):
+    plan(store, run="aa11", state="done", started=at(-30))
+    attempt(store, "plan", "failed", 1, run="plan-c12fdf13")
+    attempt(store, "tune", "done", 2, run="tune-1")
+    assert [run.run for run in list_runs(store, 10)] == ["aa11"]
+    assert "run aa11" in shown(store)
+
+
+def test_a6_times_and_attempts_are_right_after_a_retry(store):
+    plan(store, state="cancelled", ended=at(2))
+    attempt(store, "ingest", "done", 0, 22.0)
+    attempt(store, "pretrain", "cancelled", 1, 40.0)
+    plan(store, started=at(30), id="r1-2")
+    attempt(store, "ingest", "reused", 30)
+    attempt(store, "pretrain", "running", 31, started=now(), attempt=2)
+    with store.run_lock("r1").for_life():
+        run = newest_run(store)
+        assert run is not None
+        rows = {row["label"]: row for row in step_rows(run)}
+    assert (rows["ingest"]["outcome"], rows["ingest"]["seconds"], rows["ingest"]["attempts"]) == ("done", 22.0, 1)
+    assert rows["pretrain"]["attempts"] == 2
+    assert rows["pretrain"]["seconds"] < 20  # since it began again, not since the first attempt
+    assert rows["align"]["outcome"] == "coming"
+
+
+def test_a7_calls_are_counted_alike_everywhere_and_cached_ones_named(made):
+    store, outputs = made
+    documents = outputs["distill"]["documents"]
+    [(calls, cached)] = inspect.sql(
+        store, "SELECT count(*), count(*) FILTER (cached) FROM calls WHERE stage = 'distill'"
+    )[1]
+    rows = inspect.lineage(store, documents)
+    assert (rows[0]["calls"], rows[0]["cached_calls"]) == (calls, cached) == (3, 1)
+    TypeAdapter(OUTPUTS["lineage"]).validate_json(json.dumps(rows, default=str), strict=True)
+    assert "3 calls, 1 of them cached" in printed(lineage_tree(rows))
+
+
+def test_a7_a_step_shows_the_calls_that_the_catalog_counts(store):
+    plan(store, state="done", ended=at(9))
+    attempt(store, "align", "done", 0)
+    emit = EventWriter(store.root / "events" / "calls.jsonl", "e-align", stage="align")
+    for number in range(5):
+        emit("call", endpoint="local", attempt=1, status="ok", cached=number < 2)
+    emit.close()
+    assert "5 calls, 2 of them cached" in shown(store)
+
+
+@pytest.mark.usefixtures("toy_stages")
+def test_b14_runs_say_what_they_changed(store, toy):
+    settings = ["reason.policy.steps=3", "seed=5"]
+    config = load(TOY, settings)
+    for base, name in ((toy, "three steps"), (config, "the same")):
+        run = prepare_run(config, Selection(last="held_out"), store, "toy.toml", base)
+        with recorded(store, config, run, name.replace(" ", "-"), name, "nautile run toy.toml"):
+            pass
+    changes = changed_settings(toy, config)
+    assert {change.field: change.after for change in changes} == {"reason.policy.steps": 3, "seed": 5}
+    rows = [run_row(run) for run in list_runs(store, 10)]
+    TypeAdapter(OUTPUTS["runs"]).validate_json(json.dumps(rows), strict=True)
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["the same"]["changes"] == []
+    line = f"steps {toy.reason.policy.steps} -> 3"
+    assert line in printed(runs_table(rows), 140)
+    assert f"changes seed 0 -> 5, {line}" in shown(store, "three")
+
+
+def test_b12_a_run_joins_the_server_that_up_started(store, monkeypatch):
+    monkeypatch.setattr("flows.operate.services.url_of", lambda store, name: "http://127.0.0.1:4299/api")
+    monkeypatch.setattr("flows.operate.prefect_server.healthy", lambda url, timeout_s: True)
+    monkeypatch.setenv("PREFECT_API_URL", "")  # so that what is set below is undone
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert join_server(store) == os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4299/api"
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
+    assert join_server(store) is None  # the operator's own choice stays
+
+
+@pytest.mark.parametrize("state", ["cancelled", "failed", "running"])
+def test_b20_a_run_that_was_stopped_shows_how_to_go_on(store, state):
+    """Cancelled in Prefect's page, failed, or killed: then nobody recorded its end, and no process holds its lock."""
+    plan(store, state=state, ended=at(2), resume="nautile run my.toml --set seed=5")
+    attempt(store, "pretrain", "cancelled", 0)
+    text = shown(store)
+    assert text.startswith(f"run r1 (toy): {'interrupted' if state == 'running' else state}\n")
+    assert "Continue with: nautile run my.toml --set seed=5" in text
+    assert "left out" in text  # what it never came to
+    assert Store(store.root).lost_runs() == []
