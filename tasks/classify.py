@@ -8,14 +8,19 @@ from data.labelled.texts import read_texts, write_rows
 from tasks.engine.job import Job
 from tasks.engine.stage import stage
 
-ROWS = "rows.parquet"
+ROWS, EXAMPLES = "rows.parquet", "examples.jsonl"
 
 
-@stage("classify", version=1, outputs=("labelled",), accelerator=True)
+@stage("classify", version=2, outputs=("labelled",), accelerator=True)
 def classify(job: Job) -> None:
     """Label every row that has no label yet, and publish the rows with their counts."""
     # Imported here because every command imports this file, and JAX takes seconds.
-    from evals.labelling.classifier import TextClassifier, classification_card, classification_summary
+    from evals.labelling.classifier import (
+        TextClassifier,
+        classification_card,
+        classification_examples,
+        classification_summary,
+    )
 
     config = job.part("classify", ClassifyConfig)
     table, texts = read_texts(config.texts, job.file_digests[config.texts.path])
@@ -24,6 +29,7 @@ def classify(job: Job) -> None:
     rows = classifier.run(texts, job.scratch / "rows.jsonl", job.emit)
     out = job.output("labelled")
     write_rows(out / ROWS, rows)
+    write_rows(out / EXAMPLES, classification_examples(rows, texts))
     summary = classification_summary(rows, classifier.labels, gold)
     write_json(out / "summary.json", summary)
     write_text(out / "card.md", classification_card(summary, classifier))

@@ -22,6 +22,9 @@ from evals.labelling.scores import intervals
 from evals.running.rows import RowFile
 
 CHUNK = 256  # rows
+BINS = 10  # of the probabilities
+EXAMPLES, LONGEST_EXAMPLE = 20, 1000  # of each outcome, half of them the surest; characters of a text
+LABELLED, ABSTAINED, NO_TEXT = "label", "abstained", "no_text"  # kinds of outcomes
 WITHOUT_TEXT = {**dict.fromkeys(("label", "probability", "abstained", "likeliest")), "reason": "no_text"}
 
 
@@ -100,7 +103,8 @@ class TextClassifier:
 def classification_summary(
     rows: Sequence[dict[str, Any]], labels: Sequence[str], gold: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Counts as JSON data: rows, labelled by label, abstained, without a text; against `gold` also scores.
+    """Counts as JSON data: rows, labelled by label, abstained, without a text, both of the first by tenths of the
+    probability (`confidence`); against `gold` also scores.
 
     The scores are of the likeliest label (`accuracy` and `macro_f1` with 95 % intervals), and `accuracy_covered` of the
     rows that have a label.
@@ -111,6 +115,12 @@ def classification_summary(
         "labelled": {label: given[label] for label in labels},
         "abstained": sum(bool(row["abstained"]) for row in rows),
         "no_text": sum(row["reason"] is not None for row in rows),
+        "confidence": {
+            name: np.histogram([row["probability"] for row in rows if row["abstained"] is here], BINS, (0, 1))[
+                0
+            ].tolist()
+            for name, here in (("labelled", False), ("abstained", True))
+        },
     }
     pairs = [(row, right) for row, right in zip(rows, gold or (), strict=gold is not None) if row["reason"] is None]
     if pairs:
@@ -121,6 +131,28 @@ def classification_summary(
         summary["accuracy"], summary["macro_f1"] = accuracy._asdict(), macro_f1._asdict()
         summary["accuracy_covered"] = sum(covered) / len(covered) if covered else None
     return summary
+
+
+def classification_examples(rows: Sequence[dict[str, Any]], texts: Sequence[str | None]) -> list[dict[str, Any]]:
+    """The surest and the least sure rows of each label, of those abstained from, and rows without a text.
+
+    JSON data: kind (label, abstained or no_text), label, number, likeliest, probability, text (cut).
+    """
+    by_outcome: dict[tuple[str, str], list[int]] = {}
+    for position, row in enumerate(rows):
+        kind = NO_TEXT if row["reason"] else ABSTAINED if row["abstained"] else LABELLED
+        by_outcome.setdefault((kind, row["label"] or ""), []).append(position)
+    examples = []
+    for (kind, label), members in sorted(by_outcome.items()):
+        ordered = sorted(members, key=lambda position: (-(rows[position]["probability"] or 0.0), position))
+        if len(ordered) > EXAMPLES:
+            ordered = ordered[: EXAMPLES // 2] + ordered[-EXAMPLES // 2 :]
+        examples += [
+            {"kind": kind, "label": label, **{name: rows[i][name] for name in ("number", "likeliest", "probability")},
+             "text": (texts[i] or "")[:LONGEST_EXAMPLE]}
+            for i in ordered
+        ]  # fmt: skip
+    return examples
 
 
 def classification_card(summary: dict[str, Any], classifier: TextClassifier) -> str:

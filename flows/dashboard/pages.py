@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flows.dashboard.artifacts import lineage, storage
-from flows.dashboard.evaluation import evaluations, extraction, surveys
+from flows.dashboard.evaluation import classification, evaluations, extraction, surveys
 from flows.dashboard.runs import overview
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import curves, distillation, samples, tuning
@@ -27,6 +27,7 @@ PAGES = {  # address -> page
     "distillation": Page("Training", "Distillation", distillation.page),
     "tuning": Page("Training", "Tuning", tuning.page),
     "evaluations": Page("Evaluation", "Evaluations", evaluations.page),
+    "classification": Page("Evaluation", "Classification", classification.page),
     "extraction": Page("Evaluation", "Extraction", extraction.page),
     "surveys": Page("Evaluation", "Surveys", surveys.page),
     "lineage": Page("Artifacts", "Lineage", lineage.page),

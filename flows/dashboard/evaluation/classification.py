@@ -1,0 +1,110 @@
+"""The classification page: labels' shares, how sure the model was, what it abstained from, and examples of each."""
+
+import json
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.errors import ConfigError
+from common.text import visible
+from evals.labelling.classifier import ABSTAINED, LABELLED, NO_TEXT
+from flows.dashboard import queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
+from tasks.classify import EXAMPLES
+
+MOST = 200  # classifications that can be chosen
+SHOWN = 100  # labels
+LONGEST = 400  # characters of a text
+OTHERS = {ABSTAINED: "(abstained)", NO_TEXT: "(no text)"}
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("Classification")
+    own = chosen.executions("classify") if chosen else []
+    artifact = shared.choose_artifact("labelled", "Classification", "classification", MOST, own)
+    if artifact is None:
+        st.caption("No classification in the store yet: `nautile classify CHECKPOINT FILE` makes one.")
+        return
+    picked = artifact["id"]
+    [row] = [r for r in shared.ask(queries.ARTIFACTS_OF, [artifact["execution"]]) if r["kind"] == "labelled"]
+    facts = json.loads(row["facts"]) if isinstance(row["facts"], str) else row["facts"]
+    _counts(facts)
+    st.link_button("Where these rows come from", shared.lineage_link(picked))
+    _labels(facts)
+    if "confidence" not in facts:
+        st.caption("Made before confidence and examples were kept: `--force` makes it again with them.")
+        return
+    _confidence(facts["confidence"])
+    _examples(picked)
+
+
+def _counts(facts: dict[str, Any]) -> None:
+    columns = st.columns(5 if "accuracy" in facts else 4)
+    labelled = sum(facts["labelled"].values())
+    columns[0].metric("Rows", f"{facts['rows']:,}")
+    columns[1].metric("Labelled", f"{labelled:,}", f"{labelled / facts['rows']:.1%}", delta_color="off")
+    columns[2].metric("Abstained", f"{facts['abstained']:,}")
+    columns[3].metric("Without text, refused", f"{facts['no_text']:,}")
+    if "accuracy" in facts:
+        accuracy = facts["accuracy"]
+        interval = f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
+        columns[4].metric("Accuracy", f"{accuracy['value']:.3f}", interval, delta_color="off")
+    if facts["zero_shot"]:
+        st.caption("By the likelihood of each label's text, without tuning: the probabilities are not calibrated.")
+
+
+def _labels(facts: dict[str, Any]) -> None:
+    st.subheader("Labels")
+    ordered = sorted(facts["labelled"].items(), key=lambda pair: -pair[1])
+    counts = pd.DataFrame([{"label": visible(label, 60), "rows": count} for label, count in ordered[:SHOWN]])
+    bars = alt.Chart(counts).mark_bar()
+    rows_axis, label_axis = alt.Axis(tickMinStep=1, format=",d"), alt.Axis(title=None, labelLimit=400)
+    bars = bars.encode(x=alt.X("rows:Q", axis=rows_axis), y=alt.Y("label:N", sort=None, axis=label_axis))
+    st.altair_chart(bars.properties(height=alt.Step(28)), width="stretch")
+    if len(ordered) > SHOWN:
+        st.caption(f"The {SHOWN} most frequent of {len(ordered):,} labels.")
+
+
+def _confidence(confidence: dict[str, list[int]]) -> None:
+    st.subheader("Probability of the likeliest label")
+    size = 1 / len(confidence["labelled"])
+    bins = [
+        {"from": number * size, "to": (number + 1) * size, "rows": count, "outcome": outcome}
+        for outcome, counts in confidence.items()
+        for number, count in enumerate(counts)
+    ]
+    bars = alt.Chart(pd.DataFrame(bins)).mark_bar()
+    bars = bars.encode(
+        x=alt.X("from:Q", bin="binned", title="probability", scale=alt.Scale(domain=[0, 1])),
+        x2="to:Q",
+        y=alt.Y("rows:Q", axis=alt.Axis(tickMinStep=1, format=",d")),
+        color=alt.Color("outcome:N", title=None),
+    )
+    st.altair_chart(bars.properties(height=220), width="stretch")
+
+
+def _examples(artifact: str) -> None:
+    """The surest and the least sure rows of an outcome, as cells: nothing of a text is markup."""
+    st.subheader("Examples")
+    try:
+        path = open_store().get(artifact).path / EXAMPLES
+    except ConfigError as error:  # removed since the catalog was updated
+        st.error(shared.escaped(str(error)))
+        return
+    lines = shared.ask(queries.FILE_LINES, queries.file_pattern(path), queries.FILE_ROWS, files=True)
+    rows = [json.loads(line["fields"]) for line in lines]
+    outcomes = list(dict.fromkeys((row["kind"], row["label"]) for row in rows))
+    outcomes.sort(key=lambda outcome: (outcome[0] == LABELLED, outcome))  # what was not labelled is looked at first
+    titles = {outcome: OTHERS.get(outcome[0]) or shared.escaped(visible(outcome[1], 60)) for outcome in outcomes}
+    picked = st.selectbox("Outcome", outcomes, format_func=titles.__getitem__, key="outcome") or outcomes[0]
+    cells = [
+        {"row": row["number"], "likeliest": visible(row["likeliest"] or ""), "probability": row["probability"],
+         "text": visible(row["text"], LONGEST)}
+        for row in rows
+        if (row["kind"], row["label"]) == picked
+    ]  # fmt: skip
+    st.dataframe(cells, hide_index=True, width="stretch")
+    st.caption("The surest first; of an outcome with many rows, the surest and the least sure.")
