@@ -147,16 +147,16 @@ def write_export(folder, config, bits):
     from model.exports.onnx.folder import CONFIG, INT8_ACTIVATIONS, PROMPT, STEP, WEIGHTS
     from model.exports.onnx.graph import WeightFile
     from model.exports.onnx.graphs import prompt_graph, step_graph
-    from model.exports.onnx.quantise import BLOCK, Quantised
+    from model.exports.onnx.quantise import Quantised
     from model.exports.onnx.weights import write_weights
     from model.nautile import shapes
     from model.weights.digests import write_digests
 
     rng = np.random.default_rng(0)
 
-    def drawn(weight_NI, bits):
-        rows, blocks = len(weight_NI), -(-weight_NI.shape[1] // BLOCK)
-        levels = rng.integers(0, 256, (rows, blocks, BLOCK * bits // 8), np.uint8)
+    def drawn(weight_NI, bits, block):
+        rows, blocks = len(weight_NI), -(-weight_NI.shape[1] // block)
+        levels = rng.integers(0, 256, (rows, blocks, block * bits // 8), np.uint8)
         zero_points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8) if bits == 4 else None
         return Quantised(levels, np.full((rows, blocks), 0.04 / 2**bits, np.float32), zero_points)
 

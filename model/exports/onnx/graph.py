@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from model.exports.onnx.quantise import Quantised, quantise
+from model.exports.onnx.quantise import LEAST_BLOCK, Quantised, quantise
 
 PAGE = 4096  # a runtime can map an array into memory where it begins at a page
 OPSET, CONTRIB = 20, "com.microsoft"
@@ -25,16 +25,17 @@ class Stored(NamedTuple):
     outputs: int
     inputs: int
     bits: int
+    block: int  # inputs that share a scale
 
 
 class WeightFile:
     """The arrays of a model in one file, each at the beginning of a page. Use it as a context.
 
     bits: 32, or how many a number of a matrix has (8, 4); then it is stored as `NAME.levels`, `NAME.scales` and, at 4
-    bits, `NAME.zero_points`, by `quantise(weight_NI, bits)`.
+    bits, `NAME.zero_points`, by `quantise(weight_NI, bits, block)`.
     """
 
-    def __init__(self, path: Path, bits: int, quantise: Callable[[np.ndarray, int], Quantised] = quantise) -> None:
+    def __init__(self, path: Path, bits: int, quantise: Callable[[np.ndarray, int, int], Quantised] = quantise) -> None:
         self.name, self.bits = path.name, bits
         self._path, self._quantise = path, quantise
         self._places: dict[str, TensorProto] = {}
@@ -60,13 +61,15 @@ class WeightFile:
         self._file.write(np.ascontiguousarray(array).data)
         self._places[name] = tensor
 
-    def add_matrix(self, name: str, weight_IO: np.ndarray, least: int = 4) -> None:
-        """Write a matrix that `Layers.linear` multiplies by, with as many bits as this file's have, or `least`."""
-        if self.bits == 32:
+    def add_matrix(self, name: str, weight_IO: np.ndarray, bits: int, block: int) -> None:
+        """Write a matrix that `Layers.linear` multiplies by: with `bits`, in blocks of at most `block` inputs."""
+        if bits == 32:
             self.add(name, weight_IO)
             return
-        self.matrices[name] = stored = Stored(weight_IO.shape[1], weight_IO.shape[0], max(self.bits, least))
-        for part, array in self._quantise(weight_IO.T, stored.bits)._asdict().items():
+        inputs, outputs = weight_IO.shape
+        block = min(block, max(LEAST_BLOCK, 1 << (inputs - 1).bit_length()))
+        self.matrices[name] = Stored(outputs, inputs, bits, block)
+        for part, array in self._quantise(weight_IO.T, bits, block)._asdict().items():
             if array is not None:
                 self.add(f"{name}.{part}", array)
 

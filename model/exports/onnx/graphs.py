@@ -1,13 +1,11 @@
 """The two graphs of a model: a prompt from the beginning, and one more token (`signature` has inputs and outputs)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import Graph, WeightFile
-from model.exports.onnx.layers import ChunkValues, Layers, SCAValues
+from model.exports.onnx.layers import ChunkValues, Layers, SCAStepValues, SCAValues
 from model.exports.onnx.signature import CHUNK, PAST, SUMS, logits_shape, state_shapes, token_shapes
 from model.nautile import sca_names
 
@@ -34,7 +32,9 @@ def prompt_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onn
         x = layers.attention(x, f"block_{block}.attention", ("", ""), seen, into)
     rows = graph.op("GatherND", x, graph.op("Unsqueeze", wanted, graph.indices(-1)), batch_dims=1)
     layers.logits(rows, "logits")
-    return _finished(graph, config, states, "prompt")
+    for index, part in enumerate(SUMS if states else ()):
+        graph.op("Concat", *(state[index] for state in states), into=part, axis=0)
+    return _finished(graph, config, "prompt")
 
 
 def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.ModelProto:
@@ -45,8 +45,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     for name, shape in state_shapes(config).items():
         graph.input(PAST + name, np.float32, shape)
     count = config.blocks * config.sca_per_block
-    past = zip(*(graph.split(PAST + name, [1] * count, axis=0) for name in SUMS), strict=True) if count else ()
-    past_states = iter([SCAValues(*parts) for parts in past])
+    past_states = iter(_step_states(graph, count) if count else ())
     longest = graph.op("Add", graph.op("ReduceMax", positions, keepdims=1), graph.indices(1))
     seen = (
         graph.op("Cast", positions, to=onnx.TensorProto.INT32),
@@ -54,7 +53,7 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
     )
     float_positions = graph.op("Unsqueeze", graph.op("Cast", positions, to=onnx.TensorProto.FLOAT), graph.indices(1))
     x = layers.embed(tokens)
-    states: list[SCAValues] = []
+    states: list[SCAStepValues] = []
     for block in range(config.blocks):
         for name in sca_names(config):
             x, state = layers.sca_step(x, f"block_{block}.{name}", next(past_states), float_positions)
@@ -63,7 +62,21 @@ def step_graph(weights: WeightFile, config: ModelConfig, accuracy: int) -> onnx.
         before = (PAST + parts[0], PAST + parts[1])
         x = layers.attention(x, f"block_{block}.attention", before, seen, parts)
     layers.logits(x, "logits")
-    return _finished(graph, config, states, "step")
+    if states:
+        sums = graph.op("Concat", *(state.sums for state in states), axis=0)
+        for part, name in zip(graph.split(sums, [1, 1], axis=3), SUMS[:2], strict=True):
+            graph.op("Squeeze", part, graph.indices(3), into=name)
+        graph.op("Concat", *(state.z for state in states), into=SUMS[2], axis=0)
+        graph.op("Concat", *(state.history for state in states), into=SUMS[3], axis=0)
+    return _finished(graph, config, "step")
+
+
+def _step_states(graph: Graph, count: int) -> list[SCAStepValues]:
+    """The past state of each SCA layer, its sums' real and imaginary parts side by side."""
+    past_re, past_im, past_z, past_history = (PAST + name for name in SUMS)
+    sums = graph.op("Concat", *(graph.op("Unsqueeze", part, graph.indices(3)) for part in (past_re, past_im)), axis=3)
+    parts = (graph.split(value, [1] * count, axis=0) for value in (sums, past_z, past_history))
+    return [SCAStepValues(*values) for values in zip(*parts, strict=True)]
 
 
 def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str) -> ChunkValues:
@@ -91,11 +104,9 @@ def _chunk_values(graph: Graph, config: ModelConfig, columns: str, lengths: str)
     )
 
 
-def _finished(graph: Graph, config: ModelConfig, states: Sequence[SCAValues], name: str) -> onnx.ModelProto:
-    """Declare the outputs, after joining the states of all SCA layers."""
+def _finished(graph: Graph, config: ModelConfig, name: str) -> onnx.ModelProto:
+    """Declare the outputs."""
     graph.output("logits", logits_shape(config, name))
-    for index, part in enumerate(SUMS if states else ()):
-        graph.op("Concat", *(state[index] for state in states), into=part, axis=0)
     for part, shape in state_shapes(config).items():
         graph.output(part, shape)
     return graph.model(name)

@@ -8,6 +8,7 @@ Prompts are padded on the right: what follows a prompt's last token does not rea
 Letters as in `model.layers`; N chunks, C columns of a chunk, J = M·H.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ import numpy as np
 
 from configs.model import ModelConfig
 from model.exports.onnx.graph import CONTRIB, Graph
-from model.exports.onnx.quantise import BLOCK
 from model.exports.onnx.signature import CHUNK
 from model.layers.mixing.parts import TINY
 from model.layers.sca import WINDOW_CEILING, WINDOW_FLOOR, projected
@@ -24,10 +24,18 @@ END = np.iinfo(np.int64).max  # of a slice: that of the axis
 
 
 class SCAValues(NamedTuple):
-    """The state of one SCA layer: [1, B, K, M, H] twice, [1, B, K] and [1, B, T-1, C]."""
+    """The state of one SCA layer after a prompt: [1, B, K, M, H] twice, [1, B, K] and [1, B, T-1, C]."""
 
     re: str
     im: str
+    z: str
+    history: str
+
+
+class SCAStepValues(NamedTuple):
+    """The state of one SCA layer in a step: [1, B, K, 2, M, H], real and imaginary, [1, B, K] and [1, B, T-1, C]."""
+
+    sums: str
     z: str
     history: str
 
@@ -58,11 +66,11 @@ class Layers:
         graph = self.graph
         if graph.weights.bits == 32:
             return graph.op("MatMul", x, graph.weight(name))
-        outputs, inputs, bits = graph.weights.matrices[name]
+        outputs, inputs, bits, block = graph.weights.matrices[name]
         parts = ("levels", "scales") if bits == 8 else ("levels", "scales", "zero_points")
         return graph.op(
             "MatMulNBits", x, *(graph.weight(f"{name}.{part}") for part in parts), domain=CONTRIB, bits=bits,
-            block_size=BLOCK, N=outputs, K=inputs, accuracy_level=self.accuracy,
+            block_size=block, N=outputs, K=inputs, accuracy_level=self.accuracy,
         )  # fmt: skip
 
     def norm(self, x: str, name: str, epsilon: float) -> str:
@@ -134,12 +142,15 @@ class Layers:
             product = graph.op("Mul", part, graph.cut(graph.weight(f"{name}.conv"), tap, tap + 1, 0))
             summed = graph.op("Add", summed, product) if summed else product
         history = graph.op("GatherND", padded, chunks.recent, batch_dims=1)
-        keys, gates, q_re, q_im = self._operands(graph.silu(summed), name, chunks.positions)
+        keys, gates, queries = self._operands(graph.silu(summed), name, chunks.positions)
+        q_re, q_im = (graph.op("Squeeze", q, graph.indices(2)) for q in graph.split(queries, [1, 1], axis=2))
         # [B, L, K, ...] to [B, K, L, ...].
         keys = graph.op("Unsqueeze", graph.op("Transpose", keys, perm=[0, 2, 1, 3]), graph.indices(3))
         gates = graph.op("Transpose", gates, perm=[0, 2, 1])
         q_re, q_im = (self._shared(graph.op("Transpose", q, perm=[0, 2, 1, 3, 4]), 1) for q in (q_re, q_im))
-        sine, cosine = self._phases(keys, name, whole_rows=True)
+        scaled = graph.op("Mul", keys, self._wide(f"{name}.phase_scale"))
+        phase = graph.op("Mul", graph.op("Softsign", scaled), self._wide(f"{name}.grid"))
+        sine, cosine = graph.op("Sin", phase), graph.op("Cos", phase)
         gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(3, 4)))
         columns = [
             graph.reshape(graph.op("Mul", gated, wave), 0, heads, -1, CHUNK, each) for wave in (cosine, sine)
@@ -163,33 +174,47 @@ class Layers:
         state = SCAValues(*(graph.op("Unsqueeze", value, graph.indices(0)) for value in last_values))
         all_sums, z = graph.split(sums, parts)
         re, im = (graph.reshape(part, 0, heads, -1, samples, head_dim) for part in graph.split(all_sums, [each, each]))
-        out_re, out_im = self._readout(re, im, z, name, (q_re, q_im), whole_rows=True)
+        out_re, out_im = self._readout(re, im, z, name, (q_re, q_im))
         both = graph.op("Transpose", graph.op("Concat", out_re, out_im, axis=-1), perm=[0, 2, 1, 3])
         return graph.op("Add", x, self._fuse(normed, graph.reshape(both, 0, 0, -1), name)), state
 
-    def sca_step(self, x: str, name: str, state: SCAValues, positions: str) -> tuple[str, SCAValues]:
-        """One SCA layer for one token, [B, 1, D], and its next state."""
+    def sca_step(self, x: str, name: str, state: SCAStepValues, positions: str) -> tuple[str, SCAStepValues]:
+        """One SCA layer for one token, [B, 1, D], and its next state.
+
+        Operators on so few numbers cost the time of a call, so real and imaginary parts share theirs.
+        """
         graph, config = self.graph, self.config
-        heads, head_dim = config.memory_heads, config.head_dim
+        heads, head_dim, samples = config.memory_heads, config.head_dim, config.spectral_samples
         normed = self.norm(x, f"{name}.norm", config.sca_norm_epsilon)
         inputs = self.linear(normed, f"{name}.in_proj")
         recent = graph.op("Concat", state.history, graph.op("Unsqueeze", inputs, graph.indices(0)), axis=2)
         history = graph.cut(recent, 1, END, 2)
         taps = graph.op("Mul", recent, graph.weight(f"{name}.conv"))
         branches = graph.silu(graph.reshape(graph.op("ReduceSum", taps, graph.indices(2)), -1, 1, self.columns))
-        keys, gates, q_re, q_im = self._operands(branches, name, positions)
-        keys, gates = graph.reshape(keys, 0, heads, 1, head_dim), graph.reshape(gates, 0, heads)
-        q_re, q_im = (self._shared(graph.op("Squeeze", q, graph.indices(1)), 1) for q in (q_re, q_im))
-        sine, cosine = self._phases(keys, name, whole_rows=False)
-        gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(2, 3)))
-        kept = graph.weight(f"{name}.kept")  # e^-λ, [K, 1, 1]
-        re = graph.op("Add", graph.op("Mul", state.re, kept), graph.op("Mul", gated, cosine))
-        im = graph.op("Add", graph.op("Mul", state.im, kept), graph.op("Mul", gated, sine))
-        z = graph.op("Add", graph.op("Mul", state.z, graph.reshape(kept, heads)), gates)
-        wide_z = graph.op("Unsqueeze", z, graph.indices(-1))
-        both = graph.op("Concat", *self._readout(re, im, wide_z, name, (q_re, q_im), whole_rows=False), axis=-1)
+        keys, gates, queries = self._operands(branches, name, positions)
+        keys, gates = graph.reshape(keys, 0, heads, 1, 1, head_dim), graph.reshape(gates, 0, heads)
+        # Step 2: cos x = sin(x + π/2).
+        scaled = graph.op("Mul", keys, self._wide(f"{name}.phase_scale"))
+        phase = graph.op("Mul", graph.op("Softsign", scaled), self._wide(f"{name}.grid"))
+        quarter = graph.constant([[[math.pi / 2]], [[0.0]]])
+        waves = graph.op("Sin", graph.op("Add", phase, quarter))  # [B, K, 2, M, H]
+        # Step 3, with e^-λ, [K, 1, 1].
+        gated = graph.op("Mul", keys, graph.op("Unsqueeze", gates, graph.indices(2, 3, 4)))
+        kept_sums = graph.op("Mul", state.sums, self._wide(f"{name}.kept"))
+        sums = graph.op("Add", kept_sums, graph.op("Mul", gated, waves))
+        kept_z = graph.op("Mul", state.z, graph.reshape(graph.weight(f"{name}.kept"), heads))
+        z = graph.op("Add", kept_z, gates)
+        # Step 5: re·q_re + im·q_im and im·q_re - re·q_im, so the queries' parts in the order re, im, im, re.
+        by_head = graph.op("Transpose", self._shared(graph.op("Squeeze", queries, graph.indices(1)), 2),
+                           perm=[0, 2, 1, 3, 4])  # fmt: skip
+        signed = graph.op("Mul", self._wide(f"{name}.shares"), graph.constant([[[1.0]], [[1.0]], [[-1.0]], [[1.0]]]))
+        ordered = graph.op("Mul", graph.op("Gather", by_head, graph.indices(0, 1, 1, 0), axis=2), signed)
+        ordered = graph.reshape(ordered, 0, heads, 2, 2, samples, head_dim)
+        products = graph.op("Mul", graph.op("Unsqueeze", sums, graph.indices(3)), ordered)
+        read = graph.op("ReduceSum", products, graph.indices(-3, -2), keepdims=0)  # [1, B, K, 2, H]
+        both = graph.op("Mul", read, self._inverse(graph.op("Unsqueeze", z, graph.indices(3, 4))))
         fused = self._fuse(normed, graph.reshape(both, -1, 1, 2 * head_dim * heads), name)
-        return graph.op("Add", x, fused), SCAValues(re, im, z, history)
+        return graph.op("Add", x, fused), SCAStepValues(sums, z, history)
 
     @property
     def columns(self) -> int:
@@ -202,12 +227,12 @@ class Layers:
         by_head = graph.reshape(x, 0, 0, -1, head_dim)
         return graph.reshape(self.norm(by_head, "ones", self.config.norm_epsilon), 0, 0, -1)
 
-    def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str, str]:
-        """Keys [B, L, K, H], gates [B, L, K] and both parts of the queries [B, L, Q, M, H]."""
+    def _operands(self, branches: str, name: str, positions: str) -> tuple[str, str, str]:
+        """Keys [B, L, K, H], gates [B, L, K] and queries [B, L, 2, Q, M, H], real and imaginary."""
         graph, config = self.graph, self.config
         heads, head_dim, queries = config.memory_heads, config.head_dim, config.query_heads
-        each = queries * head_dim * config.spectral_samples
-        keys, scores, q_re, q_im = graph.split(branches, [heads * head_dim, heads, each, each])
+        both = 2 * queries * head_dim * config.spectral_samples
+        keys, scores, parts = graph.split(branches, [heads * head_dim, heads, both])
         scores = graph.op("Add", graph.op("Mul", scores, graph.weight(f"{name}.score_scale")),
                           graph.weight(f"{name}.score_bias"))  # fmt: skip
         gates = graph.op("Softplus", scores)
@@ -218,8 +243,7 @@ class Layers:
             gates = graph.op("Clip", graph.op("Mul", gates, graph.op("Exp", faded)),
                              graph.constant(WINDOW_FLOOR), graph.constant(WINDOW_CEILING))  # fmt: skip
         keys = graph.reshape(keys, 0, 0, heads, head_dim)
-        q_re, q_im = (graph.reshape(q, 0, 0, queries, config.spectral_samples, head_dim) for q in (q_re, q_im))
-        return keys, gates, q_re, q_im
+        return keys, gates, graph.reshape(parts, 0, 0, 2, queries, config.spectral_samples, head_dim)
 
     def _shared(self, queries: str, axis: int) -> str:
         """Queries repeated for the memory heads that share them."""
@@ -229,27 +253,14 @@ class Layers:
         order = np.repeat(np.arange(self.config.query_heads), share)
         return self.graph.op("Gather", queries, self.graph.indices(*order.tolist()), axis=axis)
 
-    def _phases(self, keys: str, name: str, whole_rows: bool) -> tuple[str, str]:
-        """Sine and cosine of softsign(η k)·θ: [B, K, (L,) 1, H] to [B, K, (L,) M, H]."""
-        graph = self.graph
-        scaled = graph.op("Mul", keys, self._by_head(f"{name}.phase_scale", whole_rows))
-        phase = graph.op("Mul", graph.op("Softsign", scaled), self._by_head(f"{name}.grid", whole_rows))
-        return graph.op("Sin", phase), graph.op("Cos", phase)
+    def _wide(self, name: str) -> str:
+        """A weight [K, M, H] with an axis after the heads, for columns or for real and imaginary parts."""
+        return self.graph.op("Unsqueeze", self.graph.weight(name), self.graph.indices(1))
 
-    def _by_head(self, name: str, whole_rows: bool) -> str:
-        """A weight [K, M, H], which whole rows need with an axis for their columns."""
-        weight = self.graph.weight(name)
-        return self.graph.op("Unsqueeze", weight, self.graph.indices(1)) if whole_rows else weight
-
-    def _readout(
-        self, re: str, im: str, z: str, name: str, queries: tuple[str, str], whole_rows: bool
-    ) -> tuple[str, str]:
-        """Step 5: [..., M, H] twice and Z [..., 1] to [..., H] twice. Where Z is 0 the result is 0."""
+    def _readout(self, re: str, im: str, z: str, name: str, queries: tuple[str, str]) -> tuple[str, str]:
+        """Step 5 of whole rows: [B, K, L, M, H] twice and Z [B, K, L, 1] to [B, K, L, H] twice."""
         graph = self.graph
-        tiny = graph.constant(TINY)
-        inverse = graph.op("Reciprocal", graph.op("Max", z, tiny))
-        inverse = graph.op("Where", graph.op("GreaterOrEqual", z, tiny), inverse, graph.constant(0.0))
-        shares = self._by_head(f"{name}.shares", whole_rows)  # ω / √H
+        inverse, shares = self._inverse(z), self._wide(f"{name}.shares")  # ω / √H
         q_re, q_im = (graph.op("Mul", q, shares) for q in queries)
         sums = (
             graph.op("Add", graph.op("Mul", re, q_re), graph.op("Mul", im, q_im)),
@@ -260,6 +271,13 @@ class Layers:
         )
         return out_re, out_im
 
+    def _inverse(self, z: str) -> str:
+        """1 / Z, and 0 where Z is 0."""
+        graph = self.graph
+        tiny = graph.constant(TINY)
+        inverse = graph.op("Reciprocal", graph.op("Max", z, tiny))
+        return graph.op("Where", graph.op("GreaterOrEqual", z, tiny), inverse, graph.constant(0.0))
+
     def _fuse(self, normed: str, both: str, name: str) -> str:
         """Step 6: gated RMS norm, SwiGLU per head, output projection; `both` is [B, L, K·2H]."""
         graph, config = self.graph, self.config
@@ -267,14 +285,11 @@ class Layers:
         hidden = config.readout_expand * config.head_dim
         gated = graph.op("Mul", both, graph.silu(self.linear(normed, f"{name}.gate_proj")))
         fused = self.norm(gated, f"{name}.gated_norm", config.norm_epsilon)
-        if graph.weights.bits == 32:
-            by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, features), perm=[0, 2, 1, 3])
-            product = graph.op("MatMul", by_head, graph.weight(f"{name}.readout"))
-            read = graph.op("Transpose", product, perm=[0, 2, 1, 3])
-        else:
-            parts = graph.split(fused, [features] * heads)
-            products = [self.linear(part, f"{name}.readout.{head}") for head, part in enumerate(parts)]
-            read = graph.reshape(graph.op("Concat", *products, axis=-1), 0, 0, heads, 2 * hidden)
+        by_head = graph.op("Transpose", graph.reshape(fused, 0, 0, heads, features), perm=[0, 2, 1, 3])
+        readout = graph.weight(f"{name}.readout")
+        if graph.weights.bits != 32:
+            readout = graph.op("Cast", readout, to=1)  # once, as the graph is loaded
+        read = graph.op("Transpose", graph.op("MatMul", by_head, readout), perm=[0, 2, 1, 3])
         value, gate = graph.split(read, [hidden, hidden])
         merged = graph.reshape(graph.op("Mul", value, graph.op("Sigmoid", gate)), 0, 0, -1)
         return self.linear(merged, f"{name}.out_proj")

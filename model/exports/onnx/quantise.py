@@ -1,4 +1,4 @@
-"""Weight-only quantisation in blocks of 32, in the layout of onnxruntime's `MatMulNBits`.
+"""Weight-only quantisation in blocks of a row, in the layout of onnxruntime's `MatMulNBits`.
 
 A block has one float32 scale: a weight is (level - zero point) · scale. At 8 bits the zero point is 128. At 4 bits each
 block has its own, so that the 16 levels reach from its least weight to its largest. Of a few ranges that cut both ends
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-BLOCK = 32
+LEAST_BLOCK = 16  # that onnxruntime takes; others are larger powers of two
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the range of a 4-bit block; the best is taken for each block
 _ROWS = 4096  # that are quantised at once, to bound the memory
 
 
 class Quantised(NamedTuple):
-    """A matrix with N outputs in b blocks of inputs: levels uint8 [N, b, 32·bits/8], scales float32 [N, b].
+    """A matrix with N outputs in b blocks of C inputs: levels uint8 [N, b, C·bits/8], scales float32 [N, b].
 
     zero_points: at 4 bits, uint8 [N, b/2 rounded up]. Two numbers of 4 bits share a byte, the first in its lower half.
     """
@@ -26,13 +26,13 @@ class Quantised(NamedTuple):
     zero_points: np.ndarray | None
 
 
-def quantise(weight_NI: np.ndarray, bits: int) -> Quantised:
-    """Quantise a matrix with the inputs last to 8 or 4 bits. The last block is padded with zeros."""
+def quantise(weight_NI: np.ndarray, bits: int, block: int) -> Quantised:
+    """Quantise a matrix with the inputs last to 8 or 4 bits, in blocks of `block` inputs; zeros pad the last block."""
     whole = _eight_bits if bits == 8 else _four_bits
     parts = []
     for row in range(0, len(weight_NI), _ROWS):
         rows_NI = weight_NI[row : row + _ROWS].astype(np.float32)
-        blocks_NbC = np.pad(rows_NI, ((0, 0), (0, -rows_NI.shape[1] % BLOCK))).reshape(len(rows_NI), -1, BLOCK)
+        blocks_NbC = np.pad(rows_NI, ((0, 0), (0, -rows_NI.shape[1] % block))).reshape(len(rows_NI), -1, block)
         parts.append(whole(blocks_NbC))
     levels, scales, zero_points = zip(*parts, strict=True)
     return Quantised(np.concatenate(levels), np.concatenate(scales), None if bits == 8 else np.concatenate(zero_points))

@@ -9,9 +9,9 @@ import pytest
 
 from model.exports.onnx.graph import WeightFile
 from model.exports.onnx.graphs import prompt_graph, step_graph
-from model.exports.onnx.quantise import BLOCK, dequantise, quantise
+from model.exports.onnx.quantise import dequantise, quantise
 from model.exports.onnx.signature import state_shapes
-from model.exports.onnx.weights import write_weights
+from model.exports.onnx.weights import BLOCK, FINE_BLOCK, write_weights
 from model.loss import masked_logits
 from model.nautile import forward, initialise
 from tests.model.conftest import tiny_config
@@ -99,11 +99,14 @@ def test_a_quantised_graph_computes_with_the_dequantised_weights(tmp_path, weigh
     def rounded(path, leaf):
         name = path[-1].key
         if name == "embedding":
-            return dequantise(quantise(np.asarray(leaf), 8), leaf.shape[1])
-        if name not in {"in_proj", "gate_proj", "readout", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}:
+            return dequantise(quantise(np.asarray(leaf), 8, BLOCK), leaf.shape[1])
+        if name == "readout":
+            return np.asarray(leaf, np.float16).astype(np.float32)
+        if name not in {"in_proj", "gate_proj", "out_proj", "q_proj", "k_proj", "v_proj", "ff_in", "ff_out"}:
             return leaf
         flat = np.asarray(leaf).swapaxes(-1, -2).reshape(-1, leaf.shape[-2])
-        wide = dequantise(quantise(flat, 8 if name == "readout" else bits), leaf.shape[-2])
+        block = FINE_BLOCK if (name, bits) == ("in_proj", 4) else BLOCK
+        wide = dequantise(quantise(flat, bits, block), leaf.shape[-2])
         return wide.reshape(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2]).swapaxes(-1, -2)
 
     expected = reference(jax.tree_util.tree_map_with_path(rounded, weights), MODEL, tokens[:, :40])
@@ -122,7 +125,7 @@ def test_no_weight_moves_far(bits, allowed):
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(6, 2 * BLOCK + 7)).astype(np.float32)
     matrix[1], matrix[2] = 0, np.abs(matrix[2])
-    quantised = quantise(matrix, bits)
+    quantised = quantise(matrix, bits, BLOCK)
     assert quantised.levels.shape == (6, 3, BLOCK * bits // 8)
     wide = dequantise(quantised, matrix.shape[1])
     np.testing.assert_array_equal(wide[1], 0)
@@ -139,6 +142,6 @@ def test_four_bits_fit_each_block_better_than_its_whole_range():
     zero_point = np.rint(-least / step)
     plain = (np.clip(np.rint(blocks / step) + zero_point, 0, 15) - zero_point) * step
     plain_error = ((plain - blocks) ** 2).sum(-1)
-    error = ((dequantise(quantise(matrix, 4), 4 * BLOCK).reshape(64, 4, BLOCK) - blocks) ** 2).sum(-1)
+    error = ((dequantise(quantise(matrix, 4, BLOCK), 4 * BLOCK).reshape(64, 4, BLOCK) - blocks) ** 2).sum(-1)
     assert np.all(error <= plain_error * (1 + 1e-6))
     assert error.sum() < 0.95 * plain_error.sum()
