@@ -10,6 +10,7 @@ of the question's text decides its split, whatever the seed, task mix or order.
 import hashlib
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -87,7 +88,9 @@ def is_correct(problem: Problem, answer: str) -> bool:
 
 @cache
 def _dataset(name: str, seed: int, parameters: tuple[tuple[str, int | float | str], ...]) -> Any:
-    import reasoning_gym
+    with warnings.catch_warnings():  # cellpylib compares with `is "text"`, and Python says so as it compiles it
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
 
     try:
         return reasoning_gym.create_dataset(name, size=_POSITIONS, seed=seed, **dict(parameters))
