@@ -16,6 +16,7 @@ from rich.text import Text
 from common.errors import ConfigError, Retryable
 from common.processes import ExitCode, collector_paused
 from common.text import duration, visible
+from configs.changes import describe_changes
 from configs.schema import RunConfig
 from flows.cli.tables import relative
 from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
@@ -79,6 +80,8 @@ def run(
     except ConfigError as error:
         raise ConfigError(with_config(str(error), argument)) from None
     refuse_missing_rows(s for s in prepared.steps if has_prompt_files(s) and not is_in_store(store, s))
+    if prepared.changes:
+        out.print(Text(f"changes {describe_changes(prepared.changes)}"), soft_wrap=True)
     print_forecast(out, prepared, store)
     for line in missing_webhook(config.operation):
         out.print(Text(line), soft_wrap=True)

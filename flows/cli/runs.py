@@ -51,9 +51,35 @@ def newest_run(store: Store) -> RunState | None:
     return run_states(store, [live or runs[0]])[0] if runs else None
 
 
-def list_runs(store: Store, most: int) -> list[RunState]:
-    """The newest runs, the newest first."""
-    return run_states(store, _summaries(store, most))
+def list_runs(store: Store, most: int) -> list[dict[str, Any]]:
+    """The rows of the newest runs, the newest first; the steps are looked at of live ones alone."""
+    summaries = _summaries(store, most)
+    questions = questions_by_run(store) if summaries else {}
+    states = {row["run"]: state_of(row, store, questions) for row in summaries}
+    live = {run.run: run for run in run_states(store, [row for row in summaries if states[row["run"]] in AT_WORK])}
+    return [
+        run_row(live[row["run"]]) if row["run"] in live else _ended_row(row, states[row["run"]]) for row in summaries
+    ]
+
+
+def _ended_row(row: CatalogRow, state: str) -> dict[str, Any]:
+    """The row of a run that has ended, from its row of `RUNS`."""
+    steps = row["planned"] or row["stages"]
+    return {
+        "id": row["run"],
+        "name": row["name"] or row["config"] or row["run"][:8],
+        "config": row["config"] or "",
+        "state": state,
+        "begun": _utc(row["begun"]),
+        "ended": _utc(row["ended"]),
+        "done": row["finished"],
+        "steps": steps,
+        "share": row["finished"] / steps if steps else None,
+        **dict.fromkeys(("seconds_left", "steps_without_time", "question", "answer")),
+        "changes": json.loads(row["changes"] or "[]"),
+        "resume": row["resume"] or None,
+        "error": None,
+    }
 
 
 def _summaries(store: Store, most: int) -> list[CatalogRow]:

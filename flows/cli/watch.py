@@ -78,9 +78,9 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs: their names, states, and what each changed against its base configuration."""
-    from flows.cli.runs import list_runs, run_row, runs_table
+    from flows.cli.runs import list_runs, runs_table
 
-    show_as([run_row(run) for run in list_runs(the_store(), most)], as_json, runs_table)
+    show_as(list_runs(the_store(), most), as_json, runs_table)
 
 
 def watch_status(read: Callable[[], list[dict[str, Any]]], view: Callable[[list[dict[str, Any]]], Any]) -> NoReturn:

@@ -6,6 +6,7 @@ once. It is raised before the comparison is published: killed in between, it is 
 """
 
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 from prefect import flow, tags
@@ -32,6 +33,8 @@ from flows.nightly.earlier import (
 )
 from flows.operate import approval, concurrency
 from flows.operate.notifications import notifying
+from flows.plans import recorded
+from flows.selection import PreparedRun, Selection, is_in_store
 from store.artifacts import Artifact, Store
 from store.catalog import Catalog, CatalogBusy
 from store.manifest import stage_key
@@ -145,7 +148,12 @@ def _evaluate(store: Store, config: RunConfig, checkpoint: Artifact, run_id: str
     context = RunContext(
         run_id, str(store.root), False, label, config.name, config.launch, operation=operation, limit=limit
     )
-    with cancelling():
+    with cancelling(), ExitStack() as stack:
+        if not is_in_store(store, step):  # a quiet night is no run to look at
+            plan = PreparedRun(config.name, Selection(), [step], set())
+            stack.enter_context(store.run_lock(run_id).for_life())
+            retry = f"prefect flow-run retry {run_id}"
+            stack.enter_context(recorded(store, config, plan, run_id, str(flow_run.name), retry))
         approval.before_step(store, config, step, False, run_id)
         with tags(resource):
             return store.get(as_prefect_task(evaluate)(section, inputs, context)["evaluation"])

@@ -15,7 +15,6 @@ goes on waiting until its time-out when the run is cancelled, and fails when the
 
 import logging
 import os
-import shlex
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -81,7 +80,7 @@ def question_at_budget(
 ) -> str | None:
     """Whether to continue with less, if the step's money ran out in this run and its `at_budget` is "pause".
 
-    None if there is nothing to ask. `argument`: the configuration as the operator named it.
+    None if there is nothing to ask. `argument`: see `PreparedRun`.
     """
     if config.operation.of(step.stage.name).at_budget == "go_on":
         return None
@@ -101,7 +100,7 @@ def question_at_budget(
             return (
                 f"Stage {step.label} of {config.name} stopped at its budget: {spent}{left}. To use a larger "
                 f"budget, cancel, raise {stage}.budget_dollars (or budget_tokens) and run `nautile run "
-                f"{shlex.quote(argument)} --from {stage} --force`: replies that were paid for are reused. Or resume "
+                f"{argument} --from {stage} --force`: replies that were paid for are reused. Or resume "
                 "with less."
             )
     return None

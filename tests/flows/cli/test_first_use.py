@@ -19,7 +19,7 @@ from configs.changes import changed_settings
 from configs.load import load
 from flows.cli import inspect
 from flows.cli.document.outputs import OUTPUTS
-from flows.cli.runs import list_runs, newest_run, run_row, run_unless_config, run_view, runs_table, step_rows
+from flows.cli.runs import list_runs, newest_run, run_unless_config, run_view, runs_table, step_rows
 from flows.cli.tables import lineage_tree, status_table
 from flows.dag import build_dag
 from flows.operate.questions import NOTES
@@ -111,7 +111,7 @@ def test_a4_an_estimate_and_a_use_of_a_model_are_no_runs(store):
     plan(store, run="aa11", state="done", started=at(-30))
     attempt(store, "plan", "failed", 1, run="plan-c12fdf13")
     attempt(store, "tune", "done", 2, run="tune-1")
-    assert [run.run for run in list_runs(store, 10)] == ["aa11"]
+    assert [row["id"] for row in list_runs(store, 10)] == ["aa11"]
     assert "run aa11" in shown(store)
 
 
@@ -164,7 +164,7 @@ def test_b14_runs_say_what_they_changed(store, toy):
             pass
     changes = changed_settings(toy, config)
     assert {change.field: change.after for change in changes} == {"reason.policy.steps": 3, "seed": 5}
-    rows = [run_row(run) for run in list_runs(store, 10)]
+    rows = list_runs(store, 10)
     TypeAdapter(OUTPUTS["runs"]).validate_json(json.dumps(rows), strict=True)
     by_name = {row["name"]: row for row in rows}
     assert by_name["the same"]["changes"] == []

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import json, sys
-from configs.load import load
-from configs.operation import OperationConfig, ScheduleConfig
+from pathlib import Path
 from flows.nightly.evaluation import evaluation
-toy = load(sys.argv[1])
+toy, own = sys.argv[1], Path(sys.argv[2])
 for line in sys.stdin:
     call = json.loads(line)
-    update = {"schedule": ScheduleConfig(**call["schedule"]), "operation": OperationConfig(notify=call["notify"])}
-    config = toy.model_copy(update=update)
+    schedule = [f"{name} = {json.dumps(value)}" for name, value in call["schedule"].items()]
+    notify = f'notify = "{call["notify"]}"'
+    own.write_text("\\n".join([f'extends = "{toy}"', "[operation]", notify, "[schedule]", *schedule]))
     try:
-        state = evaluation(config, checkpoint=call.get("checkpoint", ""), return_state=True)
+        state = evaluation(str(own), checkpoint=call.get("checkpoint", ""), return_state=True)
         reply = {"state": state.type.value, "message": state.message, "data": state.result()}
     except Exception as error:
         reply = {"error": f"{type(error).__name__}: {error}"}
@@ -46,7 +46,7 @@ def run_flow(tmp_path_factory, prefect_url, webhook):
     store.prepare()
     more = {"PREFECT_API_URL": prefect_url, "PREFECT_HOME": str(store.root / "prefect"), "HOOK": webhook.secret_url}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(TOY)],
+        [sys.executable, "-c", PROGRAM, str(TOY), str(store.root / "own.toml")],
         env=environment(store.root, **more),
         cwd=ROOT,
         stdin=subprocess.PIPE,

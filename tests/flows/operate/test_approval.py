@@ -89,14 +89,14 @@ def test_a_stage_that_stopped_at_its_budget_asks_whether_to_go_on_with_less(tmp_
     outputs = {"documents": kept.id}
 
     def question(config, run):
-        return question_at_budget(store, config, distill, outputs, run, "my file.toml")
+        return question_at_budget(store, config, distill, outputs, run, "'my file.toml' --set seed=5")
 
     assert question(toy, "mine") is None
     assert question(asking(toy, at_budget="pause"), "another") is None  # which has only reused it
     text = question(asking(toy, at_budget="pause"), "mine")
     assert "$4.5000 spent, 3 of 4 prompts were not sent" in text
     assert "raise distill.budget_dollars" in text
-    assert "`nautile run 'my file.toml' --from distill --force`" in text
+    assert "`nautile run 'my file.toml' --set seed=5 --from distill --force`" in text
 
 
 def test_what_waits_is_listed_and_a_wrong_run_is_refused(tmp_path):

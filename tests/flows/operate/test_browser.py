@@ -115,9 +115,7 @@ class Prefect:
         deployment_id = self.get(f"/deployments/name/{deployment}")["id"]
         self.page.goto(f"{self.ui}/deployments/deployment/{deployment_id}/run", wait_until="commit")
         self.page.get_by_role("button", name="Add item").first.click()
-        # Prefect's labels name no field: it is the first one after its label.
-        label = self.page.get_by_text("Overrides (Optional)", exact=True).first
-        label.locator("xpath=following::input[1]").fill(override)
+        self.page.locator(".schema-form-property-array-item textarea").first.fill(override)
         self.page.get_by_role("button", name="Submit").click()
 
     def start_run(self, deployment: str) -> str:
