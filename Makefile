@@ -14,6 +14,7 @@ READY := $(VENV)/.ready
 AHEAD := $(VENV)/ahead/.ready
 HARNESS := $(VENV)/harness/.ready
 TORCH := $(VENV)/torch/.ready
+TRACKERS := $(VENV)/trackers/.ready
 AUDIT := $(VENV)/audit/.ready
 INSTALLER := uv setuptools
 COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
@@ -21,6 +22,9 @@ COMPILERS := 'libtpu==0.0.42.*' jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.
 EVALUATION := lm-eval==0.4.13 evaluate sacrebleu rouge-score pytablewriter sqlitedict word2number more-itertools \
   dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate portalocker lxml chardet tenacity aiohttp \
   aiohappyeyeballs aiosignal frozenlist multidict propcache yarl scikit-learn threadpoolctl
+
+# trackio and W&B with what they need beyond the project's own lock; the versions are those of the extras.
+TRACKING := trackio==0.43.0 gradio-client brotli wandb==0.31.0 cwevals==0.0.1b1 distro
 
 # One worker more than cores, because many tests wait for a process. A file stays in one worker, so that its tests share
 # what JAX compiles for them; the files that take longest begin first (tests/conftest.py).
@@ -35,7 +39,7 @@ COMPILED := "jax, flax.nnx, optax, orbax.checkpoint, scipy.stats, faiss, dataset
   "prefect.server.api.server, duckdb, openai, mistralai.client, hypothesis, moto.server, s3fs, playwright.sync_api"
 
 .DEFAULT_GOAL := run
-.PHONY: run up down check test test-all lint types audit ahead harness torch lock clean
+.PHONY: run up down check test test-all lint types audit ahead harness torch trackers lock clean
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -54,12 +58,13 @@ check: WORKERS := 2
 check: lint types
 	@$(PYTEST) -m "not slow and not heavy"
 
-# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval or torch (2.8 GB).
+# Everything but the tests marked `heavy`, which need the compilers for TPU and GPU, lm-eval, torch, trackio or W&B
+# (2.9 GB).
 test: $(READY)
 	@$(PYTEST) -m "not heavy"
 
 # Everything.
-test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH)
+test-all: $(READY) $(AHEAD) $(HARNESS) $(TORCH) $(TRACKERS)
 	@$(PYTEST)
 
 lint: $(READY)
@@ -100,6 +105,15 @@ $(HARNESS): requirements-harness.lock $(READY)
 	  -r requirements-harness.lock
 	@touch $@
 
+# trackio and W&B (66 MB), to whose own code a test sends metrics. Beside .venv, for they want an older pillow.
+trackers: $(TRACKERS)
+
+$(TRACKERS): requirements-trackers.lock $(READY)
+	@echo "fetching trackio and wandb (once)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --target $(VENV)/trackers \
+	  -r requirements-trackers.lock
+	@touch $@
+
 # torch, transformers, peft and lm-eval (1.4 GB with a CPU build of torch), for the tests of what is exported for them. An
 # environment of its own: nothing in the project uses it. By pip, without digests: the default index has torch for CUDA
 # alone on Linux, with some 20 packages of NVIDIA's. A CPU build has another version (2.13.0+cpu), which `==2.13.0` lets
@@ -120,6 +134,8 @@ lock: $(READY)
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-ahead.lock
 	@printf '%s\n' $(EVALUATION) | $(BIN)/uv pip compile - --no-deps -c requirements.lock --universal --python-version 3.11 \
 	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-harness.lock
+	@printf '%s\n' $(TRACKING) | $(BIN)/uv pip compile - --no-deps --universal --python-version 3.11 \
+	  --upgrade --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-trackers.lock
 	@printf '%s\n' $(INSTALLER) | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
 	  --no-emit-index-url --generate-hashes --no-header --quiet -o requirements-installer.lock
 	@echo pip-audit | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \

@@ -213,21 +213,29 @@ class RetentionConfig(Section):
 
 
 class TelemetryConfig(Section):
-    """Where metrics are sent besides the store; nowhere by default. A collector's keys belong into the environment
-    variable OTEL_EXPORTER_OTLP_HEADERS, never here."""
+    """Where metrics are sent besides the store; nowhere by default. Keys belong into the environment, never here: a
+    collector's into OTEL_EXPORTER_OTLP_HEADERS, MLflow's into MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD."""
 
     tensorboard: str = ""  # a folder for event files, in `<folder>/<run>/<label>`
     otlp: str = ""  # an OpenTelemetry collector (http://host:4318), which gets metrics at /v1/metrics
-    timeout_s: PositiveFloat = 5.0  # of sending a batch to the collector; a batch that fails is counted and dropped
+    mlflow: str = ""  # an MLflow tracking server (http://host:5000)
+    trackio: str = ""  # a folder of trackio's databases
+    wandb: str = ""  # a folder of W&B's offline runs, for `wandb sync`; nothing is sent from here
+    project: str = Field(default="nautile", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")  # of those three
+    timeout_s: PositiveFloat = 5.0  # of a request to a server; what fails is counted
 
     @model_validator(mode="after")
-    def _address_usable(self) -> "TelemetryConfig":
-        parts = urlsplit(self.otlp)
-        if self.otlp and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError(f"telemetry.otlp {self.otlp!r}: use an address such as http://127.0.0.1:4318")
-        if parts.username or parts.password or parts.query:
-            raise ValueError(
-                "telemetry.otlp: no key belongs in an address; put it into the environment as "
-                "OTEL_EXPORTER_OTLP_HEADERS"
-            )
+    def _addresses_usable(self) -> "TelemetryConfig":
+        for name, example, variable in (
+            ("otlp", "http://127.0.0.1:4318", "OTEL_EXPORTER_OTLP_HEADERS"),
+            ("mlflow", "http://127.0.0.1:5000", "MLFLOW_TRACKING_TOKEN"),
+        ):
+            address = getattr(self, name)
+            parts = urlsplit(address)
+            if parts.username or parts.password or parts.query:
+                raise ValueError(
+                    f"telemetry.{name}: no key belongs in an address; put it into the environment as {variable}"
+                )
+            if address and (parts.scheme not in ("http", "https") or not parts.hostname):
+                raise ValueError(f"telemetry.{name} {address!r}: use an address such as {example}")
         return self

@@ -4,9 +4,10 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,7 @@ from common.errors import ConfigError, Retryable
 from common.processes import ExitCode, collector_paused
 from common.text import duration, visible
 from configs.changes import describe_changes
+from configs.operation import TelemetryConfig
 from configs.schema import RunConfig
 from flows.cli.tables import relative
 from flows.forecast import asks_paid_endpoints, forecast_calls, forecast_lines
@@ -40,6 +42,7 @@ class ProgressListener:
 
     progress: RunProgress
     view: LiveView | LogView
+    undelivered: Counter[str] = field(default_factory=Counter)  # measurements that sinks did not take, by step
 
     def __call__(self, update: StageUpdate) -> None:
         if update.label not in self.progress.steps:
@@ -55,6 +58,7 @@ class ProgressListener:
             self.progress.advance(update.label, None, None, "", f"{update.note}, after: {reason_of(update)}")
         elif update.state != "publishing":
             self.progress.end(update.label, update.state, update.outputs.values(), reason_of(update))
+            self.undelivered[update.label] += update.undelivered
         self.view.changed(update.label)
 
 
@@ -95,7 +99,8 @@ def run(
     if page := url_of(store, "dashboard"):
         os.environ.setdefault(prefect_page.DASHBOARD_URL, page)
     begun = time.monotonic()
-    unsubscribe = subscribe(ProgressListener(progress, view))
+    listener = ProgressListener(progress, view)
+    unsubscribe = subscribe(listener)
     try:
         with _terminable(), view, prefect_server.prefect_api():
             # Prefect reads its settings as it is imported: only now are they all set.
@@ -127,6 +132,8 @@ def run(
         return ExitCode.INTERRUPTED
     finally:
         unsubscribe()
+        if missing := listener.undelivered.total():
+            err.print(Text(undelivered_line(missing, config.telemetry)), soft_wrap=True)
     if failures:
         for label, error in failures.items():
             print_failure(err, label, error, prepared, log_file)
@@ -153,6 +160,12 @@ def exit_code(cause: BaseException | None) -> ExitCode:
 def with_config(message: str, argument: str) -> str:
     """Put the configuration's name into the commands of a message of the store, which does not know it."""
     return message.replace("nautile run CONFIG ", f"nautile run {argument} ")
+
+
+def undelivered_line(points: int, telemetry: TelemetryConfig) -> str:
+    """What the end of a run says about measurements that its sinks did not take."""
+    sinks = [name for name in ("tensorboard", "otlp", "mlflow", "trackio", "wandb") if getattr(telemetry, name)]
+    return f"telemetry ({', '.join(sinks)}): {points:,} measurements were not delivered; the store has them"
 
 
 def reason_of(update: StageUpdate) -> str:

@@ -44,6 +44,7 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
         ("types", "mypy"),
         ("ahead", "--target .venv/ahead"),
         ("harness", "--target .venv/harness"),
+        ("trackers", "--target .venv/trackers"),
         ("audit", "bench/audit.py build/audit .venv/audit/bin/pip-audit"),
         ("torch", ".venv/torch/bin/python -m pip install"),
         ("lint", "ruff format --check"),
@@ -51,9 +52,8 @@ def test_an_old_python_is_refused_with_the_way_out(bare):
     ],
 )
 def test_what_each_target_does(target, does):
-    done = make(
-        "-n", "-W", "requirements-ahead.lock", "-W", "requirements-harness.lock", "-W", "requirements-torch.txt", target
-    )
+    locks = [f"requirements-{name}" for name in ("ahead.lock", "harness.lock", "torch.txt", "trackers.lock")]
+    done = make("-n", *(word for lock in locks for word in ("-W", lock)), target)
     assert done.returncode == 0, done.stderr
     assert does in done.stdout
 

@@ -30,7 +30,8 @@ from tasks.engine.fanout.own_disk import through_remote
 from tasks.engine.fanout.runner import FanOutRunner
 from tasks.engine.stage import RunContext, Stage
 from tasks.engine.staging import Staging, open_staging
-from tasks.engine.telemetry import Forwarder, forwarder_of
+from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
+from tasks.engine.telemetry.trackers import Outcome, TrackedExecution
 
 logger = logging.getLogger(__name__)
 
@@ -151,18 +152,30 @@ class _Attempt:
             self.log.started(staging)
         self.log.ingest()
         try:
-            # An attempt that was interrupted between `done.json` and its last rename has only to publish.
-            if staging.done() is None:
-                self._work(staging, check_lease)
-            check_lease()
-            outputs = self._publish(staging)
+            outputs = self._work_and_publish(staging, check_lease, self._forwarder(staging))
         except BaseException as error:
             self.log.failed(staging, error)
             raise
         self.log.done(outputs)
         return outputs
 
-    def _work(self, staging: Staging, check_lease: Callable[[], None]) -> None:
+    def _work_and_publish(
+        self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder
+    ) -> dict[str, str]:
+        try:
+            # An attempt that was interrupted between `done.json` and its last rename has only to publish.
+            if staging.done() is None:
+                self._work(staging, check_lease, forwarder)
+            check_lease()
+            outputs = self._publish(staging)
+        except BaseException as error:
+            outcome = Outcome("failed" if isinstance(error, Exception) else "cancelled")
+            self._end_telemetry(staging, forwarder, outcome)
+            raise
+        self._end_telemetry(staging, forwarder, Outcome("done", outputs))
+        return outputs
+
+    def _work(self, staging: Staging, check_lease: Callable[[], None], forwarder: Forwarder) -> None:
         """Run the fan-outs, then the stage's function. Metrics are forwarded to the telemetry configured."""
         if self._runs_in_several_processes() and not self.stage.multihost:
             raise ConfigError(
@@ -170,8 +183,6 @@ class _Attempt:
             )
         self.log.notify("running")
         self._write_request(staging)
-        context, events = self.context, self._events(staging)
-        forwarder = forwarder_of(context.telemetry, events, context.run_id, self.stage.name, self.log.label)
         ingested_at = mirrored_at = time.monotonic()
         endpoints = self.section.get("endpoints", {}).values()
         if endpoints and isinstance(self.store, MirroredStore):
@@ -190,11 +201,8 @@ class _Attempt:
                 threading.Thread(target=self.log.mirror_replies, daemon=True).start()
                 mirrored_at = time.monotonic()
 
-        try:
-            peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
-            self._run_function(staging, on_progress, peak_bytes)
-        finally:
-            self._emit_undelivered(staging, forwarder)
+        peak_bytes = self._run_fan_outs(staging, on_progress) if self.stage.fan_outs else 0
+        self._run_function(staging, on_progress, peak_bytes)
 
     def _run_fan_outs(self, staging: Staging, on_progress: Progress) -> int:
         """Run the items that are not done; the largest memory use of one of them, in bytes."""
@@ -276,12 +284,29 @@ class _Attempt:
             },
         )
 
-    def _emit_undelivered(self, staging: Staging, forwarder: Forwarder) -> None:
+    def _forwarder(self, staging: Staging) -> Forwarder:
+        """What sends this attempt's metrics to the sinks of `[telemetry]`."""
+        about = TrackedExecution(
+            self.context.run_id,
+            self.stage.name,
+            self.log.label,
+            staging.execution,
+            self.context.config,
+            self.key,
+            code_commit() or "",
+            host(),
+            self.section,
+            {name: artifact.id for name, artifact in self.inputs.items()},
+        )
+        return forwarder_of(self.context.telemetry, self.store.root / "events", staging.attempt, about, staging.path)
+
+    def _end_telemetry(self, staging: Staging, forwarder: Forwarder, outcome: Outcome) -> None:
         """Forward the rest of the metrics, and emit how many were not delivered."""
-        points = forwarder.close()
+        points = forwarder.close(outcome)
         if not points:
             return
         logger.warning("%s: %d measurements were not delivered; the store has them", self.log.label, points)
+        self.log.undelivered(points)
         path = self._events(staging)
         emit = EventWriter(path.with_name(f"{path.name}-telemetry.jsonl"), staging.execution, stage=self.stage.name)
         emit("metric", name="telemetry_undelivered", step=staging.attempt, value=points)

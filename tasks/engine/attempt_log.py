@@ -84,6 +84,10 @@ class AttemptLog:
         """Fields of the row that are written with its end."""
         self._row |= fields
 
+    def undelivered(self, points: int) -> None:
+        """Report with the end how many measurements the sinks of `[telemetry]` did not take."""
+        self._update = replace(self._update, undelivered=points)
+
     def reused(self, execution: str, outputs: dict[str, str]) -> None:
         """Record that nothing had to be done."""
         moment = now()

@@ -38,6 +38,7 @@ class StageUpdate:
     failure: str = ""  # a failed attempt: the page about it, as markdown
     question: str = ""  # what a person is asked, while the step waits for the answer
     outage_until: float | None = None  # after an outage: when there is no other attempt any more
+    undelivered: int = 0  # measurements of this attempt that no sink of `[telemetry]` has
     time: float = field(default_factory=time.time)
 
     @property

@@ -2,8 +2,11 @@
 
 import pytest
 
-from flows.progress_view import RunProgress
-from tasks.engine.progress import RATE_WINDOW_S
+from configs.operation import TelemetryConfig
+from flows.cli.terminal import console_for
+from flows.progress_view import LogView, RunProgress
+from flows.run import ProgressListener, undelivered_line
+from tasks.engine.progress import RATE_WINDOW_S, StageUpdate
 
 
 class Clock:
@@ -99,3 +102,13 @@ def test_a_failure_says_its_reason_and_success_keeps_the_last_note(progress, clo
     assert progress.steps["pretrain"].note == "loss 3.1"
     progress.end("pretrain", "failed", reason="out of memory")
     assert progress.steps["pretrain"].note == "out of memory"
+
+
+def test_the_end_of_a_run_counts_what_its_sinks_missed_in_all_attempts(progress):
+    listener = ProgressListener(progress, LogView(progress, console_for()))
+    for state, missed in (("running", 0), ("failed", 3), ("running", 0), ("done", 1_200)):
+        listener(StageUpdate("pretrain", "pretrain", state, undelivered=missed))
+    telemetry = TelemetryConfig(mlflow="http://127.0.0.1:5000", wandb="boards")
+    assert undelivered_line(listener.undelivered.total(), telemetry) == (
+        "telemetry (mlflow, wandb): 1,203 measurements were not delivered; the store has them"
+    )

@@ -16,15 +16,21 @@ from flows.dag import build_dag
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
-from tasks.engine import telemetry
 from tasks.engine.attempt import run_stage
 from tasks.engine.stage import RunContext
-from tasks.engine.telemetry import Collector, EventFile, Forwarder, Point, forwarder_of
+from tasks.engine.telemetry import collector
+from tasks.engine.telemetry.collector import Collector
+from tasks.engine.telemetry.event_file import EventFile
+from tasks.engine.telemetry.forwarder import Forwarder, forwarder_of
+from tasks.engine.telemetry.points import Point
+from tasks.engine.telemetry.trackers import Outcome
 from tests.support.otlp_collector import FakeCollector
 from tests.support.stage_sums import section, sums
 from tests.support.toy_dag import toy_dag
 from tests.support.toy_stages import TOY
+from tests.support.tracking import execution
 
+DONE = Outcome("done")
 POINTS = [Point("loss", 1, 2.5, 1_000_000), Point("loss", 2, float("nan"), 2_000_000, "synth")]
 
 
@@ -78,8 +84,8 @@ def test_a_collector_that_takes_nothing_fails_no_run_is_told_once_and_counted(tm
 
 
 def test_a_slow_collector_makes_nobody_wait(monkeypatch):
-    monkeypatch.setattr(telemetry, "LINGER_S", 0.05)
-    monkeypatch.setattr(telemetry, "QUEUE", 2)
+    monkeypatch.setattr(collector, "LINGER_S", 0.05)
+    monkeypatch.setattr(collector, "QUEUE", 2)
     sink = Collector("http://127.0.0.1:9", 60.0, {})
     free = threading.Event()
     monkeypatch.setattr(sink._exporter, "export", lambda *_: free.wait(30))
@@ -120,7 +126,7 @@ def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, ca
         emit("sample", index=step)
         forward.forward()
     emit.close()
-    assert forward.close() == 3
+    assert forward.close(DONE) == 3
     assert len(scalars(tmp_path / "board")) == 3
     assert caplog.text.count("No space left on device") == 1
 
@@ -128,21 +134,29 @@ def test_a_sink_that_fails_is_given_up_counted_and_the_others_go_on(tmp_path, ca
 def test_nothing_is_wanted_unless_asked_and_no_key_depends_on_it(tmp_path):
     config = load(TOY)
     assert config.telemetry == TelemetryConfig()
-    assert Forwarder(tmp_path / "x", []).close() == 0
+    assert Forwarder(tmp_path / "x", []).close(DONE) == 0
     other = config.model_copy(update={"telemetry": TelemetryConfig(otlp="http://127.0.0.1:4318")})
     assert [e.key for e in build_dag(config, toy_dag)] == [e.key for e in build_dag(other, toy_dag)]
 
 
 @pytest.mark.parametrize("address", ["localhost:4318", "ftp://x", "http://", "http://me:secret@x", "http://x/?key=s"])
-def test_an_address_that_is_none_or_holds_a_key_is_refused(address):
-    with pytest.raises(ValidationError, match=r"telemetry\.otlp"):
-        TelemetryConfig(otlp=address)
+@pytest.mark.parametrize("sink", ["otlp", "mlflow"])
+def test_an_address_that_is_none_or_holds_a_key_is_refused(sink, address):
+    with pytest.raises(ValidationError, match=rf"telemetry\.{sink}"):
+        TelemetryConfig(**{sink: address})
 
 
 def test_an_extra_that_is_missing_and_a_folder_that_cannot_be_are_named(tmp_path, monkeypatch):
+    def open_sinks(**config):
+        forwarder_of(TelemetryConfig(**config), tmp_path, 1, execution(), tmp_path / "staging")
+
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"telemetry\.tensorboard: .*file"):
-        forwarder_of(TelemetryConfig(tensorboard=str(tmp_path / "file")), tmp_path / "x", "r1", "sums", "sums")
+        open_sinks(tensorboard=str(tmp_path / "file"))
     monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     with pytest.raises(ConfigError, match=r"nautile\[tensorboard\]"):
-        forwarder_of(TelemetryConfig(tensorboard=str(tmp_path)), tmp_path / "x", "r1", "sums", "sums")
+        open_sinks(tensorboard=str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("trackio", "wandb"):
+        with pytest.raises(ConfigError, match=rf"nautile\[{name}\]"):
+            open_sinks(**{name: str(tmp_path)})

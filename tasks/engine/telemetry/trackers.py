@@ -1,0 +1,195 @@
+"""Experiment trackers: one remote run for each execution of a step, with its configuration, its curves and its end.
+
+A tracker has a thread, which reads the event files of all attempts and sends what is new. The files are the queue: what
+a server refused, or what a killed attempt left, is sent later, and a file beside the staging notes how far each metric
+has got. So a resumed attempt goes on in the same remote run, and a step that is measured twice is sent once.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.files import read_json, write_json
+from tasks.engine.telemetry.points import Point, read_points
+
+logger = logging.getLogger(__name__)
+
+BATCH = 500  # points of one request
+LINGER_S = 6.0  # to send the rest once the attempt has ended
+SILENT_S = 0.5  # the same where the end of an attempt has waited in vain before
+
+_silent: set[str] = set()  # the addresses of which that is so
+
+
+@dataclass(frozen=True)
+class TrackedExecution:
+    """The execution that a remote run stands for."""
+
+    run: str
+    stage: str
+    label: str
+    execution: str
+    config: str  # the configuration's name
+    key: str
+    commit: str
+    host: str
+    section: Mapping[str, Any] = field(default_factory=dict)  # the configuration of the step
+    inputs: Mapping[str, str] = field(default_factory=dict)  # name -> artifact id
+
+    @property
+    def name(self) -> str:
+        """The name of the remote run; no two executions share it."""
+        return f"{self.label}-{self.execution[:8]}"
+
+    @property
+    def files(self) -> str:
+        """What the names of its event files begin with; the number of the attempt follows."""
+        return f"{self.stage}-{self.execution}-"
+
+    def parameters(self) -> dict[str, str]:
+        """The section's fields by their paths (`pretrain.optimizer.clip`), and the ids of the inputs."""
+        return dict(_flat(self.section)) | {f"input.{name}": artifact for name, artifact in self.inputs.items()}
+
+    def tags(self) -> dict[str, str]:
+        """What identifies it."""
+        names = ("run", "stage", "label", "execution", "config", "key", "commit", "host")
+        return {f"nautile.{name}": str(getattr(self, name)) for name in names if getattr(self, name)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: `done`, `failed` or `cancelled`, and the ids of what it published, by kind."""
+
+    state: str
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """A tracker did not take what it was sent. The message is shown, so it holds nothing secret."""
+
+
+class TrackerClient(Protocol):
+    """One remote run. Used by one thread; every method may raise anything."""
+
+    where: str
+
+    def open(self, about: TrackedExecution, sent: int) -> Mapping[str, int]:
+        """Begin the remote run, or continue it, after `sent` points; the last step of each metric that it knows."""
+
+    def send(self, points: Sequence[Point]) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
+class Tracker:
+    """Sends the measurements of an execution through a client, in a thread of its own."""
+
+    def __init__(self, client: TrackerClient, about: TrackedExecution, events: Path, state: Path) -> None:
+        """`events`: what the paths of all event files of the execution begin with."""
+        self._client, self._about, self._events, self._state = client, about, events, state
+        known = read_json(state)
+        known = known if isinstance(known, dict) and known.get("execution") == about.execution else {}
+        self._offsets: dict[str, int] = known.get("offsets", {})
+        self._steps: dict[str, int] = known.get("steps", {})  # by tag, the last step that was sent
+        self._sent: int = known.get("sent", 0)
+        self._opened = self._abandoned = self._warned = self._ended = False
+        self._outcome: Outcome | None = None
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"telemetry-{type(client).__name__}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Send what was written since the last time."""
+        self._woken.set()
+
+    def end(self, outcome: Outcome) -> None:
+        """Send the rest, and how the attempt ended; `close` waits for it."""
+        self._outcome = outcome
+        self._woken.set()
+
+    def close(self, begun: float) -> int:
+        """Wait a little for the end; the number of measurements that were not delivered.
+
+        `begun`: when the wait for all trackers began, on the monotonic clock.
+        """
+        patience = SILENT_S if self._client.where in _silent else LINGER_S
+        self._thread.join(max(0.0, begun + patience - time.monotonic()))
+        self._abandoned = True
+        if self._ended:
+            _silent.discard(self._client.where)
+            return 0
+        if self._thread.is_alive():
+            _silent.add(self._client.where)
+        self._warn("it is too slow")
+        steps = dict(self._steps)
+        try:
+            return sum(len(list(_new(points, steps))) for points, *_ in read_points(self._events, dict(self._offsets)))
+        except OSError as error:
+            logger.warning("telemetry: the events cannot be read: %s", error)
+            return 0
+
+    def _run(self) -> None:
+        while not self._abandoned:
+            self._woken.wait()
+            self._woken.clear()
+            outcome = self._outcome
+            try:
+                self._deliver()
+                if outcome is not None and not self._abandoned:
+                    self._client.end(outcome)
+                    self._ended = True
+            except Exception as error:  # whatever a client raises, it must not end the run
+                self._warn(str(error) if isinstance(error, Refused) else type(error).__name__)
+            if outcome is not None:
+                return
+
+    def _deliver(self) -> None:
+        if not self._opened:
+            for tag, step in self._client.open(self._about, self._sent).items():
+                self._steps[tag] = max(step, self._steps.get(tag, step))
+            self._opened = True
+        for points, name, offset in read_points(self._events, dict(self._offsets)):
+            new = _new(points, dict(self._steps))
+            while batch := list(islice(new, BATCH)):
+                if self._abandoned:
+                    return
+                self._client.send(batch)
+                self._sent += len(batch)
+                self._steps |= {point.tag: point.step for point in batch}
+            if self._abandoned:
+                return  # the next attempt may have its file by now
+            self._offsets[name] = offset
+            self._save()
+
+    def _save(self) -> None:
+        if self._state.parent.is_dir():  # else its work is published, and nothing resumes it
+            kept = {"execution": self._about.execution, "offsets": self._offsets, "steps": self._steps}
+            write_json(self._state, {**kept, "sent": self._sent}, durable=False)
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("telemetry: %s does not take metrics (%s); the run continues", self._client.where, why)
+
+
+def _new(points: Sequence[Point], steps: dict[str, int]) -> Iterator[Point]:
+    """The points of steps behind the last one of their tag, which `steps` then holds.
+
+    An attempt that resumes measures some steps again.
+    """
+    for point in points:
+        if point.step > steps.get(point.tag, -1):
+            steps[point.tag] = point.step
+            yield point
+
+
+def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        rows = [_flat(part, f"{path}.{name}" if path else str(name)) for name, part in value.items()]
+        return [row for part in rows for row in part]
+    return [(path, str(value))] if path else []

@@ -1,0 +1,159 @@
+"""A remote run for each execution: its content, its continuation after a failure, and servers that do not answer.
+
+Over a socket, with a server that speaks MLflow's REST protocol.
+"""
+
+import logging
+import shutil
+
+import pytest
+
+from common.processes import free_port
+from configs.operation import TelemetryConfig
+from store.artifacts import Store
+from store.catalog import Catalog
+from store.events import EventWriter
+from tasks.engine.attempt import run_stage
+from tasks.engine.errors import StageCrash
+from tasks.engine.progress import subscribe
+from tasks.engine.stage import RunContext
+from tasks.engine.telemetry import trackers
+from tasks.engine.telemetry.mlflow_client import MlflowClient
+from tasks.engine.telemetry.trackers import Outcome, Tracker
+from tests.support.mlflow_server import FakeMlflow
+from tests.support.stage_sums import section, sums
+from tests.support.tracking import execution
+
+DONE = Outcome("done", {"numbers": "numbers/0123456789ab"})
+
+
+@pytest.fixture
+def mlflow():
+    with FakeMlflow() as server:
+        yield server
+        server.hold.set()
+
+
+@pytest.fixture(autouse=True)
+def no_memory_of_silent_servers(monkeypatch):
+    monkeypatch.setattr(trackers, "_silent", set())
+
+
+def run_sums(store, server_url, run="r1", **faults):
+    wanted = TelemetryConfig(mlflow=server_url, timeout_s=0.5)
+    return run_stage(
+        sums, section(4, faults=faults), {}, RunContext(run, str(store.root), config="toy", telemetry=wanted)
+    )
+
+
+@pytest.fixture
+def tracked(tmp_path, mlflow):
+    """A function that measures steps in a new attempt of one execution, sends them, and returns what was not sent."""
+
+    def attempt(number, steps, outcome=DONE, timeout_s=5.0):
+        (tmp_path / "staging").mkdir(exist_ok=True)
+        emit = EventWriter(tmp_path / f"{execution().files}{number}.jsonl", execution().execution)
+        client = MlflowClient(mlflow.url, "nautile", timeout_s)
+        state = tmp_path / "staging" / "telemetry-mlflow.json"
+        tracker = Tracker(client, execution(), tmp_path / execution().files, state)
+        for step in steps:
+            emit("metric", name="loss", step=step, value=step / 2)
+            tracker.wake()
+        emit.close()
+        tracker.end(outcome)
+        return tracker.close(trackers.time.monotonic())
+
+    return attempt
+
+
+def test_a_run_has_its_name_configuration_curves_scores_and_artifacts(tmp_path, mlflow, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret-of-the-environment")
+    store = Store(tmp_path / "store")
+    outputs = run_sums(store, mlflow.url)
+    [run] = mlflow.runs.values()
+    [row] = Catalog(store).query("SELECT execution, key FROM runs QUALIFY row_number() OVER (ORDER BY time DESC) = 1")
+    assert (run["name"], run["status"]) == (f"sums-{row['execution'][:8]}", "FINISHED")
+    assert mlflow.experiments == {"nautile": run["experiment_id"]}
+    assert run["params"].items() >= {"seed": "5", "sums.count": "4", "sums.faults": "{}"}.items()
+    about = {"run": "r1", "stage": "sums", "label": "sums", "execution": row["execution"], "key": row["key"]}
+    ids = {"nautile.config": "toy", "nautile.output.numbers": outputs["numbers"]}
+    assert run["tags"].items() >= {**{f"nautile.{name}": value for name, value in about.items()}, **ids}.items()
+    assert mlflow.curve("value") == [(step, float(step)) for step in range(4)]
+    assert {headers["Authorization"] for headers in mlflow.headers} == {"Bearer secret-of-the-environment"}
+
+
+def test_a_step_that_is_run_again_goes_on_in_the_same_remote_run_without_doubled_steps(tmp_path, mlflow):
+    store = Store(tmp_path / "store")
+    with pytest.raises(StageCrash):
+        run_sums(store, mlflow.url, unknown=1)
+    assert [run["status"] for run in mlflow.runs.values()] == ["FAILED"]
+    [surprise] = store.root.glob("staging/*/output/surprise")
+    shutil.rmtree(surprise)
+    outputs = run_sums(store, mlflow.url, run="r2", unknown=1)
+    [run] = mlflow.runs.values()
+    assert run["status"] == "FINISHED"
+    assert run["tags"]["nautile.output.numbers"] == outputs["numbers"]
+    assert mlflow.curve("value") == [(step, float(step)) for step in range(4)]
+
+
+def test_what_a_server_missed_is_sent_by_the_next_attempt_and_what_it_has_is_not(mlflow, tracked, tmp_path):
+    assert tracked(1, range(3), Outcome("failed")) == 0
+    mlflow.status = 500
+    assert tracked(2, range(2, 6), Outcome("failed")) == 3
+    mlflow.status = 200
+    assert tracked(3, range(4, 8)) == 0
+    assert mlflow.curve("loss") == [(step, step / 2) for step in range(8)]
+    # A machine that has lost what it noted is told by the server which steps it has.
+    (tmp_path / "staging" / "telemetry-mlflow.json").unlink()
+    assert tracked(4, range(6, 9)) == 0
+    assert mlflow.curve("loss") == [(step, step / 2) for step in range(9)]
+
+
+@pytest.mark.parametrize("status", [None, 500])
+def test_a_server_that_is_gone_or_refuses_fails_no_run_is_named_once_and_counted(
+    tmp_path, mlflow, status, caplog, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret-of-the-environment")
+    mlflow.status = status or 200
+    url = mlflow.url if status else f"http://127.0.0.1:{free_port()}"
+    store, ends = Store(tmp_path / "store"), []
+    unsubscribe = subscribe(lambda update: ends.append((update.state, update.undelivered)))
+    try:
+        with caplog.at_level(logging.DEBUG, "tasks"):
+            outputs = run_sums(store, url)
+    finally:
+        unsubscribe()
+    assert store.get(outputs["numbers"])
+    why = "HTTP 500 of experiments/get-by-name" if status else "ConnectError"
+    warnings = [record.message for record in caplog.records if "does not take metrics" in record.message]
+    assert warnings == [f"telemetry: {url} does not take metrics ({why}); the run continues"]
+    assert ends[-1] == ("done", 4)
+    rows = Catalog(store).query("SELECT value FROM metrics WHERE name = 'telemetry_undelivered'")
+    assert rows == [{"value": 4.0}]
+    assert "secret-of-the-environment" not in caplog.text
+
+
+def test_a_server_that_never_answers_is_waited_for_once(mlflow, tracked, monkeypatch):
+    waits = []
+
+    class Thread(trackers.threading.Thread):
+        def join(self, timeout=None):
+            waits.append(round(timeout, 1))
+            super().join(0.05)
+
+    monkeypatch.setattr(trackers.threading, "Thread", Thread)
+    mlflow.hold.clear()
+    assert [tracked(1, range(3), timeout_s=60.0), tracked(2, range(5), timeout_s=60.0)] == [3, 5]
+    assert waits == [trackers.LINGER_S, trackers.SILENT_S]
+
+
+def test_numbers_that_are_none_and_names_that_mlflow_does_not_take(tmp_path, mlflow):
+    emit = EventWriter(tmp_path / f"{execution().files}1.jsonl", execution().execution)
+    emit("metric", name="loss", step=1, value=float("nan"), source="wiki: 2.0 (v1)")
+    emit("metric", name="loss", step=1, value=float("-inf"))
+    emit.close()
+    tracker = Tracker(MlflowClient(mlflow.url, "x", 5.0), execution(), tmp_path / execution().files, tmp_path / "state")
+    tracker.end(DONE)
+    assert tracker.close(trackers.time.monotonic()) == 0
+    assert mlflow.curve("loss/wiki_ 2.0 _v1_") == [(1, "NaN")]
+    assert mlflow.curve("loss") == [(1, "-Infinity")]
