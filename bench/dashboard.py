@@ -157,7 +157,7 @@ def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
     every = [row["execution"] for row in stages[newest_run]]
     compared = [row["execution"] for rows in stages.values() for row in rows if row["stage"] == "pretrain"]
     newest = catalog.query(queries.ARTIFACTS, ["evaluation", "evaluation", 1])[0]["id"]
-    highest = queries.texts(queries.SAMPLES, "highest reward")
+    highest = queries.groups(queries.SAMPLES, "highest reward")
     return {
         "runs": (queries.RUNS, []),
         "stages": (queries.STAGES, [newest_run]),
@@ -166,7 +166,7 @@ def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
         "curves, four runs": (queries.CURVES, [compared, NAMES[:4], queries.POINTS]),
         "curves, health": (queries.CURVES, [of["reason"], HEALTH, queries.POINTS]),
         "sample_sets": (queries.SAMPLE_SETS, [of["reason"]]),
-        "texts": (highest, [of["reason"], "rollouts", "", "", queries.PAGE, 0]),
+        "groups": (highest, [of["reason"], "rollouts", "", "", "", "", queries.GROUPS_PAGE, 0]),
         "texts, searched": (
             queries.texts(queries.SAMPLES),
             [of["reason"], "rollouts", "77 + 77", "77 + 77", queries.PAGE, 0],
@@ -174,6 +174,7 @@ def questions(catalog: Catalog) -> dict[str, tuple[str, list[Any]]]:
         "calls": (queries.CALLS, [of["distill"]]),
         "call_statuses": (queries.CALL_STATUSES, [of["distill"]]),
         "made": (queries.ARTIFACTS_OF, [every]),
+        "tokens_a_step": (queries.TOKENS_A_STEP, [of["pretrain"]]),
         "evaluations": (queries.EVALUATIONS, []),
         "artifacts": (queries.ARTIFACTS, ["", "", 500]),
         "sizes": (queries.SIZES, []),

@@ -26,7 +26,7 @@ def changed_settings(base: RunConfig, config: RunConfig) -> list[Change]:
     Lists of one length are compared entry by entry, others as a whole.
     """
     before, after = (settings.model_dump(mode="json", exclude={"name"}) for settings in (base, config))
-    return list(_differences("", before, after))
+    return list(differences(before, after))
 
 
 def describe_changes(changes: Sequence[Change], most: int | None = MOST_SHOWN) -> str:
@@ -56,7 +56,8 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _differences(path: str, before: Any, after: Any) -> Iterator[Change]:
+def differences(before: Any, after: Any, path: str = "") -> Iterator[Change]:
+    """Every value in which two nested settings differ, as JSON has them; `path` is where they stand."""
     places: Sequence[str | int] | None = None
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         places = [*before, *(name for name in after if name not in before)]
@@ -68,7 +69,7 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[Change]:
             yield Change(path, before, after)
         return
     for place in places:
-        yield from _differences(f"{path}.{place}" if path else str(place), before[place], after[place])
+        yield from differences(before[place], after[place], f"{path}.{place}" if path else str(place))
 
 
 def _value(value: Any) -> str:

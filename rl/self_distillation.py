@@ -143,8 +143,9 @@ def _sample(run: SelfDistillation, params: Params, number: int, mesh: Mesh, chec
         with log.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         solve_rate = float(np.mean([row["reward"] for row in rows]))
-        run.emit("metric", name="solve_rate", step=step, value=solve_rate)
-        run.emit("metric", name="rollout_tokens_per_second", step=step, value=engine.tokens / engine.seconds)
+        # Steps of metrics count from 1, as in every stage.
+        run.emit("metric", name="solve_rate", step=step + 1, value=solve_rate)
+        run.emit("metric", name="rollout_tokens_per_second", step=step + 1, value=engine.tokens / engine.seconds)
         run.emit("progress", done=draw + 1, total=draws, unit="draws", note=f"solved {solve_rate:.2f}")
 
 

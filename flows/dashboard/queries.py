@@ -8,6 +8,7 @@ from pathlib import Path
 
 POINTS = 400  # of a curve: about as many as a chart has pixels
 PAGE = 10  # texts on a page
+GROUPS_PAGE = 6  # groups of texts on a page
 FILE_ROWS = 20_000  # of a JSON Lines file: what can be searched and sorted while somebody waits
 
 # The newest runs: time, and how many of their stages are running, failed, stopped, reused. ()
@@ -36,17 +37,24 @@ QUALIFY row_number() OVER (PARTITION BY m.label ORDER BY m.attempt DESC, m.time 
 METRIC_NAMES = """
 SELECT name, count(*) AS points FROM metrics WHERE list_contains(?, execution) GROUP BY name ORDER BY name
 """
-# Each bucket of steps becomes one point: its last step, and the mean and the extremes (`low`, `high`) of its values.
+# Each bucket of steps becomes one point: its last step and when it was measured (`at`, seconds since the epoch), and
+# the mean and the extremes (`low`, `high`) of its values.
 # (executions, metric names, about how many points at most for each execution, metric and source)
 CURVES = """
 WITH chosen AS (
-    SELECT execution, name, coalesce(source, '') AS source, step, value FROM metrics
+    SELECT execution, name, coalesce(source, '') AS source, step, value, time FROM metrics
     WHERE list_contains(?, execution) AND list_contains(?, name) AND isfinite(value)),
 spans AS (SELECT name, min(step) AS lowest, greatest(1, max(step) - min(step)) AS span FROM chosen GROUP BY name)
 SELECT c.execution, c.name, c.source, max(c.step) AS step, avg(c.value) AS value,
-    min(c.value) AS low, max(c.value) AS high, count(*) AS points
+    min(c.value) AS low, max(c.value) AS high, count(*) AS points, epoch(max(c.time)) AS at
 FROM chosen c JOIN spans USING (name)
 GROUP BY c.execution, c.name, c.source, floor((c.step - lowest) * ? / span) ORDER BY ALL
+"""
+# How many tokens a training step has: its speed times its time. (executions)
+TOKENS_A_STEP = """
+SELECT s.execution, median(s.value * t.value) AS tokens
+FROM metrics s JOIN metrics t ON t.execution = s.execution AND t.step = s.step AND t.name = 'step_seconds'
+WHERE list_contains(?, s.execution) AND s.name = 'tokens_per_second' GROUP BY s.execution
 """
 # (executions)
 SAMPLE_SETS = """
@@ -57,9 +65,11 @@ WITH source AS ({source})
 SELECT "index", fields, count(*) OVER () AS total FROM source
 WHERE (? = '' OR contains(lower(fields::VARCHAR), lower(?))) AND {which} ORDER BY {order}, "index" LIMIT ? OFFSET ?
 """
-# Sources of `texts`: the samples of a set (executions, name of the set), and
-# the first lines of a JSON Lines file in the store (`file_pattern` of its path, number of lines).
+# Sources of `texts` and `groups`: the samples of a set (executions, name of the set), of those sets whose names begin
+# alike (executions, beginning), and the first lines of a JSON Lines file in the store (`file_pattern` of its path,
+# number of lines).
 SAMPLES = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND "set" = ?'
+SAMPLES_LIKE = 'SELECT "index", fields FROM samples WHERE list_contains(?, execution) AND starts_with("set", ?)'
 FILE_LINES = """
 SELECT row_number() OVER () - 1 AS "index", json AS fields
 FROM (SELECT json FROM read_ndjson_objects(?, ignore_errors = true) WHERE json IS NOT NULL LIMIT ?)
@@ -85,6 +95,10 @@ WHERE ? = '' OR kind = ? ORDER BY created DESC LIMIT ?
 ARTIFACTS_OF = """
 SELECT id, kind, stage, execution, facts, config FROM artifacts WHERE list_contains(?, execution) ORDER BY created, id
 """
+# (ids)
+CONFIGURATIONS = """
+SELECT id, coalesce(label, stage) AS label, config FROM artifacts WHERE list_contains(?, id) ORDER BY created, id
+"""
 # Newest first, with the label and configuration of the run that made each. ()
 # `label` names the stage that was evaluated; an evaluation of a checkpoint by name has none.
 EVALUATIONS = """
@@ -95,14 +109,7 @@ WHERE a.kind = 'evaluation' AND a.superseded = 0 GROUP BY ALL ORDER BY a.created
 SIZES = "SELECT kind, count(*) AS artifacts, sum(bytes) AS bytes FROM artifacts GROUP BY kind ORDER BY bytes DESC"
 
 # The orders of a list of texts: a fixed choice, because they become part of the SQL.
-ORDERS = {
-    "newest step first": "TRY_CAST(fields->>'step' AS BIGINT) DESC NULLS LAST",
-    "highest reward": "TRY_CAST(fields->>'reward' AS DOUBLE) DESC NULLS LAST",
-    "lowest reward": "TRY_CAST(fields->>'reward' AS DOUBLE) ASC NULLS LAST",
-    "largest advantage": "TRY_CAST(fields->>'advantage' AS DOUBLE) DESC NULLS LAST",
-    "longest": "TRY_CAST(fields->>'length' AS BIGINT) DESC NULLS LAST",
-    "as they came": '"index"',
-}
+ORDERS = {"as they came": '"index"', "longest": "TRY_CAST(fields->>'length' AS BIGINT) DESC NULLS LAST"}
 # The filters, a fixed choice as well.
 WHICH = {
     "any": "TRUE",
@@ -113,6 +120,47 @@ WHICH = {
     "strict and lenient differ": "fields->>'strict' <> fields->>'lenient'",
     "unfinished": "NOT TRY_CAST(fields->>'finished_thinking' AS BOOLEAN)",
 }
+# Texts with one prompt, of one round and step, are a group: `members` holds their fields. First the groups of a page
+# are chosen by their figures, so that only their texts are read. Parameters: those of the source, then step (twice; an
+# empty one: all), the text to find (twice), groups a page, first group.
+_GROUPS = """
+WITH source AS ({source}),
+read AS (
+    SELECT "index", fields, coalesce(fields->>'question', fields->>'prompt', '') AS prompt, {keys},
+        TRY_CAST(fields->>'reward' AS DOUBLE) AS reward, TRY_CAST(fields->>'length' AS BIGINT) AS length,
+        coalesce(TRY_CAST(fields->'parts'->>'correct' AS DOUBLE), TRY_CAST(fields->>'reward' AS DOUBLE)) AS correct
+    FROM source),
+grouped AS (
+    SELECT round, step, prompt, count(*) OVER () AS total,
+        row_number() OVER (ORDER BY {order}, min("index")) AS place FROM read
+    WHERE ? = '' OR step = TRY_CAST(? AS BIGINT)
+    GROUP BY round, step, prompt HAVING {which} AND (? = '' OR bool_or(contains(lower(fields::VARCHAR), lower(?))))
+    ORDER BY place LIMIT ? OFFSET ?)
+SELECT g.round, g.step, g.prompt, g.total, g.place,
+    list(r.fields ORDER BY r.reward DESC NULLS LAST, r."index") AS members
+FROM grouped g JOIN read r ON r.prompt = g.prompt AND r.step IS NOT DISTINCT FROM g.step
+    AND r.round IS NOT DISTINCT FROM g.round
+GROUP BY ALL ORDER BY g.place
+"""
+GROUP_ORDERS = {
+    "newest step first": "round DESC NULLS LAST, step DESC NULLS LAST",
+    "oldest step first": "round, step",
+    "highest reward": "avg(reward) DESC NULLS LAST",
+    "lowest reward": "avg(reward) ASC NULLS LAST",
+    "rewards most apart": "stddev_pop(reward) DESC NULLS LAST",
+    "longest": "max(length) DESC NULLS LAST",
+}
+GROUP_WHICH = {
+    "all groups": "TRUE",
+    "right and wrong": "min(correct) < 1 AND max(correct) >= 1",
+    "all right": "min(correct) >= 1",
+    "all wrong": "max(correct) < 1",
+    "with one cut off": "bool_or(TRY_CAST(fields->>'truncated' AS BOOLEAN))",
+}
+# Steps are shown as the charts count them, from 1: a rollout has the number of updates before it.
+_STEPS = "TRY_CAST(fields->>'round' AS BIGINT) + 1 AS round, TRY_CAST(fields->>'step' AS BIGINT) + 1 AS step"
+# Of what is sampled during pretraining, a prompt's texts of all steps are a group.
+_NO_STEPS = "NULL::BIGINT AS round, NULL::BIGINT AS step"
 
 
 def texts(source: str, order: str = "as they came", which: str = "any") -> str:
@@ -121,6 +169,13 @@ def texts(source: str, order: str = "as they came", which: str = "any") -> str:
     Its parameters are those of the source, then the text that they contain (any case) twice, rows a page, first row.
     """
     return _TEXTS.format(source=source, which=WHICH[which], order=ORDERS[order])
+
+
+def groups(source: str, order: str = "newest step first", which: str = "all groups", by_step: bool = True) -> str:
+    """SQL for a page of the groups of a `source`, in order, with their `total` number; see `_GROUPS`."""
+    keys = _STEPS if by_step else _NO_STEPS
+    ranked = GROUP_ORDERS[order]
+    return _GROUPS.format(source=source, which=GROUP_WHICH[which], order=ranked, keys=keys)
 
 
 def file_pattern(path: Path) -> str:

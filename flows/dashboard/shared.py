@@ -10,7 +10,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import streamlit as st
 
@@ -126,7 +126,13 @@ def choose_artifact(kind: str, label: str, key: str, most: int, first: Sequence[
 
 def lineage_link(artifact: str) -> str:
     """The address of an artifact's lineage, relative to any page."""
-    return f"lineage?artifact={quote(artifact, safe='')}"
+    return page_link("lineage", artifact=artifact)
+
+
+def page_link(address: str, **parameters: object) -> str:
+    """The address of a page with its choices, relative to any page; a parameter of None is left out."""
+    given = {name: str(value) for name, value in parameters.items() if value is not None}
+    return f"{address}?{urlencode(given, quote_via=quote, safe='')}"
 
 
 def show_text(text: str | None) -> None:

@@ -1,11 +1,14 @@
 """The lineage page: a graph from any artifact back to the first text."""
 
+import json
 from collections.abc import Sequence
 
 import streamlit as st
 
 from common.errors import ConfigError
-from flows.dashboard import queries, shared
+from common.text import size
+from configs.changes import differences
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.catalog import CatalogRow
 from store.mirror import open_store
@@ -27,9 +30,18 @@ def page(chosen: ChosenRun | None) -> None:
     every_edge = st.toggle("Every arrow", value=False, key="arrows", help="Also draw the arrows that a path implies.")
     st.graphviz_chart(graph(rows, every_edge), width="content")
     st.caption("Arrows point from an input to what was made from it. Calls are those to teachers and judges.")
-    table = [{**row, "lineage": shared.lineage_link(row["id"])} for row in {row["id"]: row for row in rows}.values()]
+    distinct = sorted({row["id"]: row for row in rows}.values(), key=lambda row: (row["depth"], row["id"]))
+    table = []
+    for row in distinct:
+        commit = row["commit"] or ""  # marked `-dirty` where the working tree differed from it
+        short = commit[:12] + ("-dirty" if commit.endswith("-dirty") else "")
+        link = shared.lineage_link(row["id"])
+        table.append({**row, "bytes": size(row["bytes"] or 0), "commit": short, "lineage": link})
     order = ("depth", "id", "stage", "created", "bytes", "calls", "commit", "lineage")
-    st.dataframe(table, hide_index=True, width="stretch", column_order=order, column_config=_COLUMNS)
+    st.dataframe(
+        table, hide_index=True, width="stretch", column_order=order, column_config=_COLUMNS, alt="What it was made from"
+    )
+    _settings_that_differ(picked, [row["id"] for row in rows], [row["id"] for row in artifacts])
     with st.expander("Facts, configuration and files of this artifact"):
         try:
             manifest = open_store().get(picked).manifest
@@ -41,11 +53,34 @@ def page(chosen: ChosenRun | None) -> None:
 
 _COLUMNS = {
     "depth": st.column_config.NumberColumn("steps back"),
-    "bytes": st.column_config.NumberColumn("size", format="bytes"),
+    "bytes": st.column_config.TextColumn("size"),
     "created": st.column_config.DatetimeColumn("made (UTC)", format="YYYY-MM-DD HH:mm:ss"),
     "calls": st.column_config.NumberColumn("calls", format="localized"),
     "lineage": st.column_config.LinkColumn("lineage", display_text="open"),
 }
+
+
+def _settings_that_differ(picked: str, made_from: list[str], artifacts: Sequence[str]) -> None:
+    """The settings, of all steps back to the first text, in which two artifacts differ; the other is chosen here."""
+    kind = picked.partition("/")[0]
+    others = [name for name in artifacts if name != picked and name.partition("/")[0] == kind]
+    st.subheader("Settings that differ")
+    if not others:
+        st.caption("There is no other artifact of this kind to compare with.")
+        return
+    other = st.selectbox("Compare with", others, index=None, placeholder="an artifact of the same kind", key="with")
+    if other is None:
+        return
+    sides = [made_from, [row["id"] for row in shared.ask(LINEAGE_WITH_CALLS, other)]]
+    settings = [
+        {row["label"]: json.loads(row["config"] or "{}") for row in shared.ask(queries.CONFIGURATIONS, ids)}
+        for ids in sides
+    ]
+    rows = [(change.field, json.dumps(change.before), json.dumps(change.after)) for change in differences(*settings)]
+    if rows:
+        cards.show([cards.table(("step and setting", picked, other), rows)])
+    else:
+        st.caption("None: they were made with the same settings.")
 
 
 def _choose_artifact(names: list[str]) -> str:

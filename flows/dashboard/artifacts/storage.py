@@ -1,12 +1,15 @@
 """The storage page: disk usage of the store by artifact kind and by folder, and a list of the artifacts."""
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from common.text import size
-from flows.dashboard import queries, shared
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from store.mirror import open_store
 
@@ -31,41 +34,49 @@ def page(chosen: ChosenRun | None) -> None:
         st.caption("The store is empty.")
         return
     st.text(str(store.root))
-    sizes = shared.ask(queries.SIZES)
+    sizes, folders = shared.ask(queries.SIZES), _folder_sizes(str(store.root))
+    artifacts, rest = sum(row["bytes"] or 0 for row in sizes), sum(row["bytes"] for row in folders)
+    free = shutil.disk_usage(store.root).free
+    totals = {"in all": artifacts + rest, "artifacts": artifacts, "everything else": rest, "disk free": free}
+    for column, (title, count) in zip(st.columns(len(totals)), totals.items(), strict=True):
+        column.metric(title, size(count))
     left, right = st.columns(2, gap="large")
+    kinds_rows = ((row["kind"], f"{row['artifacts']:,}", size(row["bytes"] or 0)) for row in sizes)
     with left:
-        st.metric("artifacts", size(sum(row["bytes"] or 0 for row in sizes)))
-        st.dataframe(sizes, hide_index=True, width="stretch", height="content", column_config=_COLUMNS)
+        cards.show([cards.table(("kind", "artifacts", "size"), kinds_rows, "Artifacts by kind")])
     with right:
-        folders = _folder_sizes(str(store.root))
-        st.metric("everything else", size(sum(row["bytes"] for row in folders)))
-        st.dataframe(folders, hide_index=True, width="stretch", height="content", column_config=_COLUMNS)
+        rows = ((row["folder"], size(row["bytes"]), row["what"]) for row in folders)
+        cards.show([cards.table(("folder", "size", "what it is"), rows, "Everything else")])
     st.subheader("Artifacts")
-    kinds = ["", *sorted(row["kind"] for row in sizes)]
-    kind = st.selectbox("Kind", kinds, format_func=lambda kind: kind or "all kinds", key="kind")
-    artifacts = shared.ask(queries.ARTIFACTS, kind, kind, MAX_ARTIFACTS)
-    rows = [{**row, "lineage": shared.lineage_link(row["id"])} for row in artifacts]
-    st.dataframe(rows, hide_index=True, width="stretch", column_config=_COLUMNS, column_order=_ORDER)
-    st.caption("`nautile store gc --dry-run` lists what can be removed; `nautile store verify` checks every file.")
+    kinds = ["all kinds", *sorted(row["kind"] for row in sizes)]
+    kind = st.selectbox("Kind", kinds, key="kind", bind="query-params")
+    wanted = "" if kind == "all kinds" else kind
+    listed = shared.ask(queries.ARTIFACTS, wanted, wanted, MAX_ARTIFACTS)
+    table = pd.DataFrame([{**row, "lineage": shared.lineage_link(row["id"])} for row in listed], columns=_ORDER)
+    table["replaced"] = table["replaced"].map({True: "yes", False: ""})
+    # Shown in the units of the page, sorted as numbers.
+    shown = table.style.format({"bytes": size, "file_count": "{:,}"})
+    st.dataframe(shown, hide_index=True, width="stretch", column_config=_COLUMNS, alt="The artifacts of the store")
+    st.caption(
+        "Replaced: a later forced run made it again. `nautile store gc --dry-run` lists what can be removed; "
+        "`nautile store verify` checks every file."
+    )
 
 
-_ORDER = ("id", "kind", "stage", "created", "bytes", "file_count", "replaced", "lineage", "run")
+_ORDER = ("id", "stage", "created", "bytes", "file_count", "replaced", "lineage", "run")
 _COLUMNS = {
-    "bytes": st.column_config.NumberColumn("size", format="bytes"),
-    "artifacts": st.column_config.NumberColumn("artifacts", format="localized"),
+    "id": st.column_config.TextColumn("artifact"),
+    "bytes": st.column_config.NumberColumn("size"),
     "created": st.column_config.DatetimeColumn("made (UTC)", format="YYYY-MM-DD HH:mm:ss"),
-    "file_count": st.column_config.NumberColumn("files", format="localized"),
-    "replaced": st.column_config.CheckboxColumn(
-        "replaced", help="A later forced run replaced it; `nautile store gc` removes it."
-    ),
+    "file_count": st.column_config.NumberColumn("files"),
     "lineage": st.column_config.LinkColumn("lineage", display_text="open"),
 }
 
 
 @st.cache_data(ttl=CACHE_S, show_spinner=False)
-def _folder_sizes(root: str) -> list[dict[str, object]]:
+def _folder_sizes(root: str) -> list[dict[str, Any]]:
     """A row for each folder of the store other than the artifacts, with its size, and for the catalog."""
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for name, what in FOLDERS.items():
         if (Path(root) / name).is_dir():
             total, complete = _size_of(Path(root) / name)

@@ -1,23 +1,24 @@
-"""The evaluations page: Tables 1 and 2 with the paper's figures, each benchmark's history, and samples."""
+"""The evaluations page: Tables 1 and 2 with the paper's figures, each benchmark's history, and the problems."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
 from common.errors import ConfigError
 from common.files import read_json
-from evals.tables.results import ResultTable, table_1, table_2
-from flows.dashboard import queries, shared
+from evals.tables.results import MISSING, ResultTable, table_1, table_2
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
 from store.mirror import open_store
 
-VERDICTS = {True: "right", False: "wrong", None: "not asked"}
 WHICH = ("any", "right", "wrong", "strict and lenient differ", "unfinished")
 STAGES = ("pretrain", "align", "reason", "self_distill")
 
@@ -33,20 +34,31 @@ def page(chosen: ChosenRun | None) -> None:
     by_stage = {labels[row["execution"]].partition(":")[2]: row for row in evaluations if row["execution"] in labels}
     scores = {stage: by_stage[stage]["scores"] for stage in STAGES if stage in by_stage}
     if scores:
-        _show_table(table_1(scores))
+        _show_table(measured_only(table_1(scores)))
     else:
-        st.caption("This run has no evaluation yet.")
+        st.caption("This run has no evaluation yet; those of the store are below.")
+    own = {stage: by_stage[stage] for stage in (*STAGES, *sorted(by_stage)) if stage in by_stage}
+    named = {f"{stage} · {row['id']}": row for stage, row in own.items()} or {row["id"]: row for row in evaluations}
+    if own:
+        with st.container(horizontal=True):
+            for name, stage in zip(named, own, strict=True):
+                run = chosen.run if chosen else None
+                st.link_button(f"Problems after {stage}", shared.page_link("evaluations", run=run, evaluation=name))
     st.subheader("Benchmarks over time")
-    st.caption("Strict accuracy with its 95 % interval after each stage. Dashed: chance level.")
+    st.caption(
+        "Strict accuracy with its 95 % interval. A line joins the stages of one run; runs, whose "
+        "configurations may differ, are never joined. Dashed: chance level. A click on a point opens its problems."
+    )
     _history(evaluations)
-    rows = {row["id"]: row for row in by_stage.values() or evaluations}
-    stages = {row["id"]: stage for stage, row in by_stage.items()}
-    titles = {name: " · ".join(part for part in (stages.get(name), name) if part) for name in rows}
-    picked = st.selectbox("Evaluation", list(rows), format_func=lambda name: titles.get(name, name), key="evaluation")
-    row = rows.get(picked) or next(iter(rows.values()))
-    _show_table(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]}))
+    requested = st.query_params.get("evaluation", "")
+    named |= {row["id"]: row for row in evaluations if requested == row["id"]}  # of another run, by its address
+    st.subheader("Problems")
+    picked = st.selectbox("Evaluation", list(named), key="evaluation", bind="query-params")
+    row = named.get(picked) or next(iter(named.values()))
+    with st.expander("This evaluation beside the paper's Table 2"):
+        _show_table(measured_only(table_2({str(row["scores"].get("model") or row["id"]): row["scores"]})))
     st.link_button("Where these scores come from", shared.lineage_link(row["id"]))
-    _samples(row)
+    _problems(row)
 
 
 def _scores_of(artifact: str) -> dict[str, Any]:
@@ -62,14 +74,36 @@ def _read_scores(folder: str) -> dict[str, Any]:
     return read_json(Path(folder) / "scores.json") or {}
 
 
+def measured_only(table: ResultTable) -> ResultTable:
+    """The table without columns that are empty in every row, and without rows that we have measured nothing of.
+
+    What is left out is named in a note: missing is not zero, and it is not hidden either.
+    """
+    ours = [place for place, name in enumerate(table.columns) if name not in _NOT_OURS and not name.startswith("Paper")]
+    first = ours[1] if len(ours) > 1 else 0
+    rows = [row for row in table.rows if row[first] not in (MISSING, "")]
+    left_out = [row[0] for row in table.rows if row not in rows]
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if place == 0 or not rows or any(row[place] not in (MISSING, "") for row in rows)
+    ]
+    notes = (*table.notes, f"Not measured: {', '.join(left_out)}.") if left_out else table.notes
+    return replace(
+        table,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in rows),
+        notes=notes,
+    )
+
+
+_NOT_OURS = ("Gain", "Difference", "What differs", "n", "Lenient")
+
+
 def _show_table(table: ResultTable) -> None:
-    """A table of the paper as a grid, whose cells are never markup, with its notes."""
+    """A table of the paper, whose cells wrap, with its notes."""
     st.subheader(table.title)
-    columns: list[str] = []
-    for name in table.columns:
-        columns.append(f"{name} ({columns[-1]})" if name in columns else name)
-    rows = [dict(zip(columns, row, strict=True)) for row in table.rows]
-    st.dataframe(rows, hide_index=True, width="stretch", height="content")
+    cards.show([cards.table(table.columns, table.rows)])
     for note in table.notes:
         st.caption(shared.escaped(note))
 
@@ -80,6 +114,8 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
         {
             "benchmark": name,
             "evaluation": row["id"],
+            "run": row["run"] or row["id"],
+            "configuration": row["config"] or "not of a run",
             "made": row["created"],
             "after": (row["label"] or "").partition(":")[2] or "no stage",
             "title": f"{score['title']} (stand-in)" if score.get("stand_in") else score["title"],
@@ -89,6 +125,7 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
             "high": score["interval"][1],
             "chance": score.get("chance") or None,
             "n": score["n"],
+            "link": shared.page_link("evaluations", evaluation=row["id"]),
         }
         for row in evaluations
         for name, score in row["scores"].get("benchmarks", {}).items()
@@ -104,65 +141,70 @@ def _history(evaluations: Sequence[CatalogRow]) -> None:
             st.markdown(f"##### {shared.escaped(own[0]['title'])}")
             if own[0]["stand_in"]:
                 st.caption(f"Stand-in: {shared.escaped(own[0]['stand_in'])}")
-            st.altair_chart(history(own), width="stretch")
+            newest = max(own, key=lambda point: point["made"])
+            alt_text = f"{newest['title']}: {len(own)} evaluations, the newest {newest['accuracy']:.1%}"
+            st.altair_chart(history(own), width="stretch", alt=alt_text)
 
 
 def history(points: Sequence[CatalogRow]) -> alt.LayerChart:
-    """The history of one benchmark: a line with intervals for each stage after which it was measured."""
+    """The history of one benchmark: a point with its interval for each evaluation, the stages of a run joined."""
     percent = alt.Axis(format="%", title="accuracy, strict")
     table = pd.DataFrame(points).sort_values("made")
-    # Evaluations are spaced evenly in their order: on a time scale those of one run would overlap.
-    table["when"] = pd.to_datetime(table["made"]).dt.strftime("%b %d %H:%M:%S")
-    times = list(dict.fromkeys(table["when"]))
-    time_axis = alt.X("when:O", sort=times, title="evaluated (UTC)", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    table["made"] = pd.to_datetime(table["made"])
+    time_axis = alt.X(
+        "made:T",
+        title="evaluated (UTC)",
+        axis=alt.Axis(format="%d %b %H:%M", labelAngle=0, labelOverlap=True, tickCount=4),
+        scale=alt.Scale(type="utc", padding=16),
+    )
     legend = alt.Legend(orient="bottom", title=None, symbolOpacity=1, columns=4)
     colors = alt.Color("after:N", sort=list(STAGES), legend=legend, scale=alt.Scale(scheme="tableau10"))
-    base = alt.Chart(table).encode(x=time_axis, color=colors)
-    bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q")
+    base = alt.Chart(table).encode(x=time_axis)
+    line = base.mark_line(opacity=0.4, color="#888888").encode(y="accuracy:Q", detail="run:N")
+    bars = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q", axis=percent), y2="high:Q", color=colors)
     tooltip = [
-        alt.Tooltip(f"{name}:{kind}", **{"format": form} if form else {})
-        for name, kind, form in (
-            ("evaluation", "N", ""),
-            ("after", "N", ""),
-            ("accuracy", "Q", ".1%"),
-            ("low", "Q", ".1%"),
-            ("high", "Q", ".1%"),
-            ("n", "Q", ",d"),
-        )
+        *(f"{name}:N" for name in ("evaluation", "configuration", "after")),
+        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in ("accuracy", "low", "high")),
+        alt.Tooltip("n:Q", format=",d"),
     ]
-    dots = base.mark_point(filled=True, size=60).encode(y="accuracy:Q", tooltip=tooltip)
-    line = base.mark_line(opacity=0.4).encode(y="accuracy:Q")
+    dots = base.mark_point(filled=True, size=70, opacity=1)
+    linked = {"href": "link:N"} if "link" in table else {}
     chance = alt.Chart(table).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="max(chance):Q")
-    return alt.layer(bars, line, dots, chance).properties(height=300)
+    marks = dots.encode(y="accuracy:Q", tooltip=tooltip, color=colors, **linked)
+    return alt.layer(line, bars, marks, chance).properties(height=300)
 
 
-def _samples(row: CatalogRow) -> None:
+def _problems(row: CatalogRow) -> None:
     counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [row["execution"]])}
     if not counts:
+        st.caption("Its problems are not in this store's catalog.")
         return
-    st.subheader("Samples")
     left, middle, right = st.columns([1, 1, 2])
-    name = left.selectbox(
-        "Benchmark", list(counts), format_func=lambda name: f"{name} ({counts.get(name, 0):,})", key="of"
-    )
-    which = middle.selectbox("Verdict", WHICH, key="verdict")
-    search = right.text_input("Search", placeholder="any text in the record", key="search-evaluation")
+    name = left.selectbox("Benchmark", list(counts), key="benchmark", bind="query-params")
+    which = middle.selectbox("Verdict", WHICH, key="verdict", bind="query-params")
+    search = right.text_input("Search", placeholder="any text in the record", key="search", bind="query-params")
+
+    def show(rows: Sequence[CatalogRow]) -> None:
+        cards.show(_problem(samples.fields_of(row["fields"])) for row in rows)
+
     sql = queries.texts(queries.SAMPLES, which=which)
-    samples.show_pages("evaluation", _show_sample, sql, [row["execution"]], name, search, search)
+    samples.show_pages("evaluation", show, sql, [row["execution"]], name, search, search)
 
 
-def _show_sample(fields: dict[str, Any]) -> None:
-    strict, lenient = (VERDICTS.get(fields.get(name), "unclear") for name in ("strict", "lenient"))
-    st.text(f"strict: {strict} · lenient: {lenient} · problem: {fields.get('problem') or 'none'}")
-    shared.show_text(fields.get("prompt"))
-    reasoning, answer = shared.split_thinking(str(fields.get("output") or ""))
-    left, middle, right = st.columns([3, 2, 1])
-    with left:
-        st.caption("reasoning")
-        shared.show_text(reasoning if reasoning is not None else answer)
-    with middle:
-        st.caption("answer" if reasoning is not None else "no answer: the thinking does not end")
-        shared.show_text(answer if reasoning is not None else "")
-    with right:
-        st.caption("expected")
-        shared.show_text(str(fields.get("expected")))
+def _problem(fields: dict[str, Any]) -> Markup:
+    """A problem with what was asked, what was answered and what was expected."""
+    strict, lenient = (fields.get(name) for name in ("strict", "lenient"))
+    right = strict if isinstance(strict, bool) else None
+    verdict = {True: "right", False: "wrong", None: "not graded"}[right]
+    facts = [str(fields[name]) for name in ("category", "id") if fields.get(name)]
+    about = [f"expected {fields.get('expected')}"]
+    about += [f"read as {fields['parsed']}"] if fields.get("parsed") is not None else ["no answer was read"]
+    about += ["right where the last candidate counts"] if lenient is True and right is False else []
+    about += [str(fields["problem"])] if fields.get("problem") else []
+    about += ["cut off at the limit"] if fields.get("truncated") is True else []
+    if fields.get("way") == "likelihood" and isinstance(fields.get("logprobs"), list):
+        options = zip(map(str, fields.get("options") or ()), fields["logprobs"], strict=False)
+        choices = cards.table(("choice", "log-probability"), ((text, f"{value:.2f}") for text, value in options))
+        return cards.group(facts, fields.get("prompt"), [cards.card(right, verdict, about, [choices])])
+    blocks = cards.reply_blocks(str(fields.get("output") or ""))
+    return cards.group(facts, fields.get("prompt"), [cards.card(right, verdict, about, blocks)])

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from common.text import dollars
-from flows.dashboard import queries, shared
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
 from flows.dashboard.training import samples
 from store.catalog import CatalogRow
@@ -42,26 +42,32 @@ def _cost(executions: list[str], section: dict[str, Any]) -> None:
     columns[0].metric("paid", dollars(sum(costs)) if costs else "not known", more, delta_color="off")
     columns[1].metric("budget", dollars(budget) if budget else "no limit")
     columns[2].metric("attempts", f"{sum(row['attempts'] for row in rows):,}")
-    columns[3].metric("tokens written", f"{sum(row['tokens_out'] or 0 for row in rows):,}")
+    columns[3].metric("completion tokens", f"{sum(row['tokens_out'] or 0 for row in rows):,}")
     if budget and costs:
         st.progress(min(1.0, sum(costs) / budget), text=f"{sum(costs) / budget:.0%} of the budget")
     if any(costs):
         st.markdown("##### Cost by teacher")
         st.altair_chart(cost_chart(rows, budget), width="stretch")
-    st.dataframe(rows, hide_index=True, width="stretch", column_config=_CALLS)
-    with st.expander("Calls by status"):
-        st.dataframe(shared.ask(queries.CALL_STATUSES, executions), hide_index=True, width="stretch")
+    st.dataframe(rows, hide_index=True, width="stretch", column_config=_CALLS, alt="Calls by stage and endpoint")
+    with st.expander("Attempts by status"):
+        statuses = shared.ask(queries.CALL_STATUSES, executions)
+        counts = ((row["endpoint"], row["status"], f"{row['attempts']:,}") for row in statuses)
+        cards.show([cards.table(("endpoint", "status", "attempts"), counts)])
 
 
 _CALLS = {
     **{
         name: st.column_config.NumberColumn(title, format="localized")
-        for name, title in (("attempts", "attempts"), ("tokens_in", "tokens read"), ("tokens_out", "tokens written"))
+        for name, title in (
+            ("attempts", "attempts"),
+            ("tokens_in", "prompt tokens"),
+            ("tokens_out", "completion tokens"),
+        )
     },
     "remembered": st.column_config.NumberColumn("cached", help="Answered from the reply cache, without a call."),
     "dollars": st.column_config.NumberColumn("cost, $", format="%.4f"),
     "unknown_dollars": st.column_config.NumberColumn(
-        "perhaps, $", format="%.4f", help="The most that replies may have cost that were cut, late or unreadable."
+        "not certain, $", format="%.4f", help="The most that replies may have cost that were cut, late or unreadable."
     ),
     "median_s": st.column_config.NumberColumn("median, s", format="%.2f"),
     "p95_s": st.column_config.NumberColumn("95th percentile, s", format="%.2f"),

@@ -1,130 +1,161 @@
-"""A browser for texts: rollouts, traces, training samples, distilled documents. Searched and sorted in SQL.
+"""A browser for texts: groups of rollouts, traces, training samples, distilled documents. Searched and sorted in SQL.
 
 While a stage runs, its samples are in the catalog; once its artifacts are published, their files can be read too.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from markupsafe import Markup
 
 from common.errors import ConfigError
-from flows.dashboard import queries, shared
+from flows.dashboard import cards, queries, shared
 from flows.dashboard.shared import ChosenRun
+from store.catalog import CatalogRow
 from store.mirror import open_store
 
 Fields = dict[str, Any]
 KINDS = ("rollouts", "traces", "documents")
-ROLLOUT_ORDERS = tuple(queries.ORDERS)
-NUMBERS = ("step", "round", "task", "source", "reward", "advantage", "length", "solve_rate", "truncated", "expected")
-
-
-@dataclass(frozen=True)
-class TextBrowser:
-    """What one browser shows: the stages, the choices it offers, and how it draws a record.
-
-    empty: the caption without any text; which: the filters to choose from, none without.
-    """
-
-    name: str
-    stages: tuple[str, ...]
-    empty: str
-    show: Callable[[Fields], None]
-    orders: tuple[str, ...] = ROLLOUT_ORDERS
-    which: tuple[str, ...] = ()
+REINFORCED = ("align", "reason", "self_distill")
+PARTS = {"reason": ("reasoning", 5), "answer": ("answer", 5), "follow": ("task", 5), "overall": ("overall", 100)}
+SAMPLED = "pretrain"  # its sample sets are named by their step: pretrain-200
 
 
 def rollouts(chosen: ChosenRun | None) -> None:
-    """Completions of the reinforcement stages, and the traces of the last one."""
+    """Completions of the reinforcement stages as groups, and the traces of the last one."""
     st.title("Rollouts and traces")
-    stages = ("align", "reason", "self_distill")
-    browse(chosen, TextBrowser("rollouts", stages, "No rollouts in this run yet.", _show_rollout))
+    choice = _choose_set(chosen, REINFORCED)
+    if choice is None:
+        st.caption("No rollouts in this run yet.")
+        return
+    execution, name = choice
+    first, second, third, fourth = st.columns([2, 2, 1, 3])
+    order = first.selectbox("Order", queries.GROUP_ORDERS, key="order", bind="query-params")
+    which = second.selectbox("Which", queries.GROUP_WHICH, key="which", bind="query-params")
+    step = third.text_input("Step", placeholder="all", key="step", bind="query-params").strip()
+    search = fourth.text_input("Search", placeholder="any text in the group", key="search", bind="query-params")
+    if step and not step.isdigit():
+        st.warning(f"Step {shared.escaped(step)} is no whole number; all steps are shown.")
+        step = ""
+    source, parameters, files = _source(execution, name)
+    sql = queries.groups(source, order, which)
+    st.caption(
+        "A group is one prompt with its answers, the best first. Advantage: the reward above the group's mean, "
+        "which is what the policy learns from. Steps are counted as in the charts."
+    )
+    show_pages("rollouts", _show_groups, sql, *parameters, step, step, search, search, files=files, unit="groups")
 
 
 def training_samples(chosen: ChosenRun | None) -> None:
-    """What the model generated during pretraining."""
+    """What the model generated during pretraining: each prompt with the texts of every step."""
     st.title("Training samples")
-    empty = "No samples in this run yet: `pretrain.sample_every` sets when they are taken."
-    orders = ("as they came", "newest step first")
-    browse(chosen, TextBrowser("samples", ("pretrain",), empty, _show_rollout, orders))
+    executions = chosen.executions(SAMPLED) if chosen else []
+    sets = [row["set"] for row in shared.ask(queries.SAMPLE_SETS, executions)] if executions else []
+    if not sets:
+        st.caption("No samples in this run yet: `pretrain.sample_every` sets when they are taken.")
+        return
+    left, right = st.columns([1, 3])
+    steps = sorted({int(digits) for name in sets if (digits := name.rpartition("-")[2]).isdigit()})
+    step = left.text_input("Up to step", placeholder="all", key="step", bind="query-params").strip()
+    search = right.text_input("Search", placeholder="any text in the record", key="search", bind="query-params")
+    last = max((at for at in steps if step.isdigit() and at <= int(step)), default=None)
+    st.caption(
+        "Samples were taken after step " + ", ".join(f"{at:,}" for at in steps) + "."
+        if last is None
+        else f"The samples of step {last:,}, the last before step {step}."
+    )
+
+    def show(rows: Sequence[CatalogRow]) -> None:
+        cards.show(_sample_group(row, last) for row in rows)
+
+    sql = queries.groups(queries.SAMPLES_LIKE, "oldest step first", by_step=False)
+    parameters = (executions, f"{SAMPLED}-", "", "", search, search)
+    show_pages("samples", show, sql, *parameters, unit="prompts")
 
 
 def documents(chosen: ChosenRun) -> None:
     """Distilled documents, and the rejected ones with their reasons."""
-    empty, which = "No documents in this run yet.", ("any", "rejected", "kept")
-    browse(chosen, TextBrowser("documents", ("distill",), empty, _show_document, ("as they came",), which))
-
-
-def browse(chosen: ChosenRun | None, browser: TextBrowser) -> None:
-    """Draw the choice of stage and set, the search, and a page of records."""
-    rows = [row for row in chosen.stages if row["stage"] in browser.stages and row["execution"]] if chosen else []
-    sets = {row["execution"]: _sets(row["execution"]) for row in rows}
-    labels = {row["execution"]: shared.escaped(row["label"]) for row in rows if sets[row["execution"]]}
-    if not labels:
-        st.caption(browser.empty)
+    choice = _choose_set(chosen, ("distill",))
+    if choice is None:
+        st.caption("No documents in this run yet.")
         return
-    first = next(iter(labels))
-    picked = st.segmented_control(
-        "Stage",
-        list(labels),
-        format_func=lambda execution: labels.get(execution, execution),
-        default=first,
-        key=f"stage-{browser.name}",
-    )
-    execution = picked if picked in labels else first
-    columns = st.columns([2, 2, 2, 3] if browser.which else [2, 2, 3])
-    titles = sets[execution]
-    name = columns[0].selectbox(
-        "Set", list(titles), format_func=lambda name: titles.get(name, name), key=f"set-{execution}"
-    )
-    order = columns[1].selectbox("Order", browser.orders, key=f"order-{browser.name}")
-    which = columns[2].selectbox("Which", browser.which, key=f"which-{browser.name}") if browser.which else "any"
-    search = columns[-1].text_input("Search", placeholder="any text in the record", key=f"search-{browser.name}")
-    path = _files(execution).get(name)
-    if path:
-        source, parameters = queries.FILE_LINES, (queries.file_pattern(path), queries.FILE_ROWS)
-    else:
-        source, parameters = queries.SAMPLES, ([execution], name)
-    sql = queries.texts(source, order, which)
-    show_pages(browser.name, browser.show, sql, *parameters, search, search, files=path is not None)
+    left, right = st.columns([1, 3])
+    which = left.selectbox("Which", ("any", "rejected", "kept"), key="which", bind="query-params")
+    search = right.text_input("Search", placeholder="any text in the record", key="search", bind="query-params")
+    source, parameters, files = _source(*choice)
+
+    def show(rows: Sequence[CatalogRow]) -> None:
+        cards.show(_document(fields_of(row["fields"])) for row in rows)
+
+    show_pages("documents", show, queries.texts(source, which=which), *parameters, search, search, files=files)
 
 
-def show_pages(name: str, show: Callable[[Fields], None], sql: str, *parameters: Any, files: bool = False) -> None:
-    """Draw one page of the texts of `queries.texts`, with buttons to turn it. A changed query starts at the first."""
+def show_pages(
+    name: str,
+    show: Callable[[Sequence[CatalogRow]], None],
+    sql: str,
+    *parameters: Any,
+    files: bool = False,
+    unit: str = "texts",
+) -> None:
+    """Draw one page of `queries.texts` or `queries.groups`, with buttons to turn it. A changed query starts at the
+    first."""
     key, identity = f"page-{name}", (sql, repr(parameters))
+    size = queries.GROUPS_PAGE if unit != "texts" else queries.PAGE
     page = int(st.session_state[key][1]) if st.session_state.get(key, (None, 0))[0] == identity else 0
-    rows = shared.ask(sql, *parameters, queries.PAGE, page * queries.PAGE, files=files)
+    rows = shared.ask(sql, *parameters, size, page * size, files=files)
     if not rows and page:  # there are fewer texts than before
         page = 0
-        rows = shared.ask(sql, *parameters, queries.PAGE, 0, files=files)
+        rows = shared.ask(sql, *parameters, size, 0, files=files)
     count = rows[0]["total"] if rows else 0
-    last = max(1, -(-count // queries.PAGE))
-    left, middle, right = st.columns([1, 4, 1], vertical_alignment="center")
-    middle.caption(f"{count:,} texts, page {page + 1:,} of {last:,}")
-    step = int(right.button("Next", disabled=page + 1 >= last, key=f"later-{name}", width="stretch"))
-    step -= int(left.button("Previous", disabled=page == 0, key=f"earlier-{name}", width="stretch"))
-    if step:
-        st.session_state[key] = (identity, page + step)
+    last = max(1, -(-count // size))
+    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
+        before = st.button("Previous", disabled=page == 0, key=f"earlier-{name}")
+        st.caption(f"{count:,} {unit}, page {page + 1:,} of {last:,}", width="content")
+        after = st.button("Next", disabled=page + 1 >= last, key=f"later-{name}")
+    if before or after:
+        st.session_state[key] = (identity, page + int(after) - int(before))
         st.rerun(scope="fragment")
+    if rows:
+        show(rows)
+
+
+def fields_of(text: str) -> Fields:
+    """A record's fields; a text that is no object is shown as it is."""
+    fields = json.loads(text)
+    return fields if isinstance(fields, dict) else {"text": json.dumps(fields)}
+
+
+def _choose_set(chosen: ChosenRun | None, stages: Sequence[str]) -> tuple[str, str] | None:
+    """The execution and the set or file of texts, as chosen on the page; None if there is none."""
+    rows = [row for row in chosen.stages if row["stage"] in stages and row["execution"]] if chosen else []
+    sets = {}
     for row in rows:
-        fields = json.loads(row["fields"])
-        with st.container(border=True):
-            show(fields if isinstance(fields, dict) else {"text": json.dumps(fields)})
+        execution = row["execution"]
+        counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [execution])}
+        sets[row["label"]] = {name: f"{name} ({count:,})" for name, count in counts.items()}
+        sets[row["label"]] |= {name: f"file {name}" for name in _files(execution)}
+    by_label = {row["label"]: row["execution"] for row in rows if sets[row["label"]]}
+    if not by_label:
+        return None
+    label = next(iter(by_label))
+    left, right = st.columns([2, 3]) if len(by_label) > 1 else (None, st)
+    if left is not None:
+        picked = left.segmented_control("Stage", list(by_label), default=label, key="stage", bind="query-params")
+        label = picked if picked in by_label else label
+    titles = sets[label]
+    name = right.selectbox("Set", list(titles), format_func=lambda name: titles.get(name, name), key=f"set-{label}")
+    return by_label[label], name if name in titles else next(iter(titles))
 
 
-def _sets(execution: str) -> dict[str, str]:
-    """Name -> title of the sample sets and files of an execution, numbered sets latest first."""
-    counts = {row["set"]: row["texts"] for row in shared.ask(queries.SAMPLE_SETS, [execution])}
-
-    def number(name: str) -> tuple[str, int]:
-        stem, _, digits = name.rpartition("-")
-        return (stem, int(digits)) if digits.isdigit() else (name, -1)
-
-    sets = {name: f"{name} ({counts[name]:,})" for name in sorted(counts, key=number, reverse=True)}
-    return sets | {name: f"file {name}" for name in _files(execution)}
+def _source(execution: str, name: str) -> tuple[str, tuple[Any, ...], bool]:
+    """SQL of a set or file of texts, its parameters, and whether it reads a file."""
+    if path := _files(execution).get(name):
+        return queries.FILE_LINES, (queries.file_pattern(path), queries.FILE_ROWS), True
+    return queries.SAMPLES, ([execution], name), False
 
 
 def _files(execution: str) -> dict[str, Path]:
@@ -140,38 +171,85 @@ def _files(execution: str) -> dict[str, Path]:
     return files
 
 
-def _show_rollout(fields: Fields) -> None:
-    numbers = [(name, fields[name]) for name in NUMBERS if fields.get(name) is not None]
-    values = [f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in numbers]
+def _show_groups(rows: Sequence[CatalogRow]) -> None:
+    cards.show(_rollout_group(row) for row in rows)
+
+
+def _rollout_group(row: CatalogRow) -> Markup:
+    """The card of a group: what it is of, the prompt once, and its answers; equal ones are one card."""
+    members = [fields_of(text) for text in row["members"]]
+    distinct: dict[tuple[Any, ...], list[Fields]] = {}
+    for fields in members:
+        distinct.setdefault((fields.get("text"), fields.get("reward")), []).append(fields)
+    graded = [right for fields in members if (right := _right(fields)) is not None]
+    rewards = [reward for fields in members if (reward := cards.number(fields, "reward")) is not None]
+    facts = [f"round {row['round']:,}"] if row["round"] is not None else []
+    facts += [f"step {row['step']:,}"] if row["step"] is not None else []
+    facts += [str(members[0][name]) for name in ("task",) if members[0].get(name)]
+    facts += [f"expected {members[0]['expected']}"] if members[0].get("expected") is not None else []
+    facts += [f"{sum(graded):,} of {len(graded):,} right"] if graded else []
+    facts += [f"mean reward {sum(rewards) / len(rewards):.2f} of 1"] if rewards else ["no rewards"]
+    answers = (_rollout(same[0], len(same)) for same in distinct.values())
+    return cards.group(facts, row["prompt"], answers)
+
+
+def _right(fields: Fields) -> bool | None:
+    """Whether the answer was graded right. Where there are no marks, the reward is that verdict: 0 or 1."""
     parts = fields.get("parts")
-    values += [f"{name} {value}" for name, value in (parts if isinstance(parts, dict) else {}).items()]
-    st.text(" · ".join(values))
-    shared.show_text(fields.get("question") or fields.get("prompt") or "")
-    reasoning, answer = shared.split_thinking(str(fields.get("text") or ""))
-    if reasoning is None:
-        st.caption("text (its thinking does not end)")
-        shared.show_text(answer)
-        return
-    _side_by_side(reasoning, answer)
+    value = cards.number(parts, "correct") if isinstance(parts, dict) else None
+    if value is None and not (isinstance(parts, dict) and parts):
+        value = cards.number(fields, "reward")
+    return None if value not in (0, 1) else bool(value)
 
 
-def _show_document(fields: Fields) -> None:
+def _rollout(fields: Fields, times: int) -> Markup:
+    right = _right(fields)
+    reward, advantage = cards.number(fields, "reward"), cards.number(fields, "advantage")
+    length = cards.number(fields, "length")
+    verdict = {True: "right", False: "wrong", None: "not graded"}[right]
+    facts = [f"{times:,} the same"] if times > 1 else []
+    facts.append("no score" if reward is None else f"reward {reward:.2f} of 1")
+    facts += [] if advantage is None else [f"advantage {advantage:+.2f}"]
+    facts += [] if length is None else [f"{length:,.0f} tokens"]
+    facts += ["cut off at the limit"] if fields.get("truncated") is True else []
+    parts = fields["parts"] if isinstance(fields.get("parts"), dict) else {}
+    marks = [
+        f"{title} {value:g} of {most}"
+        for name, (title, most) in PARTS.items()
+        if (value := cards.number(parts, name)) is not None
+    ]
+    line = [Markup('<p class="facts">marks: {}</p>').format(", ".join(marks))] if marks else []
+    return cards.card(right, verdict, facts, [*line, *cards.reply_blocks(str(fields.get("text") or ""))])
+
+
+def _sample_group(row: CatalogRow, last: int | None) -> Markup:
+    """A prompt of pretraining with what was generated after each step, or after step `last` alone."""
+    members = sorted(map(fields_of, row["members"]), key=lambda fields: cards.number(fields, "step") or 0)
+    shown = [fields for fields in members if last is None or fields.get("step") == last]
+    reference = next((str(fields["reference"]) for fields in members if fields.get("reference")), None)
+    thinks = "<|think_start|>" in row["prompt"]  # else it is a text of the web, which is continued
+    answers = []
+    for fields in shown:
+        text = str(fields.get("text") or "")
+        right = cards.same_answer(text, reference) if thinks and reference else None
+        verdict = {True: "the reference's answer", False: "another answer", None: "continuation"}[right]
+        answers.append(cards.card(right, verdict, [f"step {fields.get('step')}"], cards.reply_blocks(text, thinks)))
+    if reference:
+        answers.append(cards.card(None, "reference", ["as in the data"], cards.reply_blocks(reference, thinks)))
+    sources = dict.fromkeys(str(fields["source"]) for fields in members if fields.get("source"))
+    return cards.group(sources, row["prompt"], answers)
+
+
+def _document(fields: Fields) -> Markup:
     reason, provenance = fields.get("rejected") or fields.get("reason"), fields.get("provenance")
     teacher = fields.get("teacher") or (provenance.get("teacher") if isinstance(provenance, dict) else None)
-    st.text(f"{f'rejected: {reason}' if reason else 'kept'}, by {teacher or 'an unnamed teacher'}")
-    shared.show_text(fields.get("query"))
+    difficulty = cards.number(fields, "difficulty")
+    facts = [f"by {teacher or 'an unnamed teacher'}"]
+    facts += [] if difficulty is None else [f"difficulty {difficulty:.2f} of 1"]
     if fields.get("answer") is None and fields.get("reply"):
-        st.caption("raw reply")
-        shared.show_text(fields["reply"])
-        return
-    _side_by_side(fields.get("reasoning"), fields.get("answer"))
-
-
-def _side_by_side(reasoning: str | None, answer: str | None) -> None:
-    left, right = st.columns([3, 2])
-    with left:
-        st.caption("reasoning")
-        shared.show_text(reasoning)
-    with right:
-        st.caption("answer")
-        shared.show_text(answer)
+        blocks = [Markup('<p class="facts">raw reply</p>'), cards.literal(str(fields["reply"]))]
+    else:
+        blocks = [Markup('<p class="facts">reasoning</p>'), cards.literal(fields.get("reasoning"), title="reasoning")]
+        blocks += [Markup('<p class="facts">answer</p>'), cards.literal(fields.get("answer"), "answer")]
+    verdict = f"rejected: {reason}" if reason else "kept"
+    return cards.group([], fields.get("query"), [cards.card(not reason, verdict, facts, blocks)])

@@ -20,6 +20,8 @@ from tests.support.toy_cli import ROOT, environment
 pytestmark = pytest.mark.slow
 TITLES = {
     "": "Overview",
+    "logs": "Logs",
+    "system": "System",
     "training": "Training",
     "samples": "Training samples",
     "reinforcement": "Reinforcement",
@@ -32,9 +34,10 @@ TITLES = {
     "lineage": "Lineage",
     "storage": "Storage",
 }
-CHART, TEXT = "[data-testid=stVegaLiteChart] svg", "[data-testid=stCode]"
+CHART, CARDS = "[data-testid=stVegaLiteChart] svg", ".group"
 # What each page draws last: once it is there, the page is complete.
 LAST = {"": "text=All runs", "training": CHART, "reinforcement": CHART, "lineage": "[data-testid=stExpander]"}
+LAST |= {"logs": "[data-testid=stCaptionContainer]", "system": ".plain-table"}
 LAST |= {"storage": "text=lists what can be removed", "tuning": "text=No tuning in the store yet"}
 LAST |= {"surveys": "text=No simulated survey in the store yet", "extraction": "text=No extraction in the store yet"}
 # The elements that no text from outside may become, in the page's own part of the document.
@@ -91,7 +94,7 @@ def test_the_dashboard_shows_no_text_as_markup(hostile, base, window):
     page = window.new_page()
     for address, title in TITLES.items():
         page.goto(f"{base}/{address}?run=toy&live=off", wait_until="commit")
-        page.locator(LAST.get(address, TEXT)).first.wait_for(state="attached")
+        page.locator(LAST.get(address, CARDS)).first.wait_for(state="attached")
         wait_for_page(page, title)
         if address == "rollouts":
             page.get_by_text(FORMS[0]).first.wait_for()  # shown literally

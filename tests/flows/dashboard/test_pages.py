@@ -1,5 +1,6 @@
 """The dashboard over a store where the toy chain ran: queries thinned and paged in SQL, and every page drawn."""
 
+import json
 import socket
 
 import pytest
@@ -7,12 +8,15 @@ from streamlit.testing.v1 import AppTest
 
 from common.errors import ConfigError
 from common.processes import free_port
+from evals.tables.results import MISSING, ResultTable
 from flows.dashboard import queries
 from flows.dashboard.artifacts.lineage import graph
 from flows.dashboard.command import arguments
-from flows.dashboard.evaluation.evaluations import history
+from flows.dashboard.evaluation.evaluations import history, measured_only
 from flows.dashboard.pages import PAGES
 from flows.dashboard.shared import STATE_MARKS, escaped, split_thinking
+from flows.dashboard.training import samples
+from flows.dashboard.training.charts import Display, Line, chart
 from store.artifacts import Store
 from store.catalog import Catalog
 from store.events import EventWriter
@@ -42,11 +46,63 @@ def measured(tmp_path_factory):
     return catalog
 
 
-def test_evaluations_of_one_minute_are_spaced_evenly_in_order():
-    times = ["2026-12-31T23:59:10", "2027-01-01T00:00:40", "2026-12-31T23:59:50"]
-    point = {"evaluation": "e", "after": "align", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
-    chart = history([point | {"made": made} for made in times]).to_dict()
-    assert chart["layer"][0]["encoding"]["x"]["sort"] == ["Dec 31 23:59:10", "Dec 31 23:59:50", "Jan 01 00:00:40"]
+def test_the_history_has_days_and_joins_the_stages_of_one_run_alone():
+    point = {"evaluation": "e", "configuration": "c", "accuracy": 0.5, "low": 0.4, "high": 0.6, "chance": None, "n": 9}
+    points = [
+        point | {"made": f"2026-12-{day}T23:59:10", "run": day, "after": after}
+        for day in ("30", "31")
+        for after in ("pretrain", "align")
+    ]
+    line, *_ = history(points).to_dict()["layer"]
+    assert line["encoding"]["detail"]["field"] == "run"
+    assert line["encoding"]["x"]["type"] == "temporal"
+    assert "%d %b" in line["encoding"]["x"]["axis"]["format"]
+
+
+def test_a_table_leaves_out_what_was_not_measured_and_names_it():
+    columns = ("Benchmark", "Ours", "Difference", "Paper", "What differs")
+    rows = (("ARC", MISSING, MISSING, "1.0", ""), ("Held out (stand-in)", "2.0", MISSING, MISSING, "a program"))
+    table = measured_only(ResultTable("Table 2", columns, rows, ("note",)))
+    assert table.columns == ("Benchmark", "Ours", "What differs")
+    assert table.rows == (("Held out (stand-in)", "2.0", "a program"),)
+    assert table.notes == ("note", "Not measured: ARC.")
+
+
+def curve_of(name, count, execution="e1"):
+    values = [float(step % 2) for step in range(count)]
+    fields = {"execution": execution, "name": name, "source": "", "points": 1}
+    return [
+        fields | {"step": step, "value": value, "low": value, "high": value, "at": 60.0 * step}
+        for step, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "smoothed"),
+    [("loss", 50, True), ("loss", 49, False), ("learning_rate", 80, False), ("validation_loss", 80, False)],
+)
+def test_a_curve_is_smoothed_from_fifty_points_on_and_never_a_schedule(name, count, smoothed):
+    drawn = chart(curve_of(name, count), {"e1": Line("this run", "r", "pretrain")}, Display(smoothing=0.6)).to_dict()
+    (table,) = drawn["datasets"].values()
+    assert any(row["smooth"] != row["value"] for row in table) == smoothed
+    # The measured curve is drawn behind it, fainter, where it differs.
+    assert any(layer["mark"].get("opacity") == 0.25 for layer in drawn["layer"]) == smoothed
+
+
+def test_the_horizontal_axis_is_steps_tokens_or_time_and_a_point_links_to_its_step():
+    lines = {"e1": Line("this run", "r1", "align")}
+
+    def link(line, step):
+        return f"rollouts?run={line.run}&step={step}"
+
+    for axis, last, title in (("step", 9, "step"), ("tokens", 900, "tokens"), ("time", 9, "minutes since")):
+        drawn = chart(curve_of("reward", 10), lines, Display(axis=axis), link, {"e1": 100.0}).to_dict()
+        (table,) = drawn["datasets"].values()
+        assert max(row["x"] for row in table) == last
+        points = drawn["layer"][-1]["encoding"]
+        assert points["x"]["axis"]["title"].startswith(title)
+        assert points["href"]["field"] == "link"
+        assert table[-1]["link"] == "rollouts?run=r1&step=9"
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(measured):
@@ -70,18 +126,61 @@ def test_a_short_curve_is_shown_as_measured(made):
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
 
 
-def test_texts_are_searched_sorted_and_paged(measured):
-    def texts(search="", order="as they came", page=0):
-        sql = queries.texts(queries.SAMPLES, order)
+def test_texts_are_searched_and_paged(measured):
+    def texts(search="", page=0):
+        sql = queries.texts(queries.SAMPLES)
         return measured.query(sql, [["e1"], "rollouts", search, search, queries.PAGE, page * queries.PAGE])
 
-    rows = texts(order="highest reward")
+    rows = texts()
     assert rows[0]["total"] == 60
     assert len(rows) == queries.PAGE
-    assert [row["index"] for row in rows[:2]] == [59, 58]
     assert [row["index"] for row in texts(page=2)] == list(range(20, 30))
     assert [row["total"] for row in texts("NUMBER 7<")] == [1]
     assert texts("' OR 1=1 --") == []
+
+
+def test_rollouts_come_in_groups_of_a_prompt_and_step_counted_as_the_charts_do(measured):
+    def groups(step="", search="", order="newest step first", which="all groups"):
+        sql = queries.groups(queries.SAMPLES, order, which)
+        return measured.query(sql, [["e1"], "rollouts", step, step, search, search, 4, 0])
+
+    rows = groups()
+    assert [(row["step"], len(row["members"]), row["total"]) for row in rows] == [
+        (step, 10, 6) for step in (6, 5, 4, 3)
+    ]
+    assert json.loads(rows[0]["members"][0])["reward"] == 59 / 60  # the best first
+    assert [row["step"] for row in groups(order="lowest reward")] == [1, 2, 3, 4]
+    assert [row["step"] for row in groups(step="2")] == [2]
+    assert [(row["step"], len(row["members"])) for row in groups(search="NUMBER 7<")] == [(1, 10)]
+    assert [row["total"] for row in groups(which="all wrong")] == [6] * 4
+    assert groups(which="right and wrong") == []
+    for order in queries.GROUP_ORDERS:
+        for which in queries.GROUP_WHICH:
+            groups(order=order, which=which)
+
+
+def test_a_card_shows_text_literally_with_its_verdict_and_equal_answers_once():
+    fields = {"question": HOSTILE, "text": f"{HOSTILE}<|think_end|>\n7\n<|im_end|>", "advantage": 0.5, "length": 9}
+    right = json.dumps(fields | {"reward": 0.6, "parts": {"correct": 1.0, "overall": 60}})
+    wrong = json.dumps(fields | {"text": "8", "reward": 0.1, "parts": {"correct": 0.0}, "truncated": True})
+    row = {"round": None, "step": 3, "prompt": HOSTILE, "members": [right, right, wrong], "total": 1}
+    html = str(samples._rollout_group(row))
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert html.count("<article") == 2
+    assert "2 the same" in html
+    for text in (
+        "step 3",
+        "2 of 3 right",
+        "reward 0.60 of 1",
+        "advantage +0.50",
+        "overall 60 of 100",
+        "✓ right",
+        "✗ wrong",
+    ):
+        assert text in html
+    assert html.count("cut off at the limit") == 1
+    assert '<span class="token" title="special token">im_end</span>' in html
 
 
 def test_a_run_is_listed_stage_by_stage(made):
@@ -164,7 +263,7 @@ def test_the_records_of_a_published_file_are_shown(made, monkeypatch):
     shown = choice.select(next(option for option in choice.options if option.startswith("file "))).run()
     assert not shown.exception
     assert not shown.error
-    assert any(caption.value == "answer" for caption in shown.caption)
+    assert any("because" in str(element.proto) for element in shown.get("html"))
 
 
 def test_a_used_port_is_refused_with_the_option_to_change():

@@ -273,7 +273,7 @@ def test_a_rollout_a_rejected_document_and_the_lineage_of_a_score_are_opened(mad
 
     page.goto(f"{base}/distillation?run=toy&live=off")
     wait_for_page(page, "Distillation")
-    page.get_by_text("rejected: too_short, by local").wait_for()
+    page.get_by_text("rejected: too_short").wait_for()
     page.get_by_text("dunno").scroll_into_view_if_needed()
     save_screenshot(page, "dashboard a rejected document")
 

@@ -1,0 +1,118 @@
+"""Cards of text: prompts with the answers to them, right and wrong apart at a glance, special tokens as badges.
+
+The only HTML of the pages that holds text from models and the web. Every such text passes through `Markup.format` or
+`tokens_marked`, which escape it; Streamlit sanitises the result once more.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import streamlit as st
+from markupsafe import Markup, escape
+
+from common.text import visible
+from flows.dashboard.shared import split_thinking
+
+LONGEST_OPEN = 1200  # characters of a text that is not folded
+SIGNS = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "—")}
+_TOKEN = re.compile(r"<\|([A-Za-z0-9_]{1,40})\|>")
+_LAST_TOKEN = re.compile(r"\s+(<\|[A-Za-z0-9_]{1,40}\|>)\s*$")  # its badge stands on the line of the last word
+_STYLE = """<style>
+.group { border: 1px solid #c9ccd3; border-radius: .5rem; padding: .6rem .7rem; margin: 0 0 1rem; background: #fbfbfc; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); gap: .6rem; }
+.cards, .card-head { font-size: .875rem; color: #262730; }
+.cards article { border: 1px solid #d5d8de; border-left: .3rem solid #8a8f98; border-radius: .4rem;
+  padding: .4rem .6rem; min-width: 0; background: #fff; }
+.cards article.good { border-left-color: #1a7f37; } .cards article.bad { border-left-color: #c62828; }
+.cards .good .sign { color: #146c2e; } .cards .bad .sign { color: #b71c1c; }
+.cards .sign { font-weight: 700; } .card-head { margin: 0 0 .4rem; }
+.cards p, .card-head p { margin: 0 0 .25rem; }
+.cards .facts, .card-head .facts { color: #565b66; }
+pre.literal { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f5f7; color: #262730; border-radius: .3rem;
+  padding: .4rem .5rem; margin: 0 0 .3rem; font-size: .82rem; }
+pre.literal.answer { font-weight: 600; background: #eef1f5; }
+.token { display: inline-block; background: #e3e0f5; color: #41358c; border-radius: .6rem; padding: 0 .4rem;
+  font-size: .72rem; font-weight: 600; }
+.plain-table { overflow-x: auto; } .plain-table table { border-collapse: collapse; font-size: .875rem; color: #262730; }
+.plain-table caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+.plain-table th, .plain-table td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0;
+  border-bottom: 1px solid #e3e5e9; overflow-wrap: break-word; font-variant-numeric: tabular-nums; }
+.plain-table th { color: #565b66; font-weight: 600; }
+</style>"""
+
+
+def show(cards: Iterable[Markup]) -> None:
+    """Show cards one below the other."""
+    st.html(Markup("").join([Markup(_STYLE), *cards]))
+
+
+def tokens_marked(text: str | None) -> Markup:
+    """The text, escaped, its special tokens (`<|im_end|>`) as badges that have their names."""
+    parts = _TOKEN.split(_LAST_TOKEN.sub(r" \1", visible(text or "")))
+    badge = Markup('<span class="token" title="special token">{}</span>')
+    return Markup("").join(badge.format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
+
+
+def literal(text: str | None, kind: str = "", title: str = "text") -> Markup:
+    """A block of literal text; `kind`: "answer" for emphasis. A long one is folded under its title."""
+    block = Markup('<pre class="literal {}">{}</pre>').format(kind, tokens_marked(text))
+    if len(text or "") <= LONGEST_OPEN:
+        return block
+    return Markup("<details><summary>{} ({:,} characters)</summary>{}</details>").format(title, len(text or ""), block)
+
+
+def card(right: bool | None, verdict: str, facts: Iterable[str], blocks: Iterable[Markup]) -> Markup:
+    """One answer. `right` None: it was not graded."""
+    kind, sign = SIGNS[right]
+    head = Markup('<p><span class="sign">{} {}</span> <span class="facts">{}</span></p>')
+    return Markup('<article class="{}">{}{}</article>').format(
+        kind, head.format(sign, verdict, " · ".join(facts)), Markup("").join(blocks)
+    )
+
+
+def group(facts: Iterable[str], prompt: str | None, answers: Iterable[Markup]) -> Markup:
+    """A prompt, once, and its answers beside each other."""
+    head = Markup('<div class="card-head"><p class="facts">{}</p>{}</div>')
+    below = Markup('<div class="cards">{}</div>').format(Markup("").join(answers))
+    about = head.format(" · ".join(facts), literal(prompt, title="prompt"))
+    return Markup('<section class="group">{}{}</section>').format(about, below)
+
+
+def reply_blocks(text: str, thinks: bool = True) -> list[Markup]:
+    """Reasoning and answer of a completion; its whole text where it does not think or its thinking does not end."""
+    if not thinks:
+        return [literal(text, title="text")]
+    reasoning, answer = split_thinking(text)
+    if reasoning is None:
+        return [Markup('<p class="facts">its thinking does not end</p>'), literal(answer, title="reasoning")]
+    return ([literal(reasoning, title="reasoning")] if reasoning else []) + [literal(answer, "answer")]
+
+
+def same_answer(text: str, reference: str) -> bool:
+    """Whether two completions end in the same answer, special tokens and spaces aside."""
+    answers = [" ".join(_TOKEN.sub(" ", split_thinking(part)[1]).split()) for part in (text, reference)]
+    return answers[0] == answers[1]
+
+
+def number(fields: Mapping[str, Any], name: str) -> float | None:
+    """A field that has to be a number to be of use; None where it is anything else."""
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]], caption: str = "") -> Markup:
+    """A table whose cells wrap and are never cut; a Markup cell is taken as it is, every other one is escaped."""
+    head = Markup("").join(Markup('<th scope="col">{}</th>').format(column) for column in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row))
+        for row in rows
+    )
+    title = Markup("<caption>{}</caption>").format(caption) if caption else ""
+    whole = '<div class="plain-table"><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    return Markup(whole).format(title, head, body)
+
+
+def link(address: str, text: str) -> Markup:
+    """A link to another page, which the same window opens."""
+    return Markup('<a href="{}" target="_self">{}</a>').format(address, text)

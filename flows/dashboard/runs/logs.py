@@ -1,0 +1,60 @@
+"""The page of a stage's log: its last lines, with a search, refreshed while the stage is at work."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from common.text import visible
+from flows.cli.logs import LogFile
+from flows.dashboard import shared
+from flows.dashboard.shared import ChosenRun
+from store.mirror import open_store
+
+MOST_BYTES = 2_000_000  # of the end of a log: what is searched
+MOST_LINES = 500  # shown
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("Logs")
+    store = open_store()
+    rows = {row["label"]: row for row in chosen.stages if row["execution"]} if chosen else {}
+    if chosen is None or not rows:
+        st.caption("No stage in this run yet.")
+        return
+    # At first the stage at work, else the last that did anything itself.
+    running = [label for label, row in rows.items() if row["state"] == "running"]
+    own = [label for label, row in rows.items() if not row["reused"]]
+    first = (running or own or list(rows))[-1]
+    left, right = st.columns([1, 2])
+    picked = left.selectbox("Stage", list(rows), index=list(rows).index(first), key="stage", bind="query-params")
+    search = right.text_input("Search", placeholder="lines with this text, any case", key="search", bind="query-params")
+    row = rows.get(picked, rows[first])
+    log = LogFile(chosen.run, *(row[name] for name in ("label", "stage", "key", "execution", "state")))
+    path = log.path(store)
+    if path is None:
+        st.caption("It has no log here: it ran no process, or it ran on another machine.")
+        return
+    lines, whole = last_lines(path)
+    wanted = [line for line in lines if search.lower() in line.lower()]
+    st.caption(
+        f"{shared.STATE_MARKS.get(row['state'], row['state'])} · {len(wanted):,} "
+        f"{'lines' if whole else 'of the last lines'}{' with this text' if search else ''}"
+        + (f", the last {MOST_LINES:,} shown" if len(wanted) > MOST_LINES else "")
+    )
+    if row["error"]:
+        st.error(shared.escaped(visible(row["error"])))
+    if not lines:
+        st.caption("Its log is empty.")
+        return
+    shared.show_text("\n".join(wanted[-MOST_LINES:]))
+    st.download_button("The whole log", data=path.read_bytes, file_name=path.name, mime="text/plain")
+
+
+def last_lines(path: Path, most: int = MOST_BYTES) -> tuple[list[str], bool]:
+    """The lines of the last `most` bytes of a log, control characters replaced, and whether that is all of it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - most))
+        text = visible(file.read().decode(errors="replace"))
+    lines = text.splitlines()
+    return (lines, True) if size <= most else (lines[1:], False)  # the first line may have lost its beginning

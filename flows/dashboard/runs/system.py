@@ -1,0 +1,82 @@
+"""The page of what the run's stages used of the machine: curves over time, and the largest process of each stage."""
+
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.metrics import GLOSSARY, metric
+from common.text import duration, size
+from flows.dashboard import cards, queries, shared
+from flows.dashboard.shared import ChosenRun
+from store.catalog import CatalogRow
+
+# The last is what the training loop itself reports: of runs that have no other measurements, it is all there is.
+NAMES = (*(name for name in GLOSSARY["System"] if name.startswith("system/")), "memory_bytes")
+
+
+def page(chosen: ChosenRun | None) -> None:
+    st.title("System")
+    if chosen is None:
+        st.caption("No run in the store yet.")
+        return
+    stages = {row["execution"]: row["label"] for row in chosen.stages if row["execution"] and not row["reused"]}
+    labels = list(stages.values())
+    requested = st.query_params.get("stage", "")
+    picked = st.multiselect(
+        "Stages", labels, default=[requested] if requested in labels else [], placeholder="all stages", key="stages"
+    )
+    executions = [execution for execution, label in stages.items() if not picked or label in picked]
+    rows = shared.ask(queries.CURVES, executions, list(NAMES), queries.POINTS) if executions else []
+    if not rows:
+        st.caption("Nothing was measured over time here: stages that end within seconds leave only their peak.")
+    columns = st.columns(2, gap="large")
+    for place, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
+        with columns[place % 2]:
+            entry, own = metric(name), [row for row in rows if row["name"] == name]
+            st.markdown(f"##### {shared.escaped(entry.title)}", help=f"`{name}`: {entry.help}")
+            highest = max(row["high"] for row in own)
+            text = f"{entry.title} over time, at most {highest:,.4g} {entry.unit}"
+            st.altair_chart(over_time(own, stages), width="stretch", alt=text)
+    _peaks(chosen)
+
+
+def over_time(rows: Sequence[CatalogRow], stages: dict[str, str]) -> alt.Chart:
+    """One metric over the time of day, a line for each stage and worker. Parts of one stage share a colour."""
+    entry = metric(rows[0]["name"])
+    table = pd.DataFrame(rows)
+    table["when"] = pd.to_datetime(table["at"], unit="s")
+    table["stage"] = table["execution"].map(stages)
+    table["line"] = table["stage"] + table["source"].map(lambda source: f" · {source}" if source else "")
+    form = ".3~s" if entry.unit == "bytes" else ".4~g"
+    legend = (
+        alt.Legend(orient="bottom", title=None, columns=4, symbolOpacity=1) if len(set(table["stage"])) > 1 else None
+    )
+    return (
+        alt.Chart(table)
+        .mark_line(point=alt.OverlayMarkDef(size=18, filled=True))
+        .encode(
+            x=alt.X("when:T", title="time (UTC)", axis=alt.Axis(format="%d %b %H:%M", labelOverlap=True, tickCount=5)),
+            y=alt.Y("value:Q", axis=alt.Axis(title=entry.unit, format=form), scale=alt.Scale(zero=True)),
+            color=alt.Color("stage:N", sort=list(stages.values()), legend=legend, scale=alt.Scale(scheme="tableau10")),
+            detail="line:N",
+            tooltip=["line:N", "when:T", alt.Tooltip("value:Q", format=form), alt.Tooltip("high:Q", format=form)],
+        )
+        .properties(height=340)
+    )
+
+
+def _peaks(chosen: ChosenRun) -> None:
+    st.subheader("Largest process of each stage")
+    rows = [
+        (
+            row["label"],
+            size(row["peak_bytes"]) if row["peak_bytes"] else "not measured",
+            "reused" if row["reused"] else duration(row["seconds"]) if row["seconds"] is not None else "not ended",
+            row["host"] or "",
+            cards.link(shared.page_link("logs", run=chosen.run, stage=row["label"]), "log"),
+        )
+        for row in chosen.stages
+    ]
+    cards.show([cards.table(("stage", "memory", "time", "machine", "log"), rows)])

@@ -1,0 +1,177 @@
+"""Line charts of metrics: one smoothing, one choice of axis, and links from a point to the texts of its step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from common.metrics import metric
+from flows.dashboard import queries, shared
+from store.catalog import CatalogRow
+
+FEW_POINTS = 60  # a curve of at most so many shows its points as well
+SMOOTHED_FROM = 50  # points: a moving average of fewer hides more than it shows
+SMOOTHING = 0.6  # as TensorBoard has it
+AXES = ("step", "tokens", "time")
+_HOURS_FROM = 3 * 3600.0  # seconds; a shorter time axis is in minutes
+
+
+@dataclass(frozen=True)
+class Line:
+    """An execution in the charts: its name in the legend, and where its texts are."""
+
+    name: str
+    run: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Display:
+    """How curves are drawn, as chosen on the page."""
+
+    smoothing: float = 0.0
+    logarithmic: bool = False
+    axis: str = "step"
+
+
+def settings(tokens: bool) -> Display:
+    """The choices above the charts, which are in the page's address. `tokens`: how many a step has is known."""
+    left, middle, right = st.columns([3, 2, 1], vertical_alignment="bottom")
+    smoothing_help = (
+        f"Exponential moving average; the measured curve stays visible behind it. Curves of fewer than {SMOOTHED_FROM} "
+        "points, schedules, counts and validation are never smoothed."
+    )
+    smoothing = left.slider(
+        "Smoothing", 0.0, 0.99, SMOOTHING, help=smoothing_help, key="smoothing", bind="query-params"
+    )
+    axes = [name for name in AXES if tokens or name != "tokens"]
+    axis = middle.segmented_control("Horizontal axis", axes, default="step", key="axis", bind="query-params") or "step"
+    scale_help = "Charts with values of zero or below stay linear."
+    logarithmic = right.toggle("Logarithmic", value=False, help=scale_help, key="log", bind="query-params")
+    return Display(smoothing, logarithmic, axis)
+
+
+def tokens_of(executions: Sequence[str]) -> dict[str, Any]:
+    """Execution -> tokens that one training step has, where its speed and step time were measured."""
+    return {row["execution"]: row["tokens"] for row in shared.ask(queries.TOKENS_A_STEP, list(executions))}
+
+
+def draw(
+    charts: Mapping[str, Sequence[str]],
+    lines: Mapping[str, Line],
+    display: Display,
+    link: Callable[[Line, int], str] | None = None,
+    tokens: Mapping[str, float] | None = None,
+) -> None:
+    """Draw the charts that have points in two columns; what never changed is named in one line instead.
+
+    `charts`: title -> metrics of one unit, which share a scale; the title of a single metric is the glossary's.
+    `link`: the address of the texts of a line's step, which a click on a point opens.
+    """
+    names = sorted({name for metrics in charts.values() for name in metrics})
+    rows = shared.ask(queries.CURVES, list(lines), names, queries.POINTS) if names else []
+    columns = st.columns(2, gap="large")
+    constant, drawn = [], 0
+    for title, metrics in charts.items():
+        chart_rows = [row for row in rows if row["name"] in metrics]
+        if not chart_rows:
+            continue
+        if len(chart_rows) > 1 and len({(row["low"], row["high"]) for row in chart_rows}) == 1:
+            constant.append(f"{metric(metrics[0]).title} {chart_rows[0]['value']:.4g}")
+            continue
+        with columns[drawn % 2]:
+            shown = {row["name"]: metric(row["name"]) for row in chart_rows}
+            heading = title if len(shown) > 1 else next(iter(shown.values())).title
+            helps = [
+                f"**{shared.escaped(entry.title)}** ({shared.escaped(name)}): {entry.help}"
+                for name, entry in shown.items()
+                if entry.what
+            ]
+            st.markdown(f"##### {shared.escaped(heading)}", help="  \n".join(helps) or None)
+            figure = chart(chart_rows, lines, display, link, tokens or {})
+            last = {(row["execution"], row["name"], row["source"]): row for row in chart_rows}
+            ends = [f"{metric(row['name']).title} {row['source']} {row['value']:.4g}" for row in last.values()]
+            described = f"{heading} to step {max(row['step'] for row in chart_rows):,}. Last: {'; '.join(ends[:6])}."
+            st.altair_chart(figure, width="stretch", alt=described)
+        drawn += 1
+    if constant:
+        st.caption(shared.escaped("The same at every step: " + "; ".join(constant) + "."))
+
+
+def chart(
+    rows: Sequence[CatalogRow],
+    lines: Mapping[str, Line],
+    display: Display = Display(),
+    link: Callable[[Line, int], str] | None = None,
+    tokens: Mapping[str, float] | None = None,
+) -> alt.LayerChart:
+    """A line for each execution, metric and source. Where points were merged, a band shows their extremes."""
+    table = pd.DataFrame(rows)
+    runs, names, sources = (table[column].nunique() > 1 for column in ("execution", "name", "source"))
+    titles = []  # run, metric and source, as far as the chart has several of them
+    for row in rows:
+        source = row["source"] or ("all sources" if sources and not names else "")
+        title = metric(row["name"]).title
+        parts = [lines[row["execution"]].name if runs else "", title if names else "", source if sources else ""]
+        titles.append(" · ".join(part for part in parts if part) or title)
+    table["line"] = titles
+    table["x"], x_title = _positions(table, display.axis, tokens or {})
+    table["smooth"] = table.groupby("line", group_keys=False)["value"].transform(
+        lambda values: values.ewm(alpha=1.0 - display.smoothing).mean() if len(values) >= SMOOTHED_FROM else values
+    )
+    entry = metric(rows[0]["name"])
+    if not entry.smooth or not display.smoothing:
+        table["smooth"] = table["value"]
+    if link is not None:
+        table["link"] = [link(lines[row["execution"]], row["step"]) for row in rows]
+    return _layers(table, x_title, entry.unit, display, runs)
+
+
+def _positions(table: pd.DataFrame, axis: str, tokens: Mapping[str, float]) -> tuple[pd.Series, str]:
+    """Where each point stands on the horizontal axis, and the axis's title."""
+    if axis == "tokens" and set(table["execution"]) <= tokens.keys():
+        return table["step"] * table["execution"].map(tokens), "tokens"
+    if axis == "time":
+        seconds = table["at"] - table.groupby("execution")["at"].transform("min")
+        long = seconds.max() > _HOURS_FROM
+        return seconds / (3600 if long else 60), f"{'hours' if long else 'minutes'} since the first point"
+    return table["step"], "step"
+
+
+def _layers(table: pd.DataFrame, x_title: str, unit: str, display: Display, runs: bool) -> alt.LayerChart:
+    positive = bool((table["low"] > 0).all())
+    scale = alt.Scale(type="log" if display.logarithmic and positive else "linear", zero=False)
+    several = table["line"].nunique() > 1
+    legend = alt.Legend(
+        orient="bottom", title=None, symbolType="stroke", columns=1 if runs else 2, labelLimit=420, symbolOpacity=1
+    )
+    whole = {"format": ",d", "tickMinStep": 1} if x_title == "step" else {"format": "~s"}
+    x_axis = alt.Axis(title=x_title, labelOverlap=True, **whole)
+    form = "~%" if unit == "share" else ".3~s" if unit == "bytes" else ".4~g"
+    values = alt.Axis(title=unit or None, format=form, titleLimit=240)
+    color = alt.Color("line:N", legend=legend if several else None, scale=alt.Scale(scheme="tableau10"))
+    base = alt.Chart(table).encode(x=alt.X("x:Q", axis=x_axis, scale=alt.Scale(nice=False)), color=color)
+    y = alt.Y("smooth:Q", scale=scale, axis=values)
+    layers = [base.mark_line().encode(y=y, tooltip=alt.value(None))]
+    if (table["smooth"] != table["value"]).any():
+        raw = base.mark_line(opacity=0.25, strokeWidth=1)
+        layers.insert(0, raw.encode(y=alt.Y("value:Q", scale=scale, axis=values), tooltip=alt.value(None)))
+    if (table["low"] != table["high"]).any():
+        band = base.mark_area(opacity=0.15).encode(
+            y=alt.Y("low:Q", scale=scale, axis=values), y2=alt.Y2("high:Q"), tooltip=alt.value(None)
+        )
+        layers.insert(0, band)
+    few = len(table) / table["line"].nunique() <= FEW_POINTS
+    tooltip = [
+        alt.Tooltip("line:N"),
+        alt.Tooltip("step:Q", format=",d"),
+        alt.Tooltip("value:Q", title=f"measured, {unit}" if unit else "measured", format=".5~g"),
+        alt.Tooltip("smooth:Q", title="smoothed", format=".5~g"),
+        alt.Tooltip("points:Q", title="points in it", format=",d"),
+    ]
+    points = base.mark_point(filled=True, size=30 if few else 60, opacity=1 if few else 0)
+    encoded = points.encode(y=y, tooltip=tooltip, **({"href": "link:N"} if "link" in table else {}))
+    return alt.layer(*layers, encoded).properties(height=320).interactive(bind_y=False)
